@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from cleave import graph_names as names
 from cleave.arrays import Array
 from cleave.graphs.calls import LayerCall, layer_calls
-from cleave.graphs.layer_graphs import LayerGraphs, export_layer, parameters_of
+from cleave.graphs.layer_graphs import LayerGraphs, export_layer
+from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.machine.graph_session import GraphSession
 from tests.graphs.models import small_model, with_lora
 
@@ -49,7 +50,7 @@ def masked(tokens: int) -> Tensor:
 
 def inputs_of(call: LayerCall, graphs: LayerGraphs, x: Tensor, dy: Tensor) -> dict[str, Array]:
     """Return all inputs of a layer's graphs."""
-    held = parameters_of(call.layer)
+    held = tensors_of(call.layer)
     feed: dict[str, Array] = {names.X: x.detach().numpy(), names.DY: dy.numpy()}
     feed |= {names.parameter(n): t.detach().numpy() for n, t in held.items()}
     feed |= {names.beside(n): t.numpy() for n, t in call.beside.items()}
@@ -61,7 +62,7 @@ def by_torch(call: LayerCall, x: Tensor, dy: Tensor) -> dict[str, Array]:
     """Return what the graphs return, computed by PyTorch."""
     held = dict(call.layer.named_parameters())
     trained = {n: p for n, p in held.items() if p.requires_grad}
-    y = call.run(parameters_of(call.layer), x, call.beside)
+    y = call.run(tensors_of(call.layer), x, call.beside)
     dx, *gradients = torch.autograd.grad(y, [x, *trained.values()], dy)
     found = {names.Y: y.detach().numpy(), names.DX: dx.numpy()}
     return found | {names.new_total(n): g.numpy() for n, g in zip(trained, gradients, strict=True)}
@@ -87,7 +88,7 @@ def compare(title: str, model: nn.Module, mask: Tensor | None) -> bool:
     ids = torch.arange(2 * _TOKENS).reshape(2, _TOKENS)
     began_s = time.perf_counter()
     call = layer_calls(model, ids, mask)[0]
-    graphs = export_layer(call)
+    graphs = export_layer(LayerPart.whole(call, 0))
     took_s = time.perf_counter() - began_s
     x = torch.randn(call.x.shape, requires_grad=True)
     dy = torch.randn(call.x.shape)
@@ -121,14 +122,14 @@ def speed(pairs: int) -> None:
     config: Any = transformers.OPTConfig(num_hidden_layers=1, dropout=0.0, vocab_size=512)
     model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     call = layer_calls(model, torch.zeros(4, 512, dtype=torch.long))[0]
-    graphs = export_layer(call)
+    graphs = export_layer(LayerPart.whole(call, 0))
     x, dy = torch.randn(call.x.shape, requires_grad=True), torch.randn(call.x.shape)
     feed = inputs_of(call, graphs, x, dy)
     forward, backward = (GraphSession(g) for g in (graphs.forward, graphs.backward))
 
     def plain() -> None:
         with torch.no_grad():
-            call.run(parameters_of(call.layer), x, call.beside)
+            call.run(tensors_of(call.layer), x, call.beside)
         by_torch(call, x, dy)
 
     ratios = []

@@ -27,7 +27,8 @@ from benchmarks import graph_memory
 from cleave import graph_names as names
 from cleave.arrays import Array, DType
 from cleave.graphs.calls import layer_calls
-from cleave.graphs.layer_graphs import export_layer, parameters_of
+from cleave.graphs.layer_graphs import export_layer
+from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_graph import export_loss
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.training.stage_work import ModelWork
@@ -98,10 +99,10 @@ def compare(shape: Shape) -> bool:
     if mask is not None:
         mask[1, shape.tokens // 2 :] = 0
     call = layer_calls(model, ids, mask)[0]
-    graphs = export_layer(call)
+    graphs = export_layer(LayerPart.whole(call, 0))
     x = torch.randn(shape.samples, *call.x.shape[1:])
     feed: dict[str, Array] = {names.X: x.numpy(), names.DY: x.flip(0).numpy()}
-    held = parameters_of(call.layer)
+    held = tensors_of(call.layer)
     feed |= {names.parameter(n): t.detach().numpy() for n, t in held.items()}
     feed |= {
         names.beside(n): t[: shape.samples].numpy() if t.shape[:1] == (2,) else t.numpy()
@@ -114,7 +115,11 @@ def compare(shape: Shape) -> bool:
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = json.loads(printed)
     took = found["most"] - found["before"]
-    work = ModelWork(model, ModelGraphs([call], [graphs], export_loss(model, [call])), DType.FP32)
+    work = ModelWork(
+        model,
+        ModelGraphs([call], [LayerPart.whole(call, 0)], [graphs], export_loss(model, [call])),
+        DType.FP32,
+    )
     tokens = shape.samples * shape.tokens
     cost = work.costs([tokens], shape.tokens, DType.FP32).layers[0]
     planned = cost.working_bytes * tokens + 2 * x.numel() * x.element_size()

@@ -439,8 +439,8 @@ class Subject:
         """Return the number of the layer of each parameter that is in one."""
         numbers = {
             id(parameter): number
-            for number, call in enumerate(self.graphs.calls)
-            for parameter in call.layer.parameters()
+            for number, part in enumerate(self.graphs.parts)
+            for parameter in part.held.values()
         }
         return {n: numbers[id(p)] for n, p in self.model.named_parameters() if id(p) in numbers}
 
@@ -714,7 +714,7 @@ def show_cost() -> bool:
     usual_s = lost_step_s(model, plan, None, 0.0)
     print(
         f"a step of OPT-125M, 16 x 512 tokens in fp32, {LOST_OF} equal devices behind 100/20 "
-        f"Mbit/s: {usual_s:.1f} s\n  {describe(plan)}"
+        f"Mbit/s: {usual_s:.1f} s\n  {describe(model.costs(), plan)}"
     )
     costs: list[float] = []
     for moment in MOMENTS:

@@ -11,10 +11,10 @@
 Nine home devices on Wi-Fi (a server with a card of 1 Gbit/s) train OPT-125M and OPT-1.3B, 256 and
 1024 devices of the published fleet OPT-13B. Every message of a step travels, by sizes alone. Sent
 and summed in bf16, computed in fp32. A plan is made for each number of micro-batches, and the best
-is taken. Frozen parameters travel in the first step, which is not counted. The PS's optimizer
-counts. With `--coding off` the bytes of a step are compared with the least that
-`StepWork.floor_bytes` knows. Exit code 1 if a goal is missed, if a step sends more than 1.1 times
-these, or if plan and virtual time differ by more than 5 %.
+is taken. Layers that no device holds are cut in two parts. Frozen parameters travel in the first
+step, which is not counted. The PS's optimizer counts. With `--coding off` the bytes of a step are
+compared with the least that `StepWork.floor_bytes` knows. Exit code 1 if a goal is missed, if a
+step sends more than 1.1 times these, or if plan and virtual time differ by more than 5 %.
 
 `--crossing` compares predicted steps by stages with the server alone, for equal computers with
 links of their own, and checks by virtual time on both sides of where stages begin to win. Exit code
@@ -32,11 +32,12 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from cleave.arrays import DType
-from cleave.errors import PlanError
+from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.micro_batches import micro_batch_counts
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
@@ -164,6 +165,7 @@ def planned(
     """Return the best plan of these models, which differ in their micro-batches.
 
     Raises:
+        DeviceMemoryError: when devices have too little memory.
         PlanError: when there is none.
     """
     began_s, best, reason = time.perf_counter(), None, PlanError("no micro-batches")
@@ -297,14 +299,14 @@ def measured(line: Line, settings: Settings) -> Row:
     )
     rates = list(runtime.stage_devices().values())
     names = {d.id: d.profile.name for d in runtime.devices.values()}
-    makes = [
-        lambda parts=parts: SizedModel(
-            spec, line.rows, line.sequence, parts, DType.BF16, None, line.adapters
+    counts = [count for count in settings.micro_batches if count <= line.rows]
+
+    def made(count: int, in_parts: bool) -> SizedModel:
+        return SizedModel(
+            spec, line.rows, line.sequence, count, DType.BF16, None, line.adapters, in_parts
         )
-        for parts in settings.micro_batches
-        if parts <= line.rows
-    ]
-    one = makes[0]()
+
+    one = made(counts[0], in_parts=False)
     optimizer_s = one.sizes.trained_parameters / settings.optimizer_per_s
     alone_s = local_step_s(one.costs(), PsCompute(settings.ps_flops_per_s, optimizer_s, card))
     tiles_s = 0.0
@@ -314,7 +316,13 @@ def measured(line: Line, settings: Settings) -> Row:
         tiles = plan_step(TilePlanner(card), gemms, ElementBytes(2, 2), of_payloads, card)
         tiles_s = tiles.predicted_s
     try:
-        found = planned(makes, rates, card, settings)
+        found = planned([partial(made, n, in_parts=False) for n in counts], rates, card, settings)
+    except DeviceMemoryError:  # of whole layers
+        found = None
+    try:
+        if found is None:
+            makes = [partial(made, count, in_parts=True) for count in counts]
+            found = planned(makes, rates, card, settings)
     except PlanError as error:
         return Row(line, str(error), alone_s, tiles_s, names, settings.coding)
     began_s = time.perf_counter()

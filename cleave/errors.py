@@ -32,6 +32,10 @@ class PlanError(CleaveError):
     """No plan exists for this job on this fleet."""
 
 
+class DeviceMemoryError(PlanError):
+    """No plan exists because devices offer too little memory."""
+
+
 class FleetError(CleaveError):
     """The fleet cannot finish a job that it was given."""
 

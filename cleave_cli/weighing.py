@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cleave.errors import PlanError
 from cleave.planner.alternatives import Alternative, Batch, Comparison, refused
@@ -58,11 +58,13 @@ class Weighing:
     def batch(self, rows: int) -> Batch:
         """Return a batch of so many sequences."""
         sizes, spec = self.sizes, self.sizes.spec
+        in_parts = replace(sizes, in_parts=True)
         return Batch(
             lambda parts: sizes.costs(cut_batch(rows, sizes.sequence, parts)),
             rows,
             sizes.state_bytes,
             spec.layers * kept_elements(spec) * self.element.sent,
+            lambda parts: in_parts.costs(cut_batch(rows, sizes.sequence, parts)),
         )
 
     def compare(self, method: Method) -> Found:

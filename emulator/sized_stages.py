@@ -29,7 +29,7 @@ from cleave.scheduler.stage_work import (
 )
 from cleave.scheduler.traffic import TrafficKind
 from cleave.workload.registry import Family, ModelSpec
-from cleave.workload.stages import Adapters, Parameter, StageSizes, cut_batch
+from cleave.workload.stages import Adapters, LayerSizes, Parameter, StageSizes, cut_batch
 from emulator.activity import Activity, Direction, Transfer
 from emulator.deferred import SizedProduct
 from emulator.virtual import VirtualRuntime
@@ -39,6 +39,15 @@ _INDEX_BYTES: Final = 8
 _FORWARD_GRAPH_BYTES: Final = 10_000  # of real layers: 7 kB to 11 kB, and 19 kB to 22 kB
 _BACKWARD_GRAPH_BYTES: Final = 20_000
 _LOSS_GRAPH_BYTES: Final = 6_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    """The graphs of one kind of layers, or of parts of layers."""
+
+    forward: StageGraph
+    backward: StageGraph
+    from_activations: StageGraph
 
 
 class SizedModel:
@@ -55,6 +64,7 @@ class SizedModel:
         dtype: in which parameters and activations travel.
         gradients: in which gradients travel; None for `dtype`.
         adapters: what is trained instead of the model's own parameters.
+        in_parts: whether attention and MLP of a layer are cut apart.
 
     Attributes:
         sizes: of layers and of what follows them.
@@ -73,11 +83,14 @@ class SizedModel:
         dtype: DType = DType.BF16,
         gradients: DType | None = None,
         adapters: Adapters | None = None,
+        in_parts: bool = False,
     ) -> None:
         self.spec = spec
         self.dtype = dtype
         self.gradients = gradients or dtype
-        self.sizes = StageSizes(spec, sequence, dtype.itemsize, self.gradients.itemsize, adapters)
+        self.sizes = StageSizes(
+            spec, sequence, dtype.itemsize, self.gradients.itemsize, adapters, in_parts
+        )
         self.tokens = cut_batch(rows, sequence, micro_batches)
         self._frozen: dict[tuple[int, str], StageArray] = {}
         self._beside = _beside(spec, sequence)
@@ -86,11 +99,8 @@ class SizedModel:
             for tokens in self.tokens
         ]
         self._scale = StageArray(1, 1, "fp32", SizedProduct(_FP32_BYTES))
-        self._forward, self._backward, self._from_activations, self._loss = self._graphs()
-        self._activations = {
-            names.activation(number): _FP32_BYTES * elements * sequence
-            for number, elements in enumerate(self.sizes.activations)
-        }
+        self._graphs = [self._graphs_of(part) for part in self.sizes.parts]
+        self._loss = self._graph_of_loss()
 
     def costs(self) -> StageModel:
         """Return what the layers cost, for the planner."""
@@ -99,20 +109,9 @@ class SizedModel:
     def work(self, plan: StagePlan) -> StepWork:
         """Return a step: trained parameters are new arrays, all else is as in the step before."""
         layers = [
-            LayerWork(
-                self._forward,
-                self._backward,
-                self._parameters(number, self.sizes.layer),
-                _sums(self.sizes.layer),
-                [self._beside] * len(self.tokens),
-                self.sizes.forward_flops,
-                self.sizes.backward_flops,
-                self._from_activations,
-                self._activations,
-                self.sizes.sequence,
-                self.sizes.backward_flops - self.sizes.spared_flops,
-            )
+            self._layer_work(number, part, graphs)
             for number in range(self.spec.layers)
+            for part, graphs in zip(self.sizes.parts, self._graphs, strict=True)
         ]
         return StepWork(
             layers=layers,
@@ -129,6 +128,26 @@ class SizedModel:
     def activation(self, tokens: int) -> StageArray:
         """Return activations of so many tokens, or their gradients, as they travel."""
         return _array(tokens, self.spec.width, self.dtype)
+
+    def _layer_work(self, number: int, part: LayerSizes, graphs: _Graphs) -> LayerWork:
+        """Return the work of a layer, or of a part of one."""
+        sequence = self.sizes.sequence
+        return LayerWork(
+            graphs.forward,
+            graphs.backward,
+            self._parameters(number, part.parameters),
+            _sums(part.parameters),
+            [self._beside if part.heads_width else {}] * len(self.tokens),
+            part.forward_flops,
+            part.backward_flops,
+            graphs.from_activations,
+            {
+                names.activation(place): _FP32_BYTES * elements * sequence
+                for place, elements in enumerate(part.activations)
+            },
+            sequence,
+            part.backward_flops - part.spared_flops,
+        )
 
     def _loss_work(self) -> LossWork:
         sizes = self.sizes
@@ -147,24 +166,28 @@ class SizedModel:
             found[names.parameter(one.name)] = made
         return found
 
-    def _graphs(self) -> tuple[StageGraph, StageGraph, StageGraph, StageGraph]:
-        """Return the graphs of a layer and of the loss."""
-        held = (names.X, *(names.parameter(t.name) for t in self.sizes.layer), *self._beside)
-        of_layer = [one.name for one in self.sizes.layer if one.trained]
-        of_head = [one.name for one in self.sizes.head if one.trained]
-        loss_inputs = (names.X, *(names.parameter(t.name) for t in self.sizes.head))
-        activations = [names.activation(number) for number in range(len(self.sizes.activations))]
-        of_backward = (*held, names.DY, *map(names.total, of_layer))
-        found = (names.DX, *map(names.new_total, of_layer))
-        return (
+    def _graphs_of(self, part: LayerSizes) -> _Graphs:
+        """Return the graphs of a layer, or of a part of one."""
+        beside = self._beside if part.heads_width else {}
+        held = (names.X, *(names.parameter(t.name) for t in part.parameters), *beside)
+        trained = [one.name for one in part.parameters if one.trained]
+        activations = [names.activation(number) for number in range(len(part.activations))]
+        of_backward = (*held, names.DY, *map(names.total, trained))
+        found = (names.DX, *map(names.new_total, trained))
+        return _Graphs(
             StageGraph(bytes(_FORWARD_GRAPH_BYTES), held, (names.Y, *activations)),
             StageGraph(bytes(_BACKWARD_GRAPH_BYTES), of_backward, found),
             StageGraph(bytes(_BACKWARD_GRAPH_BYTES), (*of_backward, *activations), found),
-            StageGraph(
-                bytes(_LOSS_GRAPH_BYTES),
-                (*loss_inputs, names.TARGETS, names.SCALE, *map(names.total, of_head)),
-                (names.LOSS, names.DX, *map(names.new_total, of_head)),
-            ),
+        )
+
+    def _graph_of_loss(self) -> StageGraph:
+        """Return the graph of the loss."""
+        trained = [one.name for one in self.sizes.head if one.trained]
+        inputs = (names.X, *(names.parameter(t.name) for t in self.sizes.head))
+        return StageGraph(
+            bytes(_LOSS_GRAPH_BYTES),
+            (*inputs, names.TARGETS, names.SCALE, *map(names.total, trained)),
+            (names.LOSS, names.DX, *map(names.new_total, trained)),
         )
 
 

@@ -13,8 +13,8 @@ sent the weights and does them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from cleave.errors import PlanError
 from cleave.planner.micro_batches import plan_batch
@@ -33,15 +33,16 @@ class Stages:
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Return one row."""
         element = conditions.element.sent
-        sizes = StageSizes(conditions.spec, conditions.seq, element, element)
+        whole = StageSizes(conditions.spec, conditions.seq, element, element)
         devices = conditions.fp32_devices or conditions.devices
         ps = PsCompute(conditions.ps_flops_per_s, 0.0, conditions.ps)
 
-        def cut(parts: int) -> StageModel:
-            return sizes.costs(cut_batch(conditions.batch, conditions.seq, parts))
+        def cut(sizes: StageSizes) -> Callable[[int], StageModel]:
+            return lambda parts: sizes.costs(cut_batch(conditions.batch, conditions.seq, parts))
 
+        cuts = cut(whole), cut(replace(whole, in_parts=True))
         try:
-            model, plan = plan_batch(plan_stages, cut, conditions.batch, devices, ps)
+            model, plan = plan_batch(plan_stages, cuts[0], conditions.batch, devices, ps, cuts[1])
         except PlanError as error:
             return [impossible(self.name, str(error))]
         return [_outcome(self.name, StagedStep(model, plan, {d.device: d for d in devices}))]

@@ -13,15 +13,15 @@ fp32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cleave import graph_names as names
-from cleave.graphs.calls import LayerCall
 from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.layer_parts import LayerPart
 from cleave.graphs.tracing import TracedGraph, refuse_chance, to_onnx_split
 
 
@@ -45,28 +45,25 @@ class LayerGraphs:
     trainable: tuple[str, ...]
 
 
-def export_layer(call: LayerCall) -> LayerGraphs:
-    """Make the graphs of a layer, as the model calls it.
+def export_layer(part: LayerPart) -> LayerGraphs:
+    """Make the graphs of a layer, or of a part of one, as the model calls it.
 
     Raises:
         LayerGraphError: when it cannot become a graph; says why.
     """
-    parameters = parameters_of(call.layer)
-    trainable = tuple(n for n, p in call.layer.named_parameters() if p.requires_grad)
-    batch = call.x.shape[0]
-    if call.x.dim() != 3 or batch < 2 or batch in call.x.shape[1:]:
-        raise LayerGraphError(f"its input has the shape {tuple(call.x.shape)}")
-    layer = _Function(call, tuple(parameters), trainable)
-    inputs = {names.X: call.x}
-    inputs |= {names.parameter(n): p for n, p in parameters.items()}
-    inputs |= {names.beside(n): t for n, t in call.beside.items()}
-    sums = {names.total(n): parameters[n] for n in trainable}
-    varying = {n for n, t in inputs.items() if _varies(n, t, batch)} | {names.DY}
-    was_training = call.layer.training
-    call.layer.train()  # what drops at random is to be found, not left out
+    trainable, layer = part.trainable, _Function(part)
+    batch = part.x.shape[0]
+    if part.x.dim() != 3 or batch < 2 or batch in part.x.shape[1:]:
+        raise LayerGraphError(f"its input has the shape {tuple(part.x.shape)}")
+    inputs = part.inputs()
+    sums = {names.total(n): part.held[n] for n in trainable}
+    varying = part.varying() | {names.DY}
+    module = part.call.layer
+    was_training = module.training
+    module.train()  # what drops at random is to be found, not left out
     try:
         found = names.DX, *(names.new_total(n) for n in trainable)
-        given = {**inputs, names.DY: call.x, **sums}
+        given = {**inputs, names.DY: part.x, **sums}
         both = TracedGraph(layer.both, given, (names.Y, *found), varying)
         try:
             models = to_onnx_split(both, names.DY, 1, names.activation)
@@ -78,32 +75,18 @@ def export_layer(call: LayerCall) -> LayerGraphs:
             models.backward,
             models.from_activations,
             dict(models.activations),
-            tuple(parameters),
+            tuple(part.held),
             trainable,
         )
     finally:
-        call.layer.train(was_training)
-
-
-def parameters_of(layer: nn.Module) -> dict[str, Tensor]:
-    """Return a layer's parameters and buffers by name, each tensor once."""
-    found: dict[str, Tensor] = dict(layer.named_parameters())
-    return found | dict(layer.named_buffers())
-
-
-def _varies(name: str, tensor: Tensor, batch: int) -> bool:
-    """Say whether an input has as many rows as the batch has samples."""
-    of_batch = name == names.X or name.startswith(names.beside(""))
-    return of_batch and tensor.dim() > 0 and tensor.shape[0] == batch
+        module.train(was_training)
 
 
 @dataclass(frozen=True)
 class _Function:
-    """A layer as functions of named tensors."""
+    """A layer, or a part of one, as functions of named tensors."""
 
-    call: LayerCall
-    parameters: Sequence[str]
-    trainable: Sequence[str]
+    part: LayerPart
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return (self._run(given, given[names.X], {}),)
@@ -112,12 +95,12 @@ class _Function:
         def run(x: Tensor, trained: dict[str, Tensor]) -> Tensor:
             return self._run(given, x, trained)
 
-        trained = {n: given[names.parameter(n)] for n in self.trainable}
+        trainable = self.part.trainable
+        trained = {n: given[names.parameter(n)] for n in trainable}
         y, pull, *_ = torch.func.vjp(run, given[names.X], trained)
         dx, gradients = pull(given[names.DY])
-        return (y, dx, *(given[names.total(n)] + gradients[n] for n in self.trainable))
+        return (y, dx, *(given[names.total(n)] + gradients[n] for n in trainable))
 
     def _run(self, given: Mapping[str, Tensor], x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
-        held = {n: given[names.parameter(n)] for n in self.parameters} | dict(trained)
-        beside = {n: given[names.beside(n)] for n in self.call.beside}
-        return self.call.run(held, x, beside)
+        held = self.part.parameters(given) | dict(trained)
+        return self.part.run(held, x, self.part.beside(given))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cleave import graph_names as names
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.outside import OutsideLayers
-from cleave.graphs.tracing import TracedGraph, to_onnx, used_inputs
+from cleave.graphs.tracing import TracedGraph, core_aten, to_onnx
 
 IGNORED: Final = -100
 """A target that counts for nothing."""
@@ -61,7 +61,7 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
     def logits(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return (outside.logits(_parameters(given), given[names.X]),)
 
-    used = used_inputs(TracedGraph(logits, inputs, ("logits",), varying))
+    _, used = core_aten(TracedGraph(logits, inputs, ("logits",), varying))
     parameters = tuple(n for n in held if names.parameter(n) in used)
     trainable = tuple(n for n in parameters if held[n].requires_grad)
     inputs[names.TARGETS] = torch.zeros(_EXAMPLE_TOKENS, dtype=torch.long)

@@ -24,6 +24,7 @@ from cleave.graphs import (
     calls,
     joint_graph,
     layer_graphs,
+    layer_parts,
     loss_graph,
     outside,
     tracing,
@@ -31,7 +32,8 @@ from cleave.graphs import (
 from cleave.graphs.calls import LayerCall, layer_calls
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.layer_graphs import LayerGraphs, export_layer, parameters_of
+from cleave.graphs.layer_graphs import LayerGraphs, export_layer
+from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_graph import LossGraph, export_loss
 from cleave.machine.graph_session import Array, GraphSession
 
@@ -43,6 +45,7 @@ _OURS: Final = (
     calls,
     joint_graph,
     layer_graphs,
+    layer_parts,
     loss_graph,
     outside,
     tracing,
@@ -58,11 +61,13 @@ class ModelGraphs:
 
     Attributes:
         calls: how the model calls its layers.
-        layers: the graphs of each layer; layers of one kind have the same.
+        parts: the layers, or, in order, their parts.
+        layers: the graphs of each of these; those of one kind have the same.
         loss: what follows the last layer, with the loss.
     """
 
     calls: Sequence[LayerCall]
+    parts: Sequence[LayerPart]
     layers: Sequence[LayerGraphs]
     loss: LossGraph
 
@@ -73,6 +78,7 @@ def model_graphs(
     cache: GraphCache,
     *,
     padded: bool = False,
+    in_parts: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
     """Return the graphs of a model, from the cache or made anew, which takes seconds for each.
@@ -82,6 +88,7 @@ def model_graphs(
         tokens: length of its sequences.
         cache: keeps graphs between runs.
         padded: whether batches come with a mask of padding.
+        in_parts: make graphs of two parts of each layer, where it can be cut.
         progress: called with what is made, before it is.
 
     Raises:
@@ -96,28 +103,35 @@ def model_graphs(
     found = layer_calls(model, ids, mask)
     paths = {id(module): name for name, module in model.named_modules()}
     by_kind: dict[str, LayerGraphs] = {}
+    cut: dict[str, list[LayerPart]] = {}
+    parts: list[LayerPart] = []
     layers = []
-    for call in found:
-        held = parameters_of(call.layer)
-        kind = _key(call.layer, held, call.x, call.beside, paths[id(call.layer)])
-        if kind not in by_kind:
+    for number, call in enumerate(found):
+        whole = LayerPart.whole(call, number)
+        kind = _key(call.layer, whole.held, call.x, call.beside, paths[id(call.layer)])
+        if in_parts and kind not in cut:
+            cut[kind] = whole.cut()
+        for part in whole.cut_as(cut[kind]) if in_parts else [whole]:
+            key = kind if part.is_whole else _digest(f"{kind} {part.first} {part.last}")
+            if key not in by_kind:
 
-            def made(call: LayerCall = call) -> LayerGraphs:
-                progress(f"a graph of {type(call.layer).__name__}")
-                return export_layer(call)
+                def made(part: LayerPart = part) -> LayerGraphs:
+                    what = type(part.call.layer).__name__
+                    progress(f"a graph of {what if part.is_whole else f'a part of {what}'}")
+                    return export_layer(part)
 
-            by_kind[kind] = cache.get(kind, LayerGraphs, made)
-        layers.append(by_kind[kind])
-    for call, graphs in zip(found, layers, strict=True):
-        _refuse_other_outputs(call, graphs)
+                by_kind[key] = cache.get(key, LayerGraphs, made)
+            parts.append(part)
+            layers.append(by_kind[key])
+    for part, graphs in zip(parts, layers, strict=True):
+        _refuse_other_outputs(part, graphs)
 
     def made_loss() -> LossGraph:
         progress("a graph of the loss")
         return export_loss(model, found)
 
-    held = parameters_of(model)
-    loss = cache.get(_key(model, held, found[-1].y[:, :1], {}), LossGraph, made_loss)
-    return ModelGraphs(found, layers, loss)
+    loss = cache.get(_key(model, tensors_of(model), found[-1].y[:, :1], {}), LossGraph, made_loss)
+    return ModelGraphs(found, parts, layers, loss)
 
 
 def _vocabulary(model: Any) -> int:
@@ -125,19 +139,19 @@ def _vocabulary(model: Any) -> int:
     return size
 
 
-def _refuse_other_outputs(call: LayerCall, graphs: LayerGraphs) -> None:
+def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
     """Ensure that a layer's graph returns what the layer did: it may be another layer's graph.
 
     Raises:
         LayerGraphError: when it does not.
     """
-    feed = {names.X: _fp32(call.x)}
-    feed |= {names.parameter(n): _fp32(t) for n, t in parameters_of(call.layer).items()}
-    feed |= {names.beside(n): _fp32(t) for n, t in call.beside.items()}
+    feed = {names.X: _fp32(part.x)}
+    feed |= {names.parameter(n): _fp32(t) for n, t in part.held.items()}
+    feed |= {names.beside(n): _fp32(t) for n, t in part.call.beside.items()}
     session = GraphSession(graphs.forward, shares_memory=False)  # used once
-    found, wanted = session.run(feed)[names.Y], _fp32(call.y)
+    found, wanted = session.run(feed)[names.Y], _fp32(part.y)
     off = float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-30))
-    most = _MOST_OFF if call.y.dtype is torch.float32 else _MOST_OFF_16_BIT
+    most = _MOST_OFF if part.y.dtype is torch.float32 else _MOST_OFF_16_BIT
     if not off <= most:
         raise LayerGraphError(f"its graph's output is {off:.1e} off, more than {most:g}")
 

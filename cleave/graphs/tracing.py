@@ -179,14 +179,14 @@ def refuse_chance(traced: TracedGraph) -> None:
         _refuse_chance(_core_aten(traced)[0])
 
 
-def used_inputs(traced: TracedGraph) -> frozenset[str]:
-    """Return the names of the inputs that a function uses.
+def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
+    """Return a function as core ATen operations, and the inputs that it uses, in order.
 
     Raises:
         LayerGraphError: when it cannot be traced.
     """
     with _reasons():
-        return frozenset(_core_aten(traced)[1])
+        return _core_aten(traced)
 
 
 def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:

@@ -61,12 +61,14 @@ class Batch:
         rows: sequences of the batch.
         state_bytes: parameters, gradients and moments on the PS.
         kept_bytes: of activations for each token, if the PS does the backward pass itself.
+        in_parts: as `cut`, with layers in parts.
     """
 
     cut: Callable[[int], StageModel]
     rows: int
     state_bytes: int
     kept_bytes: int
+    in_parts: Callable[[int], StageModel] | None = None
 
     def by_ps(self, ps: PsCompute) -> Alternative:
         """Return what the PS takes alone, with the whole batch at once."""
@@ -120,7 +122,7 @@ class Batch:
         Raises:
             PlanError: when no stages fit these devices.
         """
-        model, plan = plan_batch(planner, self.cut, self.rows, devices, ps)
+        model, plan = plan_batch(planner, self.cut, self.rows, devices, ps, self.in_parts)
         found = Alternative(
             Method.STAGES,
             plan.step_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cleave.errors import PlanError
+from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
 
@@ -29,6 +29,7 @@ def plan_batch(
     rows: int,
     devices: Sequence[DeviceRates],
     ps: PsCompute,
+    in_parts: Callable[[int], StageModel] | None = None,
 ) -> tuple[StageModel, StagePlan]:
     """Return the batch as it is best cut, and the plan for it.
 
@@ -38,8 +39,10 @@ def plan_batch(
         rows: sequences of the batch.
         devices: the fleet.
         ps: the PS.
+        in_parts: as `cut`, with layers in parts, which are planned where whole ones do not fit.
 
     Raises:
+        DeviceMemoryError: when devices have too little memory for stages.
         PlanError: when no stages fit these devices, however the batch is cut.
     """
     best: tuple[StageModel, StagePlan] | None = None
@@ -53,6 +56,8 @@ def plan_batch(
             continue
         if best is None or plan.step_s < best[1].step_s:
             best = model, plan
-    if best is None:
-        raise refused
-    return best
+    if best is not None:
+        return best
+    if in_parts is not None and isinstance(refused, DeviceMemoryError):
+        return plan_batch(planner, in_parts, rows, devices, ps)
+    raise refused

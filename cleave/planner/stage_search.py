@@ -11,12 +11,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final
 
 import numpy as np
 
-from cleave.errors import PlanError
+from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_climb import StageClimb
 from cleave.planner.stage_estimate import Arrangements, StageTables
@@ -35,6 +35,7 @@ _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
 _WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
 _GAIN: Final = 1e-6  # less is none
+_UNEVEN: Final = 1.1  # memory that the largest stage needs over that of the smallest
 
 _Grouping = tuple[tuple[DeviceRates, ...], ...]
 """Devices of each stage."""
@@ -49,7 +50,8 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
         ps: the PS.
 
     Raises:
-        PlanError: when nothing is to be planned, or the devices have too little memory.
+        DeviceMemoryError: when the devices have too little memory.
+        PlanError: when nothing is to be planned.
     """
     if not model.layers or not model.tokens:
         raise PlanError(
@@ -73,7 +75,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     if judge.best is None:
         needed = held_bytes(model, PlannedStage(0, tables.layers, (0,)))
         offered = sum(device.memory_bytes for device in devices)
-        raise PlanError(
+        raise DeviceMemoryError(
             f"the layers need about {needed / 1e6:.0f} MB, and do not fit the "
             f"{offered / 1e6:.0f} MB that {len(devices)} devices offer together: connect more "
             "devices, or let them offer more"
@@ -86,13 +88,13 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
     """Return the devices that can hold a layer.
 
     Raises:
-        PlanError: when none can.
+        DeviceMemoryError: when none can.
     """
     least = float(tables.memory_of_layers.diagonal(1).min())
     able = [device for device in devices if device.memory_bytes >= least]
     if not able:
         most = max((device.memory_bytes for device in devices), default=0)
-        raise PlanError(
+        raise DeviceMemoryError(
             f"a layer needs {least / 1e6:.0f} MB on a device, but the largest of {len(devices)} "
             f"devices offers {most / 1e6:.0f} MB: connect a device with more memory"
         )
@@ -145,18 +147,21 @@ def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompu
 
 def _by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
     """Return devices, first the one that would do the whole model fastest."""
-    model, whole = tables.model, tables.by_layer[:, :-1].sum(axis=1)
-    weights, gradients, flops = whole.tolist()
+    seconds = {d.device: _seconds(tables, 0, tables.layers, d) for d in devices}
+    return sorted(devices, key=lambda device: (seconds[device.device], device.device))
+
+
+def _seconds(tables: StageTables, first: int, stop: int, device: DeviceRates) -> float:
+    """Return how long a device would take for some layers, if nothing overlapped."""
+    model, of_layers = tables.model, tables.by_layer[:, first:stop].sum(axis=1)
+    weights, gradients, flops = of_layers.tolist()
     moved = 2 * sum(model.tokens) * model.width * model.element_bytes
-
-    def seconds(device: DeviceRates) -> tuple[float, int]:
-        down_s = device.down_bytes(weights + moved, model.coded_ratio) / device.downlink_bytes_per_s
-        up_bytes = device.up_bytes(gradients, model.gradient_coded_ratio)
-        up_bytes += device.up_bytes(moved, model.coded_ratio)
-        up_s = up_bytes / device.uplink_bytes_per_s
-        return down_s + up_s + sum(model.tokens) * flops / device.flops_per_s, device.device
-
-    return sorted(devices, key=seconds)
+    down_s = device.down_bytes(weights + moved, model.coded_ratio) / device.downlink_bytes_per_s
+    up_bytes = device.up_bytes(gradients, model.gradient_coded_ratio)
+    up_bytes += device.up_bytes(moved, model.coded_ratio)
+    up_s = up_bytes / device.uplink_bytes_per_s
+    compute_s: float = sum(model.tokens) * flops / device.flops_per_s
+    return down_s + up_s + compute_s
 
 
 def _groupings(tables: StageTables, order: Sequence[DeviceRates]) -> Iterator[_Grouping]:
@@ -177,6 +182,30 @@ def _groupings(tables: StageTables, order: Sequence[DeviceRates]) -> Iterator[_G
                 chosen = tuple(able[: size * stages])
                 yield tuple(chosen[n::stages] for n in range(stages))
                 yield tuple(chosen[n * size : (n + 1) * size] for n in range(stages))
+        yield from _by_room(tables, order, stages)
+
+
+def _by_room(tables: StageTables, order: Sequence[DeviceRates], stages: int) -> Iterator[_Grouping]:
+    """Yield ways to give stages of unequal size the devices that have room for them.
+
+    Layers are cut evenly. Those devices choose first that fit the fewest stages, each that which
+    is slowest by then.
+    """
+    cuts = [round(number * tables.layers / stages) for number in range(stages + 1)]
+    needs = [float(tables.memory_of_layers[first, stop]) for first, stop in pairwise(cuts)]
+    if max(needs) < _UNEVEN * min(needs):
+        return
+    for many in _numbers(len(order)):
+        groups: list[list[DeviceRates]] = [[] for _ in range(stages)]
+        speed = [0.0] * stages
+        for device in sorted(order[:many], key=lambda device: device.memory_bytes):
+            fitting = [n for n in range(stages) if needs[n] <= device.memory_bytes]
+            if fitting:
+                stage = min(fitting, key=lambda n: speed[n])
+                groups[stage].append(device)
+                speed[stage] += 1 / _seconds(tables, cuts[stage], cuts[stage + 1], device)
+        if all(groups):
+            yield tuple(map(tuple, groups))
 
 
 def _numbers(most: int) -> list[int]:

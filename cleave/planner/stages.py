@@ -88,6 +88,7 @@ class StageModel:
         embeds: whether the gradient of the first layer's input is wanted.
         coded_ratio: coded over plain bytes of weights and activations, where they travel coded.
         gradient_coded_ratio: likewise of the gradients of weights.
+        in_parts: whether `layers` are parts of layers, attention and MLP apart.
     """
 
     layers: Sequence[LayerCost]
@@ -98,6 +99,7 @@ class StageModel:
     embeds: bool = True
     coded_ratio: float = 1.0
     gradient_coded_ratio: float = 1.0
+    in_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

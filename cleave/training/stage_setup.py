@@ -54,10 +54,12 @@ def staged_model(
     """
     auto = job.method == Method.AUTO.value
     cache = GraphCache.of_user()
+
+    def making(what: str) -> None:
+        note(f"making {what}")
+
     try:
-        graphs = model_graphs(
-            model.train(), job.seq, cache, progress=lambda what: note(f"making {what}")
-        )
+        graphs = model_graphs(model.train(), job.seq, cache, progress=making)
     except LayerGraphError as error:
         if not auto:
             raise
@@ -68,6 +70,11 @@ def staged_model(
     ps = PsCompute(speed.flops_per_s, 0.0)
     gemms = step_gemms(spec, job.batch * job.accumulate, job.seq)
     local = job.fallback == FallbackMode.LOCAL.value
+
+    def in_parts() -> ModelWork:
+        made = model_graphs(model, job.seq, cache, in_parts=True, progress=making)
+        return ModelWork(model, made, dtype)
+
     return StagedModel(
         ModelWork(model, graphs, dtype),
         fleet.runtime,
@@ -75,6 +82,7 @@ def staged_model(
         ps,
         choice=MethodChoice(gemms, dtype, fleet, selector, ps) if auto else None,
         auditor=Auditor(job.audit),
+        in_parts=in_parts,
         local_after_s=job.fallback_after_s if local else None,
         stop=stop,
         note=note,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Buffer, DType
+from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
 from cleave.planner.coding import coded_ratio
@@ -67,8 +68,8 @@ class ModelWork:
             for g in graphs.layers
         ]
         self._loss = _graph(graphs.loss.graph, made)
-        self._held = [_tensors(call.layer) for call in graphs.calls]
-        self._held_by_loss = _tensors(model)
+        self._held = [part.held for part in graphs.parts]
+        self._held_by_loss = tensors_of(model)
         self._frozen: dict[int, StageArray] = {}
         self._beside: dict[bytes, StageArray] = {}
 
@@ -81,7 +82,8 @@ class ModelWork:
         found = []
         tokens = embedded[0].x.shape[1]
         for number, (forward, backward, from_activations) in enumerate(self._layers):
-            held, graphs = self._held[number], self.graphs.layers[number]
+            part, graphs = self.graphs.parts[number], self.graphs.layers[number]
+            held = part.held
             used = {*forward.inputs, *backward.inputs, *from_activations.inputs}
             parameters = {
                 names.parameter(n): self._parameter(held[n])
@@ -91,12 +93,12 @@ class ModelWork:
             beside = [
                 {
                     names.beside(n): self._beside_array(t)
-                    for n, t in one.beside[number].items()
+                    for n, t in one.beside[part.layer].items()
                     if names.beside(n) in used
                 }
                 for one in embedded
             ]
-            flops = _layer_flops(held, tokens, embedded[0].x.shape[-1])
+            flops = _forward_flops(part, tokens)
             sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
             trained = sum(t.numel() for n, t in held.items() if n in sums and t.dim() > 1)
             backward_flops = 2 * flops + 2 * trained
@@ -112,7 +114,7 @@ class ModelWork:
                     from_activations,
                     {name: _FP32_BYTES * each for name, each in graphs.activations.items()},
                     tokens,
-                    backward_flops - _spared_flops(held, tokens, embedded[0].x.shape[-1]),
+                    backward_flops - _spared_flops(part, tokens),
                 )
             )
         return found
@@ -196,11 +198,12 @@ class ModelWork:
         """
         width = self.graphs.calls[0].x.shape[-1]
         layers = []
-        for held, graphs in zip(self._held, self.graphs.layers, strict=True):
-            flops = _layer_flops(held, sequence, width)
+        for part, graphs in zip(self.graphs.parts, self.graphs.layers, strict=True):
+            held = part.held
+            flops = _forward_flops(part, sequence)
             cost = self._cost(held, graphs.parameters, graphs.trainable, gradients)
             trained = sum(held[n].numel() for n in graphs.trainable if held[n].dim() > 1)
-            heads = getattr(self.model.config, "num_attention_heads", 1)
+            heads = getattr(self.model.config, "num_attention_heads", 1) if part.attends else 0
             matrices = [(t.shape[0], t.shape[1]) for t in held.values() if t.dim() == 2]
             squeezed = getattr(self.model.config, "attn_logit_softcapping", None) is not None
             working = working_bytes(matrices, width, heads, sequence, squeezed=squeezed)
@@ -213,7 +216,7 @@ class ModelWork:
                     working,
                     largest,
                     _FP32_BYTES * sum(graphs.activations.values()) / sequence,
-                    _spared_flops(held, sequence, width),
+                    _spared_flops(part, sequence),
                 )
             )
         loss = self.graphs.loss
@@ -223,7 +226,9 @@ class ModelWork:
         head = LayerCost(*cost, self.loss_flops, self.loss_flops / 3, 16 * vocabulary, largest)
         embeds = any(p.requires_grad for p in self._outside_parameters())
         ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
-        return StageModel(layers, head, width, self.dtype.itemsize, tokens, embeds, *ratios)
+        in_parts = not all(part.is_whole for part in self.graphs.parts)
+        each = self.dtype.itemsize
+        return StageModel(layers, head, width, each, tokens, embeds, *ratios, in_parts)
 
     def _outside_parameters(self) -> list[Tensor]:
         inside = {id(t) for held in self._held for t in held.values()}
@@ -286,10 +291,6 @@ def _graph(model: bytes, made: dict[bytes, StageGraph]) -> StageGraph:
     return made[model]
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_parameters()) | dict(module.named_buffers())
-
-
 def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVATIONS) -> StageArray:
     rows, columns = matrix.shape
     return StageArray(rows, columns, dtype.value, arrays.from_torch(matrix), kind)
@@ -307,21 +308,27 @@ def _indices(tensor: Tensor) -> StageArray:
     return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload)
 
 
-def _layer_flops(held: Mapping[str, Tensor], tokens: int, width: int) -> int:
-    """Return the FLOPs of a layer's forward pass, for each token of a sequence of `tokens`.
+def _forward_flops(part: LayerPart, tokens: int) -> int:
+    """Return the FLOPs of a layer's forward pass, or of a part's, for each token.
+
+    The width of activations is taken for that of all heads together.
 
     Args:
-        held: its tensors.
+        part: the layer, or a part of it.
         tokens: length of a sequence.
-        width: of activations, taken for that of all heads together.
     """
-    matrices = [t for t in held.values() if t.dim() > 1]
-    return 2 * sum(t.numel() for t in matrices) + 4 * tokens * width
+    matrices = [t for t in part.held.values() if t.dim() > 1]
+    return 2 * sum(t.numel() for t in matrices) + 4 * _scores_flops(part, tokens)
 
 
-def _spared_flops(held: Mapping[str, Tensor], tokens: int, width: int) -> int:
+def _spared_flops(part: LayerPart, tokens: int) -> int:
     """Return the FLOPs for each token that a backward pass with activations does not do again.
 
     They are those of the forward pass without the scores of attention, which are not kept.
     """
-    return _layer_flops(held, tokens, width) - 2 * tokens * width
+    return _forward_flops(part, tokens) - 2 * _scores_flops(part, tokens)
+
+
+def _scores_flops(part: LayerPart, tokens: int) -> int:
+    """Return the multiply-adds for each token's scores of attention; none without attention."""
+    return tokens * part.x.shape[-1] if part.attends else 0

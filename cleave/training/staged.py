@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cleave.arrays import DType
-from cleave.errors import FleetError, PlanError
+from cleave.errors import DeviceMemoryError, FleetError, PlanError
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.outside import Embedded, OutsideLayers
@@ -106,6 +106,8 @@ class StagedModel:
         choice: says whether a plan is worth carrying out; None for always. Where it is not, the
             caller is to do the step itself.
         auditor: repeats some of the devices' work; None for none.
+        in_parts: makes the work of the model with its layers in parts, for devices that hold no
+            whole ones; None where whole layers are wanted.
         local_after_s: after so many seconds without devices the caller is to do the step itself;
             None to wait for ever.
         stop: says whether training is to stop; the step under way then gets `STEP_END_S` seconds.
@@ -128,6 +130,7 @@ class StagedModel:
         gradients: DType | None = None,
         choice: MethodChoice | None = None,
         auditor: Auditor | None = None,
+        in_parts: Callable[[], ModelWork] | None = None,
         local_after_s: float | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda text: None,
@@ -140,6 +143,7 @@ class StagedModel:
         self.gradients_dtype = gradients or work.dtype
         self._choice = choice
         self._auditor = auditor
+        self._in_parts = in_parts
         self._local_after_s = 0.0 if choice is not None else local_after_s
         self._stop = stop
         self._note = note
@@ -374,12 +378,20 @@ class StagedModel:
 
         try:
             costs, plan = plan_batch(self._planner, cut, rows, devices, self._ps)
+        except DeviceMemoryError as error:
+            if self._in_parts is not None:
+                self._say(f"layers are cut in parts, attention and MLP apart, for {error}")
+                self.runtime.end_steps()
+                self.work, self._in_parts = self._in_parts(), None
+                return self._new_plan(batch, devices)
+            self._say(f"there is no plan for stages: {error}")
+            return None
         except PlanError as error:
             self._say(f"there is no plan for stages: {error}")
             return None
         self._parts = len(costs.tokens)
         took_s = time.perf_counter() - began_s
-        said = f"{describe(plan)}, planned in {took_s:.2g} s"
+        said = f"{describe(costs, plan)}, planned in {took_s:.2g} s"
         if self._choice is not None:
             predicted = self._choice.predict(costs, plan)
             self._worth = predicted.best is Method.STAGES
@@ -418,10 +430,11 @@ class StagedModel:
                     raise AbandonedError("training is to stop")
 
 
-def describe(plan: StagePlan) -> str:
+def describe(model: StageModel, plan: StagePlan) -> str:
     """Describe a plan in a sentence without its full stop."""
+    layers = "parts of layers" if model.in_parts else "layers"
     parts = [
-        f"layers {stage.first + 1} to {stage.stop} on {len(stage.devices)} "
+        f"{layers} {stage.first + 1} to {stage.stop} on {len(stage.devices)} "
         f"device{'s' if len(stage.devices) > 1 else ''}"
         for stage in plan.stages
     ]

@@ -19,6 +19,11 @@ from cleave.workload.registry import Family, ModelSpec
 
 _FP32_BYTES: Final = 4
 _LAST: Final = ("fc2", "down_proj")  # product of a layer
+_LAST_OF_ATTENTION: Final = ("out_proj", "o_proj")
+_ATTENTION: Final = (
+    *("q_proj", "k_proj", "v_proj", *_LAST_OF_ATTENTION),
+    *("self_attn_layer_norm", "input_layernorm"),
+)
 _DTYPES: Final = {2: "bf16", 4: "fp32"}  # in which stages travel, by bytes of an element
 _STATE_BYTES: Final = 16  # of a trained parameter: weight, gradient and two moments, in fp32
 
@@ -52,6 +57,62 @@ class Parameter:
         return self.rows * self.columns
 
 
+@dataclass(frozen=True)
+class LayerSizes:
+    """The sizes of a layer, or of a part of one.
+
+    Attributes:
+        parameters: its parameters.
+        sequence: tokens of a sequence.
+        heads_width: of all heads of attention together; 0 where there is no attention.
+    """
+
+    parameters: tuple[Parameter, ...]
+    sequence: int
+    heads_width: int
+
+    @property
+    def forward_flops(self) -> int:
+        """Return the FLOPs of its forward pass, for each token."""
+        products = sum(p.size for p in self.parameters if p.matrix)
+        return 2 * products + 4 * self.sequence * self.heads_width
+
+    @property
+    def backward_flops(self) -> int:
+        """Return those of its backward pass, which computes the forward pass again."""
+        trained = sum(p.size for p in self.parameters if p.matrix and p.trained)
+        return 2 * self.forward_flops + 2 * trained
+
+    @property
+    def spared_flops(self) -> int:
+        """Return those that a backward pass does not do again where activations were kept.
+
+        The scores of attention are not kept: they are larger than what they are made of.
+        """
+        return self.forward_flops - 2 * self.sequence * self.heads_width
+
+    @property
+    def activations(self) -> tuple[int, ...]:
+        """Return the elements for each token of what it can keep for its backward pass.
+
+        These are the results of all products but the scores of attention and those that are only
+        added to its output.
+        """
+        mlp = any(_module_of(p) in _LAST for p in self.parameters)
+        added = _LAST if mlp else _LAST_OF_ATTENTION
+        products = (
+            p.rows
+            for p in self.parameters
+            if p.matrix and not (_module_of(p) in added and ".lora_A." not in p.name)
+        )
+        return (*products, *([self.heads_width] if self.heads_width else []))
+
+
+def _module_of(parameter: Parameter) -> str:
+    """Return the name of the module that has a parameter."""
+    return parameter.name.partition(".")[0]
+
+
 def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
     """Return the tokens of each micro-batch of a batch.
 
@@ -78,6 +139,7 @@ class StageSizes:
         element_bytes: of a parameter or an activation as it travels.
         gradient_bytes: of an element of a gradient as it travels.
         adapters: what is trained instead of the model's own parameters.
+        in_parts: whether attention and MLP of a layer are cut apart.
     """
 
     spec: ModelSpec
@@ -85,11 +147,25 @@ class StageSizes:
     element_bytes: int = 2
     gradient_bytes: int = 2
     adapters: Adapters | None = None
+    in_parts: bool = False
 
     @cached_property
     def layer(self) -> tuple[Parameter, ...]:
         """Return the parameters of a layer."""
         return tuple(_adapted(_layer(self.spec), self.adapters))
+
+    @cached_property
+    def parts(self) -> tuple[LayerSizes, ...]:
+        """Return a layer, or its parts."""
+        heads_width = self.spec.query_width
+        if not self.in_parts:
+            return (LayerSizes(self.layer, self.sequence, heads_width),)
+        attention = tuple(p for p in self.layer if _module_of(p) in _ATTENTION)
+        mlp = tuple(p for p in self.layer if _module_of(p) not in _ATTENTION)
+        return (
+            LayerSizes(attention, self.sequence, heads_width),
+            LayerSizes(mlp, self.sequence, 0),
+        )
 
     @cached_property
     def head(self) -> tuple[Parameter, ...]:
@@ -116,37 +192,6 @@ class StageSizes:
         return _STATE_BYTES * trained + _FP32_BYTES * frozen
 
     @property
-    def forward_flops(self) -> int:
-        """Return the FLOPs of a layer's forward pass, for each token."""
-        products = sum(p.size for p in self.layer if p.matrix)
-        return 2 * products + 4 * self.sequence * self.spec.query_width
-
-    @property
-    def backward_flops(self) -> int:
-        """Return those of its backward pass, which computes the forward pass again."""
-        trained = sum(p.size for p in self.layer if p.matrix and p.trained)
-        return 2 * self.forward_flops + 2 * trained
-
-    @property
-    def spared_flops(self) -> int:
-        """Return those that a backward pass does not do again where activations were kept.
-
-        The scores of attention are not kept: they are larger than what they are made of.
-        """
-        return self.forward_flops - 2 * self.sequence * self.spec.query_width
-
-    @property
-    def activations(self) -> tuple[int, ...]:
-        """Return the elements for each token of what a layer can keep for its backward pass.
-
-        These are the results of all products but the scores of attention and those that are only
-        added to the layer's output.
-        """
-        added = [f"{name}{of}.weight" for name in _LAST for of in ("", ".lora_B")]
-        products = (p.rows for p in self.layer if p.matrix and p.name not in added)
-        return (*products, self.spec.query_width)
-
-    @property
     def loss_flops(self) -> int:
         """Return the FLOPs of the loss and its gradients, for each token."""
         return sum((6 if p.trained else 4) * p.size for p in self.head if p.matrix)
@@ -158,23 +203,10 @@ class StageSizes:
             tokens: of each micro-batch.
         """
         spec = self.spec
-        matrices = [(p.rows, p.columns) for p in self.layer if p.matrix]
-        working = working_bytes(matrices, spec.width, spec.heads, self.sequence)
-        flops = self.forward_flops + self.backward_flops
-        largest = _FP32_BYTES * max(p.size for p in self.layer)
-        layer = LayerCost(
-            *self._bytes(self.layer),
-            flops,
-            self.forward_flops,
-            working,
-            largest,
-            _FP32_BYTES * sum(self.activations),
-            self.spared_flops,
-        )
+        layers = [self._cost(part) for part in self.parts] * spec.layers
         loss = self.loss_flops
         largest = _FP32_BYTES * max(p.size for p in self.head)
         head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary, largest)
-        layers = [layer] * spec.layers
         return StageModel(
             layers,
             head,
@@ -184,6 +216,21 @@ class StageSizes:
             self.embeds,
             coded_ratio(_DTYPES[self.element_bytes]),
             coded_ratio(_DTYPES[self.gradient_bytes]),
+            self.in_parts,
+        )
+
+    def _cost(self, part: LayerSizes) -> LayerCost:
+        """Return what a layer, or a part of one, costs."""
+        matrices = [(p.rows, p.columns) for p in part.parameters if p.matrix]
+        heads = self.spec.heads if part.heads_width else 0
+        return LayerCost(
+            *self._bytes(part.parameters),
+            part.forward_flops + part.backward_flops,
+            part.forward_flops,
+            working_bytes(matrices, self.spec.width, heads, self.sequence),
+            _FP32_BYTES * max(p.size for p in part.parameters),
+            _FP32_BYTES * sum(part.activations),
+            part.spared_flops,
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:

@@ -71,8 +71,10 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
         f"device keeps what goes into its layers for as many of them as it has memory for; the "
         f"loss is computed {where}."
     )
+    if model.in_parts:
+        said += " No device holds a whole layer: each is two parts, its attention and its MLP."
     typer.echo("\n" + textwrap.fill(said, WIDTH))
-    typer.echo(f"\n{'stage':>5}{'layers':>10}{'devices':>9}  which")
+    typer.echo(f"\n{'stage':>5}{'parts' if model.in_parts else 'layers':>10}{'devices':>9}  which")
     for number, stage in enumerate(plan.stages, 1):
         layers = f"{stage.first + 1}-{stage.stop}"
         which = ", ".join(names[device] for device in stage.devices)
@@ -108,6 +110,7 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
         "kept_batches": {names[device]: asdict(kept) for device, kept in plan.kept_batches.items()},
         "step_s": plan.step_s,
         "bound_by": plan.reason,
+        "in_parts": model.in_parts,
         "stages": [
             {
                 "first_layer": stage.first,

@@ -66,7 +66,8 @@ def real_model(family: str, *, lora: bool) -> tuple[Any, Any]:
     from onnx import helper
 
     from cleave.graphs.calls import layer_calls
-    from cleave.graphs.layer_graphs import LayerGraphs, parameters_of
+    from cleave.graphs.layer_graphs import LayerGraphs
+    from cleave.graphs.layer_parts import LayerPart
     from cleave.graphs.loss_graph import export_loss
     from cleave.graphs.model_graphs import ModelGraphs
     from cleave.training.stage_work import ModelWork
@@ -79,12 +80,12 @@ def real_model(family: str, *, lora: bool) -> tuple[Any, Any]:
         model = with_lora(model)
     calls = layer_calls(model, torch.arange(2 * SEQUENCE).reshape(2, SEQUENCE))
     nothing = helper.make_model(helper.make_graph([], "nothing", [], [])).SerializeToString()
-    layers = []
-    for call in calls:
-        trained = tuple(n for n, p in call.layer.named_parameters() if p.requires_grad)
-        held = tuple(parameters_of(call.layer))
-        layers.append(LayerGraphs(nothing, nothing, nothing, {}, held, trained))
-    graphs = ModelGraphs(calls, layers, export_loss(model, calls))
+    parts = [LayerPart.whole(call, number) for number, call in enumerate(calls)]
+    layers = [
+        LayerGraphs(nothing, nothing, nothing, {}, tuple(part.held), part.trainable)
+        for part in parts
+    ]
+    graphs = ModelGraphs(calls, parts, layers, export_loss(model, calls))
     return ModelWork(model, graphs, DType.BF16), model
 
 
@@ -262,7 +263,8 @@ def test_what_devices_compute_is_observed() -> None:
     runtime, seen = runtime_of(2), list[GraphExecution]()
     runtime.observers.append(lambda a: seen.append(a) if isinstance(a, GraphExecution) else None)
     run(runtime, model, plan_of(*TWO, kept_batches=4), steps=1)
-    each = model.sizes.forward_flops + model.sizes.backward_flops
+    (layer,) = model.sizes.parts
+    each = layer.forward_flops + layer.backward_flops
     assert sum(one.flops for one in seen) == each * sum(model.tokens) * model.spec.layers
     assert all(one.end_s >= one.begin_s for one in seen)
     assert {one.device for one in seen} == {1, 2}

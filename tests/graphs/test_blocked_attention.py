@@ -22,7 +22,8 @@ from cleave.attention_blocks import BLOCKS, Blocks
 from cleave.graphs.attention import attention
 from cleave.graphs.calls import LayerCall, layer_calls
 from cleave.graphs.errors import LayerGraphError
-from cleave.graphs.layer_graphs import LayerGraphs, export_layer, parameters_of
+from cleave.graphs.layer_graphs import LayerGraphs, export_layer
+from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.machine.graph_session import Array, GraphSession
 from tests.graphs.models import small_model
 
@@ -106,7 +107,7 @@ def _call(family: str, padded: bool, blocks: Blocks) -> LayerCall:
 def _inputs(call: LayerCall, graphs: LayerGraphs, samples: Sequence[int]) -> dict[str, Tensor]:
     """Random activations for graphs; all else as the model had it for these of its samples."""
     torch.manual_seed(5)
-    held = parameters_of(call.layer)
+    held = tensors_of(call.layer)
     chosen = list(samples)
     shape = (len(chosen), *call.x.shape[1:])
     found = {names.X: torch.randn(shape), names.DY: torch.randn(shape)}
@@ -123,7 +124,7 @@ def _by_torch(
     trained = {n: inputs[names.parameter(n)].clone().requires_grad_() for n in graphs.trainable}
     x = inputs[names.X].clone().requires_grad_()
     beside = {n: inputs[names.beside(n)] for n in call.beside}
-    y = call.run(parameters_of(call.layer) | trained, x, beside)
+    y = call.run(tensors_of(call.layer) | trained, x, beside)
     dx, *gradients = torch.autograd.grad(y, [x, *trained.values()], inputs[names.DY])
     sums = {names.new_total(n): g for n, g in zip(trained, gradients, strict=True)}
     return {names.Y: y.detach(), names.DX: dx, **sums}
@@ -149,7 +150,7 @@ def test_layers_of_blocks_do_what_they_do_at_once(family: str, padded: bool) -> 
 
     def found(call: LayerCall) -> list[Tensor]:
         given = x.clone().requires_grad_()
-        y = call.run(parameters_of(call.layer), given, call.beside)
+        y = call.run(tensors_of(call.layer), given, call.beside)
         return [y.detach(), *torch.autograd.grad(y, [given, *call.layer.parameters()], dy)]
 
     for one, other in zip(found(blocked), found(whole), strict=True):
@@ -167,7 +168,7 @@ def test_layers_of_blocks_do_what_they_do_at_once(family: str, padded: bool) -> 
 )
 def test_graphs_of_blocks_do_what_the_layer_does_at_once(family: str, padded: bool) -> None:
     whole = _call(family, padded, BLOCKS)
-    graphs = export_layer(_call(family, padded, blocks_of(5, 4, TOKENS)))
+    graphs = export_layer(LayerPart.whole(_call(family, padded, blocks_of(5, 4, TOKENS)), 0))
     assert "Scan" in _operations(graphs.forward) & _operations(graphs.backward)
     inputs = _inputs(whole, graphs, samples=[0, 1, 1])
     expected = _by_torch(whole, graphs, inputs)
@@ -207,7 +208,7 @@ def test_running_a_long_sequence_takes_less_than_its_scores(tmp_path: Path) -> N
     model = small_model("llama", max_position_embeddings=tokens, **changed)
     ids = torch.zeros(2, tokens, dtype=torch.long)
     call = layer_calls(model, ids, blocks=Blocks(0, block_bytes=2 * 2**20))[0]
-    graphs = export_layer(call)
+    graphs = export_layer(LayerPart.whole(call, 0))
     inputs = {n: t.numpy() for n, t in _inputs(call, graphs, samples=[0]).items()}
     write(tmp_path, graphs.forward, graphs.backward, inputs)
     command = [sys.executable, "-m", "benchmarks.graph_memory", str(tmp_path)]

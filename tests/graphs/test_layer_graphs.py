@@ -16,6 +16,7 @@ from cleave.graphs.calls import decoder_layers, layer_calls
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_graphs import export_layer
+from cleave.graphs.layer_parts import LayerPart
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.outside import OutsideLayers
 from cleave.graphs.tracing import TracedGraph, to_onnx
@@ -74,7 +75,7 @@ def test_embedding_stops_before_the_layers() -> None:
 def test_dropout_is_refused(changed: dict[str, float], reason: str) -> None:
     model = small_model("opt", **changed).eval()
     with pytest.raises(LayerGraphError, match=reason):
-        export_layer(layer_calls(model, IDS)[0])
+        export_layer(LayerPart.whole(layer_calls(model, IDS)[0], 0))
 
 
 def test_hooks_on_inner_modules_are_refused() -> None:
@@ -90,7 +91,7 @@ def test_a_layer_that_looks_at_values_is_refused() -> None:
     plain = layer.mlp.forward
     layer.mlp.forward = lambda x: plain(x) if x.sum() > 0 else -plain(x)
     with pytest.raises(LayerGraphError, match="cannot be traced"):
-        export_layer(layer_calls(model, IDS)[0])
+        export_layer(LayerPart.whole(layer_calls(model, IDS)[0], 0))
 
 
 def test_a_layer_that_differs_by_its_number_alone_gets_no_other_layers_graph(
@@ -162,4 +163,4 @@ def test_a_graph_of_too_many_operations_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tracing, "MAX_GRAPH_NODES", 10)
     call = layer_calls(small_model("opt"), IDS)[0]
     with pytest.raises(LayerGraphError, match="operations, more than 10"):
-        export_layer(call)
+        export_layer(LayerPart.whole(call, 0))

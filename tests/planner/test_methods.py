@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.errors import PlanError
+from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.methods import CountedTimes, Method, Prediction, tiles_step_s
 from cleave.planner.micro_batches import micro_batch_counts, plan_batch
 from cleave.planner.plan import DeviceRates
@@ -63,6 +64,21 @@ def test_the_best_cut_of_a_batch_is_taken() -> None:
 
     model, plan = plan_batch(planner, batch, 64, [DeviceRates(0, 1, 1, 1)], PS)
     assert (len(model.tokens), plan.step_s) == (8, 1.0)
+
+
+def test_layers_in_parts_are_planned_where_whole_ones_find_too_little_memory() -> None:
+    def only_parts(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+        if not model.in_parts:
+            raise DeviceMemoryError("a layer needs more than they offer")
+        return StagePlan((PlannedStage(0, 1, (0,)),), {}, 1.0, {}, 0, 0)
+
+    def in_parts(count: int) -> StageModel:
+        return replace(batch(count), in_parts=True)
+
+    devices = [DeviceRates(0, 1, 1, 1)]
+    assert plan_batch(only_parts, batch, 8, devices, PS, in_parts)[0].in_parts
+    with pytest.raises(DeviceMemoryError, match="more than they offer"):
+        plan_batch(only_parts, batch, 8, devices, PS)
 
 
 def test_a_cut_that_does_not_fit_is_passed_over_and_the_last_reason_is_given() -> None:

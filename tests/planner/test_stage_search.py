@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave import graph_names as names
-from cleave.errors import PlanError
+from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner import stage_events
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stage_prediction import held_bytes, local_step_s, predict
@@ -42,6 +42,8 @@ from cleave.scheduler.stage_work import (
     SumShape,
 )
 from cleave.scheduler.tasks import Task
+from cleave.workload.registry import find_model
+from cleave.workload.stages import StageSizes
 from tests.examples import examples
 
 PS = PsCompute(100e9, 0.5)
@@ -271,6 +273,26 @@ def test_large_fleets(layers: int) -> None:
     check_right(plan, model, fleet)
     assert plan == plan_stages(model, fleet[::-1], ps)
     assert plan.step_s <= 1.02 * plan_stages(model, fleet[:16], ps).step_s
+
+
+def test_parts_of_layers_go_to_devices_that_have_room_for_them() -> None:
+    """Half of the devices hold an attention, the others an MLP too, and there are no more."""
+    sizes = StageSizes(find_model("opt-1.3b"), 128, in_parts=True)
+    model = sizes.costs([128] * 8)
+    attention, mlp = (held_bytes(model, PlannedStage(n, n + 1, (0,))) for n in range(2))
+    assert attention < 0.75 * mlp
+    fleet = [
+        replace(HOME[0], device=n, memory_bytes=round(1.02 * (mlp if n % 2 else attention)))
+        for n in range(len(model.layers))
+    ]
+    with pytest.raises(DeviceMemoryError, match="a layer needs"):
+        plan_stages(replace(sizes, in_parts=False).costs([128] * 8), fleet, PS)
+    plan = plan_stages(model, fleet, PS)
+    assert [(stage.first, stage.stop) for stage in plan.stages] == [
+        (n, n + 1) for n in range(len(model.layers))
+    ]
+    for stage in plan.stages:
+        assert [device % 2 for device in stage.devices] == [stage.first % 2]
 
 
 def test_too_little_memory_is_said() -> None:

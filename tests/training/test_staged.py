@@ -269,7 +269,7 @@ def test_devices_that_cannot_run_a_graph_end_the_step_with_the_reason(cache: Gra
     graphs = model_graphs(model, TOKENS, cache)
     broken = [replace(one, backward=one.forward) for one in graphs.layers]
     with emulated(6, seed=1) as fleet:
-        found = staged(model, ModelGraphs(graphs.calls, broken, graphs.loss), fleet)
+        found = staged(model, ModelGraphs(graphs.calls, graphs.parts, broken, graphs.loss), fleet)
         with pytest.raises(FleetError, match="too many devices failed"):
             found.gradients(rows(batches(1)[0]))
 
@@ -280,7 +280,7 @@ def test_where_something_else_may_do_a_step_stages_rest_after_one_failed(cache: 
     broken = [replace(one, backward=one.forward) for one in graphs.layers]
     notes: list[str] = []
     with emulated(1, seed=1) as fleet:
-        graphs = ModelGraphs(graphs.calls, broken, graphs.loss)
+        graphs = ModelGraphs(graphs.calls, graphs.parts, broken, graphs.loss)
         found = staged(model, graphs, fleet, local_after_s=0.0, note=notes.append)
         for _ in range(RESTING_STEPS):
             assert found.gradients(rows(batches(1)[0])) is None

@@ -1,0 +1,279 @@
+"""Layers in two parts, for devices that cannot hold a whole one.
+
+Most layers add what attention makes to their input, and what an MLP makes of the sum to that. The
+sum between the two is all that goes from one to the other, so each can be a stage by itself. Such a
+place is found in a trace of the layer, whatever its modules are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from cleave import graph_names as names
+from cleave.graphs.calls import LayerCall
+from cleave.graphs.tracing import TracedGraph, core_aten
+
+_LEAST_SHARE: Final = 1 / 8
+"""Of a layer's parameters; smaller parts are not worth a run of their own."""
+
+_ATEN: Final = torch.ops.aten
+_SCORES: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
+
+
+@dataclass(frozen=True)
+class LayerPart:
+    """A layer, or a part of one: a function of one activation.
+
+    Attributes:
+        call: how the model calls the layer.
+        layer: the layer's number.
+        x, y: an example of its input and of its output, shape (batch, tokens, width).
+        held: its parameters and buffers, by their names within the layer.
+        attends: whether attention is in it.
+        first, last: of the layer's results that are shaped as `x`, the number of that which is its
+            input and of that which is its output; None for those of the layer itself.
+    """
+
+    call: LayerCall
+    layer: int
+    x: Tensor
+    y: Tensor
+    held: Mapping[str, Tensor]
+    attends: bool = True
+    first: int | None = None
+    last: int | None = None
+
+    @classmethod
+    def whole(cls, call: LayerCall, layer: int) -> LayerPart:
+        """Return a whole layer."""
+        return cls(call, layer, call.x, call.y, tensors_of(call.layer))
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return examples of all that it is a function of, by name, with all of the layer's."""
+        found = {names.X: self.x}
+        found |= {names.parameter(n): t for n, t in tensors_of(self.call.layer).items()}
+        return found | {names.beside(n): t for n, t in self.call.beside.items()}
+
+    def varying(self) -> set[str]:
+        """Return the names of those inputs that have as many rows as the batch has samples."""
+        samples = self.x.shape[0]
+        of_batch = {names.X} | {names.beside(n) for n in self.call.beside}
+        return {
+            name
+            for name, tensor in self.inputs().items()
+            if name in of_batch and tensor.dim() > 0 and tensor.shape[0] == samples
+        }
+
+    def parameters(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the layer's parameters and buffers among some inputs, by their own names."""
+        return {n: given[names.parameter(n)] for n in tensors_of(self.call.layer)}
+
+    def beside(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the layer is called with beside its input, likewise."""
+        return {n: given[names.beside(n)] for n in self.call.beside}
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether it is the whole layer."""
+        return self.first is None and self.last is None
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Return the names of its parameters that get a gradient."""
+        return tuple(name for name, tensor in self.held.items() if tensor.requires_grad)
+
+    def run(
+        self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return the part's output, with other tensors in place of the layer's own.
+
+        Operations of the layer that are not in the part may run, too: nothing depends on them.
+        """
+        if self.is_whole:
+            return self.call.run(parameters, x, beside)
+        results = _Replaced(x, self.first, self.last)
+        with results:
+            try:
+                return self.call.run(parameters, x, beside)
+            except _ReachedError:
+                return results.reached
+
+    def cut(self) -> list[LayerPart]:
+        """Return the layer in two parts, or in one where it cannot be cut."""
+        trace = _Trace.of(self)
+        best: tuple[int, _Cut] | None = None
+        for number, cut in trace.cuts():
+            if best is None or cut.larger < best[1].larger:
+                best = number, cut
+        if best is None or best[1].smaller < _LEAST_SHARE * (best[1].smaller + best[1].larger):
+            return [self]
+        number, found = best
+        return self.cut_as(
+            [
+                replace(self, held=found.first, attends=found.attends_first, last=number),
+                replace(self, held=found.second, attends=found.attends_second, first=number),
+            ]
+        )
+
+    def cut_as(self, parts: Sequence[LayerPart]) -> list[LayerPart]:
+        """Return the layer in the same parts as another layer of its kind."""
+        found: list[LayerPart] = []
+        for part in parts:
+            x = found[-1].y if found else self.x
+            held = {name: self.held[name] for name in part.held}
+            mine = replace(
+                self, x=x, held=held, attends=part.attends, first=part.first, last=part.last
+            )
+            if part.last is not None:
+                with torch.no_grad():
+                    mine = replace(mine, y=mine.run(self.held, x, self.call.beside))
+            found.append(mine)
+        return found
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers by name, each tensor once."""
+    found: dict[str, Tensor] = dict(module.named_parameters())
+    return found | dict(module.named_buffers())
+
+
+class _ReachedError(Exception):
+    """The result that was asked for is there; what the layer does after it is not wanted."""
+
+
+class _Replaced(TorchFunctionMode):
+    """Numbers results that are shaped as a layer's input; replaces one of them, and ends at one.
+
+    Args:
+        x: what takes the place of the result number `first`.
+        first, last: see `LayerPart`.
+    """
+
+    def __init__(self, x: Tensor, first: int | None, last: int | None) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+        self.reached = x
+        self._x, self._first, self._last = x, first, last
+        self._numbers = count()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self._is_alike(result):
+            return result
+        number = next(self._numbers)
+        if number == self._last:
+            self.reached = result
+            raise _ReachedError
+        self.found.append(result)
+        return self._x if number == self._first else result
+
+    def _is_alike(self, result: object) -> bool:
+        # The batch is not looked at: its size is unknown while a layer is traced.
+        return (
+            isinstance(result, Tensor)
+            and result.is_floating_point()
+            and result.dim() == self._x.dim()
+            and result.shape[1:] == self._x.shape[1:]
+        )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What is before and after a place where a layer may be cut.
+
+    Attributes:
+        first, second: parameters and buffers of both parts, by name.
+        attends_first, attends_second: whether attention is in them.
+    """
+
+    first: Mapping[str, Tensor]
+    second: Mapping[str, Tensor]
+    attends_first: bool
+    attends_second: bool
+
+    @property
+    def larger(self) -> int:
+        """Return the elements of the larger part."""
+        return max(_elements(self.first), _elements(self.second))
+
+    @property
+    def smaller(self) -> int:
+        """Return those of the smaller part."""
+        return min(_elements(self.first), _elements(self.second))
+
+
+def _elements(held: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in held.values())
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """The forward pass of a layer as a graph, with every result that is shaped as its input."""
+
+    held: Mapping[str, Tensor]
+    inputs: Mapping[fx.Node, str]
+    y: fx.Node
+    results: list[fx.Node]
+
+    @classmethod
+    def of(cls, part: LayerPart) -> _Trace:
+
+        def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+            results = _Replaced(given[names.X], None, None)
+            with results:
+                y = part.call.run(part.parameters(given), given[names.X], part.beside(given))
+            return (y, *results.found)
+
+        graph, used = core_aten(TracedGraph(forward, part.inputs(), (), part.varying()))
+        inputs = dict(zip(graph.graph.find_nodes(op="placeholder"), used, strict=True))
+        y, *results = graph.graph.find_nodes(op="output")[0].args[0]
+        return cls(part.held, inputs, y, results)
+
+    def cuts(self) -> Iterable[tuple[int, _Cut]]:
+        """Yield the numbers of the results through which alone the output depends on the input."""
+        x = next(node for node, name in self.inputs.items() if name == names.X)
+        for number, node in enumerate(self.results):
+            after = _needed(self.y, without=node)
+            if x in after or node is self.y:
+                continue
+            before = _needed(node)
+            first, second = self._tensors(before), self._tensors(after)
+            if not any(first[name].requires_grad for name in first.keys() & second.keys()):
+                yield number, _Cut(first, second, _attends(before), _attends(after))
+
+    def _tensors(self, nodes: set[fx.Node]) -> dict[str, Tensor]:
+        named = {name for node, name in self.inputs.items() if node in nodes}
+        return {n: t for n, t in self.held.items() if names.parameter(n) in named}
+
+
+def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
+    """Return a node and all that it is made of, but for another node and what that is made of."""
+    found: set[fx.Node] = set()
+    ahead = [node]
+    while ahead:
+        one = ahead.pop()
+        if one not in found and one is not without and not _is_size(one):
+            found.add(one)
+            ahead += one.all_input_nodes
+    return found
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Say whether a node is the size of a tensor, which is no reason to need the tensor."""
+    return isinstance(node.meta.get("val"), int | torch.SymInt)
+
+
+def _attends(nodes: Iterable[fx.Node]) -> bool:
+    return any(
+        node.target in _SCORES or isinstance(node.target, torch._ops.HigherOrderOperator)
+        for node in nodes
+    )

@@ -1,0 +1,144 @@
+"""Layers in two parts do what whole layers do, wherever these can be cut."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from cleave.arrays import DType
+from cleave.graphs.calls import layer_calls
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.layer_parts import LayerPart, tensors_of
+from cleave.graphs.model_graphs import model_graphs
+from cleave.planner.stage_prediction import held_bytes
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PlannedStage
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import StagedModel
+from emulator.virtual import emulated
+from profiles.fleet_device import FleetDevice
+from tests.graphs.models import plain_gradients, small_model, with_lora
+from tests.training.test_staged import PS, ROWS, TOKENS, assert_close, batches, rows, staged
+
+IDS = torch.arange(2 * TOKENS).reshape(2, TOKENS)
+ATTENTION = {
+    "opt": {"k_proj", "v_proj", "q_proj", "out_proj", "self_attn_layer_norm"},
+    "llama": {"q_proj", "k_proj", "v_proj", "o_proj", "input_layernorm"},
+    "qwen3": {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "input_layernorm"},
+    "gemma2": {
+        "q_proj", "k_proj", "v_proj", "o_proj", "input_layernorm", "post_attention_layernorm",
+    },
+    "gpt2": {"c_attn", "c_proj", "ln_1"},
+}  # fmt: skip
+
+
+def cut(family: str) -> list[LayerPart]:
+    call = layer_calls(small_model(family), IDS)[0]
+    return LayerPart.whole(call, 0).cut()
+
+
+def modules(part: LayerPart) -> set[str]:
+    """The modules that have a part's parameters; those of an MLP are in one that is named so."""
+    return {name.split(".")[-2] for name in part.held if ".mlp." not in f".{name}"}
+
+
+@pytest.mark.parametrize("family", ATTENTION)
+def test_attention_and_mlp_are_parts(family: str) -> None:
+    first, second = cut(family)
+    assert modules(first) == ATTENTION[family]
+    assert not modules(second) & ATTENTION[family]
+    assert (first.attends, second.attends) == (True, False)
+    assert (first.first, second.last) == (None, None)
+    held = tensors_of(first.call.layer)
+    assert held.keys() == first.held.keys() | second.held.keys()
+    assert not first.held.keys() & second.held.keys()
+
+
+def test_a_layer_whose_attention_and_mlp_stand_side_by_side_stays_whole() -> None:
+    (whole,) = cut("phi")
+    assert whole.is_whole
+
+
+@pytest.mark.parametrize("family", ["opt", "llama", "gemma2"])
+def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
+    parts = cut(family)
+    call = parts[0].call
+    held = tensors_of(call.layer)
+    torch.manual_seed(3)
+    x, dy = torch.randn(2, *call.x.shape).unbind()
+
+    def gradients(y: Tensor, given: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(y, [given, *call.layer.parameters()], dy))
+
+    given = x.clone().requires_grad_()
+    y = call.run(held, given, call.beside)
+    expected = [y.detach(), *gradients(y, given)]
+    given = x.clone().requires_grad_()
+    y = given
+    for part in parts:
+        y = part.run(held, y, call.beside)
+    for one, other in zip([y.detach(), *gradients(y, given)], expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_second_part_does_not_depend_on_the_layers_input() -> None:
+    _, second = cut("opt")
+    x = torch.randn_like(second.x)
+    held: Mapping[str, Tensor] = tensors_of(second.call.layer)
+    changed = {
+        n: t + 1 if n not in second.held and t.is_floating_point() else t for n, t in held.items()
+    }
+    torch.testing.assert_close(
+        second.run(changed, x, second.call.beside), second.run(held, x, second.call.beside)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["opt", "llama-lora"])
+def test_gradients_of_layers_in_parts_are_those_of_plain_pytorch(family: str) -> None:
+    """Four parts on three devices: some have an attention and another layer's MLP."""
+    model = with_lora(small_model("llama")) if family == "llama-lora" else small_model(family)
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), in_parts=True)
+    assert [part.layer for part in graphs.parts] == [0, 0, 1, 1]
+    assert graphs.layers[0] is graphs.layers[2]
+    with emulated(3, seed=1) as fleet:
+        found = staged(model, graphs, fleet)
+        (ids,) = batches(1)
+        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+
+
+@pytest.mark.slow
+def test_layers_are_cut_in_parts_where_no_device_holds_a_whole_one() -> None:
+    """Devices that have room for a part, and not for a layer, by the plan's own count."""
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    cache = GraphCache.of_user()
+    whole, parts = (
+        ModelWork(model, model_graphs(model, TOKENS, cache, in_parts=cut), DType.FP32)
+        for cut in (False, True)
+    )
+    needed = [
+        held_bytes(work.costs([TOKENS] * ROWS, TOKENS, DType.FP32), PlannedStage(n, n + 1, (0,)))
+        for work, n in ((parts, 0), (parts, 1), (whole, 0))
+    ]
+    room = (max(needed[:2]) + needed[2]) // 2
+    assert max(needed[:2]) < room < needed[2]
+    device = FleetDevice("small", 1e10, 1e8, 1e8, 0.001, room)
+    said: list[str] = []
+    with emulated([device] * 4, seed=1) as fleet:
+        found = StagedModel(
+            whole, fleet.runtime, plan_stages, PS, in_parts=lambda: parts, note=said.append
+        )
+        (ids,) = batches(1)
+        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+        assert found.plan is not None
+        assert [stage.stop for stage in found.plan.stages] == [1, 2, 3, 4]
+    assert "cut in parts" in said[0]
+    assert "parts of layers 1 to 1" in said[1]
