@@ -432,11 +432,16 @@ class StagedModel:
 
 def describe(model: StageModel, plan: StagePlan) -> str:
     """Describe a plan in a sentence without its full stop."""
-    layers = "parts of layers" if model.in_parts else "layers"
+    one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
     parts = [
-        f"{layers} {stage.first + 1} to {stage.stop} on {len(stage.devices)} "
-        f"device{'s' if len(stage.devices) > 1 else ''}"
+        f"{one} {stage.stop}"
+        if stage.first + 1 == stage.stop
+        else f"{many} {stage.first + 1} to {stage.stop}"
         for stage in plan.stages
     ]
+    held = [
+        f"{part} on {len(stage.devices)} device{'s' if len(stage.devices) > 1 else ''}"
+        for part, stage in zip(parts, plan.stages, strict=True)
+    ]
     where = "there" if plan.stages[-1].loss else "on the parameter server"
-    return f"stages: {', '.join(parts)}; the loss {where}; {plan.step_s:.3g} s a step predicted"
+    return f"stages: {', '.join(held)}; the loss {where}; {plan.step_s:.3g} s a step predicted"

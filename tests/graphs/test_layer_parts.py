@@ -141,4 +141,4 @@ def test_layers_are_cut_in_parts_where_no_device_holds_a_whole_one() -> None:
         assert found.plan is not None
         assert [stage.stop for stage in found.plan.stages] == [1, 2, 3, 4]
     assert "cut in parts" in said[0]
-    assert "parts of layers 1 to 1" in said[1]
+    assert "stages: part 1 on 1 device, part 2 on 1 device" in said[1]
