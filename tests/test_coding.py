@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.arrays import DType, narrow
+from cleave.arrays import Array, DType, narrow
 from cleave.coding.exponents import decode, encode, encode_if_shorter
 from cleave.errors import ProtocolError
 from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
@@ -87,7 +87,7 @@ def test_what_would_not_be_shorter_is_not_coded(dtype: DType) -> None:
 def test_a_changed_byte_is_refused_or_an_element_of_its_own(
     count: int, dtype: DType, draw: st.DataObject
 ) -> None:
-    """Exponents have a checksum; what travels plain means what it says."""
+    """Exponents have a checksum, which few changes pass; what travels plain means what it says."""
     data = normal(count, dtype)
     coded = bytearray(encode(data, dtype))
     at = draw.draw(st.integers(0, len(coded) - 1))
@@ -100,7 +100,17 @@ def test_a_changed_byte_is_refused_or_an_element_of_its_own(
         return
     before = np.frombuffer(data, bits)
     changed = np.flatnonzero(found != before)
-    assert len(changed) == (at >= plain)
+    if at >= plain:
+        assert len(changed) == 1
+    else:  # Adler-32 is no proof: some changes of several exponents keep it
+        sums = [zlib.adler32(_exponents(bits_of, dtype)) for bits_of in (found, before)]
+        assert sums[0] == sums[1]
+
+
+def _exponents(elements: Array, dtype: DType) -> bytes:
+    """What is deflated of them."""
+    shift = 7 + 16 * (dtype.itemsize // 2 - 1)
+    return ((elements >> shift) & 0xFF).astype(np.uint8).tobytes()
 
 
 @given(st.integers(1, 300), dtypes, st.data())
