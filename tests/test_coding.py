@@ -159,6 +159,7 @@ def test_a_dictionary_and_other_formats_are_refused() -> None:
             decode(coded_by(deflated, 4, 1), DType.BF16, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DType)
 def test_a_bomb_takes_no_memory(dtype: DType) -> None:
     """A gigabyte in a megabyte, for as many elements as are said, and for four."""

@@ -21,6 +21,8 @@ from profiles.fleet_device import FleetDevice
 
 FAST = FleetDevice("fast", 1e15, 1e12, 1e12, 1e-6, 2**34)
 SLOW = replace(FAST, flops_per_s=1e6, downlink_bytes_per_s=1e3, uplink_bytes_per_s=1e3)
+pytestmark = pytest.mark.slow  # graphs of layers are made
+
 STEPS = 2
 
 
