@@ -226,7 +226,6 @@ class _Trace:
 
     @classmethod
     def of(cls, part: LayerPart) -> _Trace:
-
         def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
             results = _Replaced(given[names.X], None, None)
             with results:

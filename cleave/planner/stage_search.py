@@ -35,7 +35,7 @@ _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
 _WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
 _GAIN: Final = 1e-6  # less is none
-_UNEVEN: Final = 1.1  # memory that the largest stage needs over that of the smallest
+_UNEVEN: Final = 1.1  # memory that the largest layer needs over that of the smallest
 
 _Grouping = tuple[tuple[DeviceRates, ...], ...]
 """Devices of each stage."""
@@ -186,15 +186,16 @@ def _groupings(tables: StageTables, order: Sequence[DeviceRates]) -> Iterator[_G
 
 
 def _by_room(tables: StageTables, order: Sequence[DeviceRates], stages: int) -> Iterator[_Grouping]:
-    """Yield ways to give stages of unequal size the devices that have room for them.
+    """Yield ways to give stages of unequal layers the devices that have room for them.
 
     Layers are cut evenly. Those devices choose first that fit the fewest stages, each that which
     is slowest by then.
     """
+    each = tables.memory_of_layers.diagonal(1)
+    if each.max() < _UNEVEN * each.min():
+        return
     cuts = [round(number * tables.layers / stages) for number in range(stages + 1)]
     needs = [float(tables.memory_of_layers[first, stop]) for first, stop in pairwise(cuts)]
-    if max(needs) < _UNEVEN * min(needs):
-        return
     for many in _numbers(len(order)):
         groups: list[list[DeviceRates]] = [[] for _ in range(stages)]
         speed = [0.0] * stages
