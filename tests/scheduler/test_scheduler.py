@@ -591,17 +591,17 @@ def _run(machine: type[History], thorough: int, *, shrink: bool = True) -> None:
 
 @pytest.mark.usefixtures("_often_recut")
 def test_any_history_of_good_devices() -> None:
-    _run(History, 60)
+    _run(History, 40)
 
 
 @pytest.mark.usefixtures("_often_recut")
 def test_any_history_of_bad_devices() -> None:
-    _run(Troubles, 60, shrink=False)
+    _run(Troubles, 40, shrink=False)
 
 
 @pytest.mark.usefixtures("_often_recut")
 def test_any_history_of_small_devices() -> None:
-    _run(TightTroubles, 60, shrink=False)
+    _run(TightTroubles, 40, shrink=False)
 
 
 # --- single histories ---
