@@ -46,7 +46,7 @@ from cleave.planner.report import plan_step
 from cleave.planner.stage_events import costs_of
 from cleave.planner.stage_prediction import local_step_s, working_bytes
 from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PlannedStage, PsCompute, StagePlan
+from cleave.planner.stages import PsCompute, StagePlan
 from cleave.workload.registry import find_model
 from cleave.workload.stages import Adapters
 from cleave.workload.step import step_gemms
@@ -280,7 +280,7 @@ class Row:
             return {}
         costs = self.found.model.costs()
         most: dict[int, int] = {}
-        for stage in self.found.plan.stages:
+        for stage in self.found.plan.planned:
             working = max(working_bytes(costs, c.working_bytes) for c in costs_of(costs, stage))
             for device in stage.devices:
                 most[device] = max(most.get(device, 0), working)
@@ -331,9 +331,10 @@ def measured(line: Line, settings: Settings) -> Row:
     return Row(line, "", alone_s, tiles_s, names, settings.coding, found, steps, took_s)
 
 
-def stages_text(stages: Sequence[PlannedStage], names: dict[int, str]) -> str:
+def stages_text(plan: StagePlan, names: dict[int, str]) -> str:
     """Say which layers are where."""
-    if len(stages) <= _LISTED:
+    stages = plan.stages
+    if len(stages) <= _LISTED and not plan.slices:
         return "; ".join(
             f"{stage.first + 1} to {stage.stop}{' and the loss' if stage.loss else ''} on "
             + ", ".join(names[device] for device in stage.devices)
@@ -341,10 +342,9 @@ def stages_text(stages: Sequence[PlannedStage], names: dict[int, str]) -> str:
         )
     layers = sorted(stage.stop - stage.first for stage in stages)
     devices = sorted(len(stage.devices) for stage in stages)
-    where = "on the last stage" if stages[-1].loss else "on the server"
     return (
         f"{len(stages)} stages of {layers[0]} to {layers[-1]} layers, each on {devices[0]} to "
-        f"{devices[-1]} devices; the loss {where}"
+        f"{devices[-1]} devices; the loss {plan.where_loss}"
     )
 
 
@@ -371,7 +371,7 @@ def show(row: Row) -> Iterator[str]:
     shares = [got / wanted for wanted, got in memory.values()]
     batches = len(found.model.tokens)
     parts: tuple[str, ...] = (
-        f"{batches} micro-batches; layers {stages_text(plan.stages, row.names)}",
+        f"{batches} micro-batches; layers {stages_text(plan, row.names)}",
         plan.reason,
         f"first step {row.steps.steps[0].seconds + found.ps.optimizer_s:.2f} s, optimizer "
         f"{found.ps.optimizer_s:.2f} s; the PS keeps {last.kept_bytes / 1e9:.2f} GB; memory of "
@@ -418,8 +418,14 @@ def as_json(row: Row) -> dict[str, Any]:
         "micro_batches": len(row.found.model.tokens),
         "kept_batches": {row.names[d]: asdict(kept) for d, kept in plan.kept_batches.items()},
         "stages": [
-            {"first": s.first, "stop": s.stop, "devices": list(s.devices), "loss": s.loss}
-            for s in plan.stages
+            {
+                "first": s.first,
+                "stop": s.stop,
+                "devices": list(s.devices),
+                "loss": s.loss,
+                "slice": None if s.slice is None else asdict(s.slice),
+            }
+            for s in plan.planned
         ],
         "reason": plan.reason,
         "optimizer_s": row.found.ps.optimizer_s,

@@ -23,6 +23,9 @@ TARGETS: Final = "targets"
 SCALE: Final = "scale"
 """What each token's loss counts: one over the tokens of the global batch."""
 
+FIRST: Final = "first"
+"""The first row of a slice of the LM head."""
+
 LOSS: Final = "loss"
 """The scaled loss of all tokens together."""
 

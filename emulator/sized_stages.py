@@ -13,13 +13,16 @@ from typing import Final
 from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.errors import FleetError
-from cleave.planner.stages import StageModel, StagePlan
+from cleave.planner.stages import HeadSlice, StageModel, StagePlan
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.stage_work import (
     LayerWork,
     LossWork,
     OutputReady,
+    SlicesBack,
+    SlicesReady,
+    SliceWork,
     StageArray,
     StageGraph,
     StepFailed,
@@ -29,7 +32,14 @@ from cleave.scheduler.stage_work import (
 )
 from cleave.scheduler.traffic import TrafficKind
 from cleave.workload.registry import Family, ModelSpec
-from cleave.workload.stages import Adapters, LayerSizes, Parameter, StageSizes, cut_batch
+from cleave.workload.stages import (
+    HEAD,
+    Adapters,
+    LayerSizes,
+    Parameter,
+    StageSizes,
+    cut_batch,
+)
 from emulator.activity import Activity, Direction, Transfer
 from emulator.deferred import SizedProduct
 from emulator.virtual import VirtualRuntime
@@ -92,15 +102,17 @@ class SizedModel:
             spec, sequence, dtype.itemsize, self.gradients.itemsize, adapters, in_parts
         )
         self.tokens = cut_batch(rows, sequence, micro_batches)
-        self._frozen: dict[tuple[int, str], StageArray] = {}
+        self._frozen: dict[tuple[int, Parameter, int], StageArray] = {}
         self._beside = _beside(spec, sequence)
         self._targets = [
             StageArray(1, tokens, "int64", SizedProduct(_INDEX_BYTES * tokens))
             for tokens in self.tokens
         ]
         self._scale = StageArray(1, 1, "fp32", SizedProduct(_FP32_BYTES))
+        self._first = StageArray(1, 1, "int64", SizedProduct(_INDEX_BYTES))
         self._graphs = [self._graphs_of(part) for part in self.sizes.parts]
         self._loss = self._graph_of_loss()
+        self._slice = self._graphs_of_slice()
 
     def costs(self) -> StageModel:
         """Return what the layers cost, for the planner."""
@@ -123,6 +135,8 @@ class SizedModel:
             gradients=self.gradients.value,
             embeds=self.sizes.embeds,
             kept_batches=plan.kept_batches,
+            slices=plan.slices,
+            slice_works=[self._slice_work(p.slice) for p in plan.slices if p.slice is not None],
         )
 
     def activation(self, tokens: int) -> StageArray:
@@ -154,15 +168,37 @@ class SizedModel:
         parameters = self._parameters(self.spec.layers, sizes.head) | {names.SCALE: self._scale}
         return LossWork(self._loss, parameters, _sums(sizes.head), self._targets, sizes.loss_flops)
 
-    def _parameters(self, number: int, parameters: Sequence[Parameter]) -> dict[str, StageArray]:
-        """Return the parameters of a layer, or of the head, whose number is that of layers."""
+    def _slice_work(self, part: HeadSlice) -> SliceWork:
+        """Return the work of a slice of the loss: some rows of the LM head, all of the rest."""
+        first, stop = part.rows(self.spec.vocabulary)
+        head = [replace(p, rows=stop - first) if p.name == HEAD else p for p in self.sizes.head]
+        parameters = self._parameters(self.spec.layers, head, first)
+        return SliceWork(
+            *self._slice,
+            parameters | {names.SCALE: self._scale, names.FIRST: self._first},
+            _sums(head),
+            self._targets,
+            self.sizes.loss_forward_flops / part.of,
+            self.sizes.loss_flops / part.of,
+        )
+
+    def _parameters(
+        self, number: int, parameters: Sequence[Parameter], first: int = 0
+    ) -> dict[str, StageArray]:
+        """Return parameters as they travel.
+
+        Args:
+            number: of their layer; the number of layers for the head.
+            parameters: of the layer, of the head, or of a slice of that.
+            first: the slice's first row.
+        """
         found = {}
         for one in parameters:
-            made = self._frozen.get((number, one.name))
+            made = self._frozen.get((number, one, first))
             if made is None:
                 made = _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
                 if not one.trained:
-                    self._frozen[number, one.name] = made
+                    self._frozen[number, one, first] = made
             found[names.parameter(one.name)] = made
         return found
 
@@ -189,6 +225,16 @@ class SizedModel:
             (*inputs, names.TARGETS, names.SCALE, *map(names.total, trained)),
             (names.LOSS, names.DX, *map(names.new_total, trained)),
         )
+
+    def _graphs_of_slice(self) -> tuple[StageGraph, StageGraph]:
+        """Return the graphs of a slice of the loss."""
+        trained = [one.name for one in self.sizes.head if one.trained]
+        parameters = (names.parameter(one.name) for one in self.sizes.head)
+        held = (names.X, names.TARGETS, names.FIRST, *parameters)
+        of_backward = (*held, names.SCALE, names.DY, *map(names.total, trained))
+        found = (names.DX, *map(names.new_total, trained))
+        size = bytes(_LOSS_GRAPH_BYTES)
+        return StageGraph(size, held, (names.Y,)), StageGraph(size, of_backward, found)
 
 
 def _beside(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
@@ -290,6 +336,12 @@ def _run_step(
                 kept_bytes += dy.nbytes
                 loss_free_s = max(loss_free_s, runtime.now_s) + loss_s[batch]
                 runtime._at(loss_free_s, runtime.give, batch, dy)
+            case SlicesReady(batch, _):
+                runtime.give(batch, _array(work.tokens[batch], 1, DType.FP32))
+            case SlicesBack(batch, (payload, *_)):
+                dy = replace(work.x[batch], payload=SizedProduct(payload_bytes(payload)))
+                kept_bytes += dy.nbytes
+                runtime.give(batch, dy)
             case StepFailed(reason):
                 raise FleetError(f"the emulated step cannot be completed: {reason}")
             case StepResult():

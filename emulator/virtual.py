@@ -305,9 +305,9 @@ class VirtualRuntime(Runtime):
         self.count_step(work)
         self.execute(self.manager.begin_step(work, self.now_s))
 
-    def give(self, batch: int, dy: StageArray) -> None:
+    def give(self, batch: int, made: StageArray) -> None:
         """See `Runtime.give`."""
-        self.execute(self.manager.give(batch, dy, self.now_s))
+        self.execute(self.manager.give(batch, made, self.now_s))
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """See `Runtime.next_outcome`. Runs the event heap until something came of the step."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from cleave.errors import PlanError
 from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import DeviceRates
+from cleave.planner.stage_events import costs_of
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.workload.stages import StageSizes, cut_batch
@@ -62,20 +63,19 @@ class StagedStep:
     devices: dict[int, DeviceRates]
 
     def costs(self, stage: PlannedStage) -> list[LayerCost]:
-        """Return what the layers of a stage cost, and the loss if it is there."""
-        model = self.model
-        return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
+        """Return what the layers of a stage cost, and the loss, or its slice, if it is there."""
+        return costs_of(self.model, stage)
 
     @property
     def flops(self) -> float:
         """Return the FLOPs of all devices, with the forward pass that is computed again."""
-        costs = (cost for stage in self.plan.stages for cost in self.costs(stage))
+        costs = (cost for stage in self.plan.planned for cost in self.costs(stage))
         return sum(self.model.tokens) * math.fsum(cost.flops for cost in costs)
 
     def recoveries(self) -> Iterator[tuple[float, float]]:
         """Yield for each place in a stage the seconds for weights and for what is done again."""
         tokens, ratio = sum(self.model.tokens), self.model.coded_ratio
-        for stage in self.plan.stages:
+        for stage in self.plan.planned:
             costs, count = self.costs(stage), len(stage.devices)
             flops = math.fsum(cost.flops for cost in costs)
             weights = sum(cost.weight_bytes + cost.frozen_bytes for cost in costs)
@@ -98,10 +98,10 @@ def _outcome(name: str, step: StagedStep) -> Outcome:
     used = len(plan.memory_bytes)
     tightest = max(plan.memory_bytes, key=lambda d: plan.memory_bytes[d] / offered(step, d))
     recoveries = list(step.recoveries())
-    where = "on the last stage" if plan.stages[-1].loss else "on the PS"
     return Outcome(
         method=name,
-        setting=f"{len(plan.stages)} stages, {len(step.model.tokens)} micro-batches, loss {where}",
+        setting=f"{len(plan.stages)} stages, {len(step.model.tokens)} micro-batches, "
+        f"loss {plan.where_loss}",
         devices_used=used,
         parts=(Part("stages", plan.step_s),),
         download_bytes=plan.downlink_bytes / used,

@@ -158,8 +158,12 @@ class Runtime(ABC):
         """Start a training step by stages, without waiting."""
 
     @abstractmethod
-    def give(self, batch: int, dy: StageArray) -> None:
-        """Go on with a micro-batch of that step, whose loss the caller has computed."""
+    def give(self, batch: int, made: StageArray) -> None:
+        """Go on with a micro-batch of that step with what the caller made of it.
+
+        That is the gradient of the last layer's output. Where slices of the loss are on devices, it
+        is first the log-sum-exp over the whole vocabulary.
+        """
 
     @abstractmethod
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:

@@ -26,6 +26,7 @@ from cleave.graphs import (
     layer_graphs,
     layer_parts,
     loss_graph,
+    loss_slices,
     outside,
     tracing,
 )
@@ -35,6 +36,7 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_graphs import LayerGraphs, export_layer
 from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_graph import LossGraph, export_loss
+from cleave.graphs.loss_slices import SliceGraphs, export_slice, rows_of_head
 from cleave.machine.graph_session import Array, GraphSession
 
 _EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
@@ -47,6 +49,7 @@ _OURS: Final = (
     layer_graphs,
     layer_parts,
     loss_graph,
+    loss_slices,
     outside,
     tracing,
 )
@@ -64,12 +67,15 @@ class ModelGraphs:
         parts: the layers, or, in order, their parts.
         layers: the graphs of each of these; those of one kind have the same.
         loss: what follows the last layer, with the loss.
+        slice_of_loss: returns the graphs of a slice of the loss with so many rows of the LM head,
+            which are made then; None where the loss cannot be cut.
     """
 
     calls: Sequence[LayerCall]
     parts: Sequence[LayerPart]
     layers: Sequence[LayerGraphs]
     loss: LossGraph
+    slice_of_loss: Callable[[int], SliceGraphs] | None = None
 
 
 def model_graphs(
@@ -130,8 +136,19 @@ def model_graphs(
         progress("a graph of the loss")
         return export_loss(model, found)
 
-    loss = cache.get(_key(model, tensors_of(model), found[-1].y[:, :1], {}), LossGraph, made_loss)
-    return ModelGraphs(found, parts, layers, loss)
+    key = _key(model, tensors_of(model), found[-1].y[:, :1], {})
+    loss = cache.get(key, LossGraph, made_loss)
+
+    def slice_of_loss(rows: int) -> SliceGraphs:
+        def made() -> SliceGraphs:
+            progress("graphs of a slice of the loss")
+            return export_slice(model, found, loss, rows)
+
+        return cache.get(_digest(f"{key} {rows}"), SliceGraphs, made)
+
+    return ModelGraphs(
+        found, parts, layers, loss, slice_of_loss if rows_of_head(model, loss) else None
+    )
 
 
 def _vocabulary(model: Any) -> int:

@@ -11,6 +11,7 @@ from cleave.planner.methods import CountedTimes, Method, Prediction, tiles_step_
 from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import DeviceRates
 from cleave.planner.report import CountedGemm, StepReport
+from cleave.planner.stage_events import costs_of
 from cleave.planner.stage_prediction import local_step_s
 from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
 
@@ -144,14 +145,15 @@ def kept_by_server(model: StageModel, plan: StagePlan) -> int:
     """Return the bytes that the PS keeps until a step by stages ends.
 
     They are what goes into every stage and the gradient of what comes out, the sums of gradients of
-    every device, and the loss of one micro-batch where the PS computes it.
+    every device, the gradients of every slice of the loss, and the loss of one micro-batch where
+    the PS computes it.
     """
-    arrays = 2 * len(plan.stages) + (0 if plan.stages[-1].loss else 2)
+    arrays = 2 * len(plan.stages) + len(plan.slices) + (0 if plan.stages[-1].loss else 2)
     kept = arrays * sum(model.tokens) * model.width * model.element_bytes
-    for stage in plan.stages:
-        costs = [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
+    for stage in plan.planned:
+        costs = costs_of(model, stage)
         kept += len(stage.devices) * sum(cost.gradient_bytes for cost in costs)
-    if not plan.stages[-1].loss:
+    if plan.loss_at_ps:
         kept += round(max(model.tokens) * model.loss.working_bytes)
     return kept
 

@@ -8,14 +8,16 @@ layer; frozen ones are there from the step before.
 A device has a downlink, a processor and an uplink, each of which does one thing after another. What
 passes a link also passes the PS's network card in pieces, each after everything that began to pass
 it before. Where a device codes, what passes its link and the card is as long as it is coded. The PS
-computes the loss of one micro-batch after another while devices go on.
+computes the loss of one micro-batch after another while devices go on. Where slices of the loss are
+on devices, each of them gets the last stage's output; when all have answered forward they go
+backward, and the gradient is there when all have answered that.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -37,12 +39,20 @@ UNITS_AT_ONCE: Final = 2
 PIECE_BYTES: Final = 2.0**20
 """What of a message passes the PS's card at once: other devices get a turn between pieces."""
 
+_SUMMARY_BYTES: Final = 8
+"""What a slice's forward pass returns of a token."""
+
+_TOTAL_BYTES: Final = 4
+"""What its backward pass is sent of a token."""
+
 _Message = tuple[float, float]
 """The bytes that go to a device, and the FLOPs that wait for them."""
 
 
 def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
-    """Return what a stage's layers cost, then the loss, if it is there."""
+    """Return what a stage's layers cost, then the loss, or its slice, if it is there."""
+    if stage.slice is not None:
+        return [model.slice_of_loss(stage.slice.of)]
     return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
 
 
@@ -151,6 +161,8 @@ class _Stage:
         key = tokens, forward, keep
         if key not in self.known:
             activation = float(tokens * model.width * model.element_bytes)
+            sliced = self.plan.slice is not None
+            dy = float(tokens * _TOTAL_BYTES) if sliced else activation
             through = math.fsum(cost.forward_flops for cost in self.costs) * tokens
             back = math.fsum(cost.flops - cost.forward_flops for cost in self.costs) * tokens
             last = self.costs[-1].forward_flops * tokens
@@ -161,9 +173,9 @@ class _Stage:
             elif self.plan.loss:
                 found = [(activation, through + back)]
             elif keep is not Keep.NOTHING:
-                found = [(activation, back)]
+                found = [(dy, back)]
             else:  # x, from which the inputs of the layers are computed again, and dy
-                found = [(activation, through - last), (activation, back)]
+                found = [(activation, through - last), (dy, back)]
             self.known[key] = found
         return self.known[key]
 
@@ -188,7 +200,7 @@ class StageSimulation:
     """One step.
 
     Attributes:
-        stages, devices: their states.
+        stages, slices, devices: their states.
         egress, ingress: the PS's card.
     """
 
@@ -199,28 +211,35 @@ class StageSimulation:
         kept_batches: Mapping[int, KeptBatches],
         devices_by_id: Mapping[int, DeviceRates],
         ps: PsCompute,
+        slices: Sequence[PlannedStage] = (),
     ) -> None:
         card = ps.rates or PsRates()
         self.egress = _Card(max(1 / card.egress_bytes_per_s, card.byte_s))
         self.ingress = _Card(max(1 / card.ingress_bytes_per_s, card.byte_s))
         self.stages = [_Stage(n, plan, costs_of(model, plan)) for n, plan in enumerate(stages)]
+        self.slices = [
+            _Stage(n, plan, costs_of(model, plan)) for n, plan in enumerate(slices, len(stages))
+        ]
         self.devices = {
-            d: SimulatedDevice(devices_by_id[d]) for plan in stages for d in plan.devices
+            d: SimulatedDevice(devices_by_id[d])
+            for plan in (*stages, *slices)
+            for d in plan.devices
         }
         self._stages_of: dict[int, list[_Stage]] = {}
-        for stage in reversed(self.stages):
+        for stage in reversed([*self.stages, *self.slices]):
             for device in stage.plan.devices:
                 self._stages_of.setdefault(device, []).append(stage)
         self._model = model
         self._kept_batches = kept_batches
         self._loss_s = model.loss.flops / ps.flops_per_s
         self._loss_free_s = self._end_s = 0.0
+        self._answers: Counter[tuple[int, bool]] = Counter()  # of slices, by batch and pass
         self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
         self._count = 0
 
     def end_s(self) -> float:
         """Simulate the step; return when the last sums are there."""
-        for stage in self.stages:
+        for stage in (*self.stages, *self.slices):
             self._load(stage)
         first = self.stages[0]
         for batch in range(len(self._model.tokens)):
@@ -299,6 +318,8 @@ class StageSimulation:
             for nbytes, flops in stage.messages(self._model, tokens, forward=forward, keep=keep)
         ]
         returned = float(round(device.rates.up_bytes(activation, self._model.coded_ratio)))
+        if forward and stage.plan.slice is not None:
+            returned = float(tokens * _SUMMARY_BYTES)
         unit = _Unit(stage, batch, device, forward, [returned] if back else [])
         device.under_way += 1
         device.x_s += sum(nbytes for nbytes, _ in sent) / device.rates.downlink_bytes_per_s
@@ -311,12 +332,19 @@ class StageSimulation:
         unit.device.under_way -= 1
         devices = {unit.device.rates.device}
         stage, batch = unit.stage, unit.batch
-        if batch >= 0 and unit.forward:
+        if batch >= 0 and stage.plan.slice is not None:
+            stage.passed += not unit.forward
+            self._answered(now_s, batch, forward=unit.forward)
+        elif batch >= 0 and unit.forward:
             if stage.number + 1 < len(self.stages):
                 following = self.stages[stage.number + 1]
                 of_next = following.backward if following.plan.loss else following.forward
                 heapq.heappush(of_next, batch)
                 devices.update(following.plan.devices)
+            elif self.slices:
+                for one in self.slices:
+                    heapq.heappush(one.forward, batch)
+                    devices.update(one.plan.devices)
             else:
                 loss_s = self._loss_s * self._model.tokens[batch]
                 self._loss_free_s = max(self._loss_free_s, now_s) + loss_s
@@ -330,6 +358,18 @@ class StageSimulation:
         self._ask(now_s, devices)
         if batch >= 0 and stage.passed == len(self._model.tokens):
             self._take_sums(now_s, stage)
+
+    def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
+        """Note that a slice has passed a micro-batch; with the last one others may go on."""
+        self._answers[batch, forward] += 1
+        if self._answers[batch, forward] == len(self.slices):
+            # The training thread is told, after which devices get what is there already.
+            self._at(now_s, self._loss_summarized if forward else self._loss_known, batch)
+
+    def _loss_summarized(self, now_s: float, batch: int) -> None:
+        for stage in self.slices:
+            self._differentiated(stage, batch)
+        self._ask(now_s, [device for stage in self.slices for device in stage.plan.devices])
 
     def _loss_known(self, now_s: float, batch: int) -> None:
         self._differentiated(self.stages[-1], batch)

@@ -70,7 +70,8 @@ def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
     if keep is Keep.NOTHING:
         return 0
     tokens = max(model.tokens)
-    inputs = len(layers) * tokens * model.width * _FP32_BYTES
+    number = len(layers) if stage.slice is None else 1
+    inputs = number * tokens * model.width * _FP32_BYTES
     if keep is Keep.INPUTS:
         return inputs
     return inputs + math.ceil(tokens * math.fsum(layer.activation_bytes for layer in layers))
@@ -127,6 +128,7 @@ def predict(
     stages: Sequence[PlannedStage],
     devices_by_id: Mapping[int, DeviceRates],
     ps: PsCompute,
+    slices: Sequence[PlannedStage] = (),
 ) -> StagePlan:
     """Return what a step by these stages is predicted to take.
 
@@ -138,11 +140,12 @@ def predict(
         stages: in order; together all layers once.
         devices_by_id: at least the devices of the stages; each is in one stage at most.
         ps: the PS.
+        slices: of the loss, if it is cut by vocabulary.
 
     Raises:
         PlanError: when a device has too little memory.
     """
-    held = [(stage, device) for stage in stages for device in stage.devices]
+    held = [(stage, device) for stage in (*stages, *slices) for device in stage.devices]
     for stage, device in held:
         offered, needed = devices_by_id[device].memory_bytes, held_bytes(model, stage)
         if needed > offered:
@@ -159,27 +162,30 @@ def predict(
         }
         if kept not in tried:
             tried.append(kept)
-            found.append(_predict(model, stages, kept, devices_by_id, ps))
+            found.append(_predict(model, stages, slices, kept, devices_by_id, ps))
     return min(found, key=lambda plan: plan.step_s)
 
 
 def _predict(
     model: StageModel,
     stages: Sequence[PlannedStage],
+    slices: Sequence[PlannedStage],
     kept: dict[int, KeptBatches],
     devices_by_id: Mapping[int, DeviceRates],
     ps: PsCompute,
 ) -> StagePlan:
     memory = {
         device: held_bytes(model, stage, kept[device])
-        for stage in stages
+        for stage in (*stages, *slices)
         for device in stage.devices
     }
-    run = StageSimulation(model, stages, kept, devices_by_id, ps)
+    run = StageSimulation(model, stages, kept, devices_by_id, ps, slices)
     step_s = run.end_s() + ps.optimizer_s
     down, up = run.egress.passed_bytes, run.ingress.passed_bytes
     reason = _reason(model, run, ps, step_s)
-    return StagePlan(tuple(stages), kept, step_s, memory, round(down), round(up), reason)
+    return StagePlan(
+        tuple(stages), kept, step_s, memory, round(down), round(up), reason, tuple(slices)
+    )
 
 
 def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
@@ -191,7 +197,8 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
     ]
     for number, device in sorted(run.devices.items()):
         name = f"device {number}"
-        layers = _layers(stage.plan for stage in run.stages if number in stage.plan.devices)
+        held = [*run.stages, *run.slices]
+        layers = _layers(stage.plan for stage in held if number in stage.plan.devices)
         found += [
             (
                 device.gradients_s,
@@ -202,7 +209,7 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
             (device.x_s, f"activations on the downlink of device {number} take"),
             (device.computes_s, f"the multiplications of {layers} on {name} take"),
         ]
-    if not run.stages[-1].plan.loss:
+    if not run.slices and not run.stages[-1].plan.loss:
         loss_s = sum(model.tokens) * model.loss.flops / ps.flops_per_s
         found.append((loss_s, "the loss on the PS takes"))
     seconds, what = max(found, key=lambda each: each[0])
@@ -211,6 +218,8 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
 
 def _layers(stages: Iterable[PlannedStage]) -> str:
     stages = list(stages)
+    if (part := stages[0].slice) is not None:
+        return f"1 of {part.of} slices of the loss"
     number = sum(stage.stop - stage.first for stage in stages)
     text = "1 layer" if number == 1 else f"{number} layers"
     return f"{text} and the loss" if any(stage.loss for stage in stages) else text

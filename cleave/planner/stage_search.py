@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from cleave.errors import DeviceMemoryError, PlanError
+from cleave.planner.loss_slices import LossSlices, ways_to_slice
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_climb import StageClimb
 from cleave.planner.stage_estimate import Arrangements, StageTables
@@ -44,6 +45,8 @@ _Grouping = tuple[tuple[DeviceRates, ...], ...]
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
     """Return the stages with the shortest predicted step that were found.
 
+    Where it is best that the PS computes the loss, slices of it on some of the devices are tried.
+
     Args:
         model: the model and the batch.
         devices: the fleet, in any order; the plan may leave some idle.
@@ -60,8 +63,43 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
         )
     tables = StageTables(model)
     able = _able(tables, sorted(devices, key=lambda device: device.device))
-    climbs = list(_climbs(tables, able, ps))
-    judge = _Judge(model, {device.device: device for device in able}, ps)
+    best = _search(tables, able, ps)
+    if not best.loss_at_ps:
+        return best
+    for slices in ways_to_slice(model, devices, ps, best):
+        sliced = {device for part in slices.stages for device in part.devices}
+        others = [device for device in able if device.device not in sliced]
+        try:
+            plan = _search(tables, others, ps, slices) if others else best
+        except DeviceMemoryError:
+            continue  # the others are too few for the layers
+        if plan.step_s < best.step_s:
+            best = plan
+    return best
+
+
+def _search(
+    tables: StageTables,
+    able: Sequence[DeviceRates],
+    ps: PsCompute,
+    slices: LossSlices | None = None,
+) -> StagePlan:
+    """Return the best stages found.
+
+    Args:
+        tables: of the model.
+        able: the devices for layers.
+        ps: the PS.
+        slices: of the loss, on other devices; None for none.
+
+    Raises:
+        DeviceMemoryError: when the devices have too little memory.
+    """
+    model = tables.model
+    # To the closed form slices are a PS that is as fast as they are.
+    climbs = list(_climbs(tables, able, ps if slices is None else slices.as_ps(ps)))
+    those = [*able, *(slices.devices if slices is not None else ())]
+    judge = _Judge(model, {device.device: device for device in those}, ps, slices)
     judge.units_left = min(_MOST_UNITS, max(_LEAST_UNITS, _UNITS * len(able)))
     found = sorted(
         (seconds, number, row)
@@ -74,10 +112,10 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
         judge.simulate(climbs[number], climbs[number].found.take(np.array([row])))
     if judge.best is None:
         needed = held_bytes(model, PlannedStage(0, tables.layers, (0,)))
-        offered = sum(device.memory_bytes for device in devices)
+        offered = sum(device.memory_bytes for device in able)
         raise DeviceMemoryError(
             f"the layers need about {needed / 1e6:.0f} MB, and do not fit the "
-            f"{offered / 1e6:.0f} MB that {len(devices)} devices offer together: connect more "
+            f"{offered / 1e6:.0f} MB that {len(able)} devices offer together: connect more "
             "devices, or let them offer more"
         )
     judge.search()
@@ -223,6 +261,7 @@ class _Judge:
     """What is simulated.
 
     Attributes:
+        slices: of the loss, on other devices than the layers; None for none.
         units_left: how many units may still be simulated.
         best: the fastest plan so far.
     """
@@ -230,6 +269,7 @@ class _Judge:
     model: StageModel
     devices: dict[int, DeviceRates]
     ps: PsCompute
+    slices: LossSlices | None = None
     units_left: int = 0
     best: StagePlan | None = None
     _seen: set[tuple[PlannedStage, ...]] = field(default_factory=set)
@@ -240,11 +280,14 @@ class _Judge:
     def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
         """Simulate an arrangement, unless too many were; say whether it is the fastest so far."""
         planned = climb.planned(one, 0)
+        sliced = () if self.slices is None else self.slices.stages
+        if sliced:
+            planned = (*planned[:-1], replace(planned[-1], loss=False))
         if planned in self._seen or (self.units_left <= 0 and len(self._seen) >= _LEAST_SIMULATED):
             return False
         self._seen.add(planned)
-        self.units_left -= 2 * len(planned) * len(self.model.tokens)
-        plan = predict(self.model, planned, self.devices, self.ps)
+        self.units_left -= 2 * (len(planned) + len(sliced)) * len(self.model.tokens)
+        plan = predict(self.model, planned, self.devices, self.ps, sliced)
         changes = self._changes(climb, one)
         heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
         if self.best is not None and plan.step_s >= self.best.step_s * (1 - _GAIN):

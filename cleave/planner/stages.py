@@ -89,6 +89,7 @@ class StageModel:
         coded_ratio: coded over plain bytes of weights and activations, where they travel coded.
         gradient_coded_ratio: likewise of the gradients of weights.
         in_parts: whether `layers` are parts of layers, attention and MLP apart.
+        most_slices: into how many slices by vocabulary the loss can be cut; 1 if it cannot.
     """
 
     layers: Sequence[LayerCost]
@@ -100,6 +101,29 @@ class StageModel:
     coded_ratio: float = 1.0
     gradient_coded_ratio: float = 1.0
     in_parts: bool = False
+    most_slices: int = 1
+
+    def slice_of_loss(self, count: int) -> LayerCost:
+        """Return what one of so many slices of the loss costs.
+
+        Its backward pass computes its logits again. What comes before the LM head, which every
+        slice has, is small and left out.
+        """
+
+        def part(nbytes: int) -> int:
+            return -(-nbytes // count)
+
+        loss = self.loss
+        return LayerCost(
+            part(loss.frozen_bytes),
+            part(loss.weight_bytes),
+            part(loss.gradient_bytes),
+            part(loss.sum_bytes),
+            (loss.flops + loss.forward_flops) / count,
+            loss.forward_flops / count,
+            loss.working_bytes / count,
+            part(loss.largest_bytes),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +142,23 @@ class PsCompute:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadSlice:
+    """Some rows of the LM head: its part of the loss (see `cleave.graphs.loss_slices`).
+
+    Attributes:
+        number: which of the slices.
+        of: how many slices there are, about equally large.
+    """
+
+    number: int
+    of: int
+
+    def rows(self, vocabulary: int) -> tuple[int, int]:
+        """Return its first row and the one after its last."""
+        return self.number * vocabulary // self.of, (self.number + 1) * vocabulary // self.of
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedStage:
     """Consecutive layers and the devices that may take micro-batches through them.
 
@@ -125,12 +166,22 @@ class PlannedStage:
         first, stop: the numbers of its first layer and of the one after its last.
         devices: at least one.
         loss: whether the loss is computed there as well; of the last stage only.
+        slice: what it computes of the loss, if it is a slice of that and has no layers: `first` and
+            `stop` are then the number of layers.
     """
 
     first: int
     stop: int
     devices: tuple[int, ...]
     loss: bool = False
+    slice: HeadSlice | None = None
+
+    @property
+    def named(self) -> str:
+        """Return what it is in words, with layers counted from 1."""
+        if self.slice is not None:
+            return f"slice {self.slice.number + 1} of {self.slice.of} of the loss"
+        return f"layers {self.first + 1} to {self.stop}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +195,7 @@ class StagePlan:
         memory_bytes: by device, what it needs at most.
         downlink_bytes, uplink_bytes: of all devices together, as they travel: coded or not.
         reason: what the step's time consists of mostly, in a sentence.
+        slices: of the loss, in order, where it is cut by vocabulary.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -153,6 +205,27 @@ class StagePlan:
     downlink_bytes: int
     uplink_bytes: int
     reason: str = ""
+    slices: tuple[PlannedStage, ...] = ()
+
+    @property
+    def planned(self) -> tuple[PlannedStage, ...]:
+        """Return the stages, then the slices of the loss."""
+        return *self.stages, *self.slices
+
+    @property
+    def loss_at_ps(self) -> bool:
+        """Say whether the PS computes the loss."""
+        return not self.slices and not self.stages[-1].loss
+
+    @property
+    def where_loss(self) -> str:
+        """Say in words where the loss is computed."""
+        if not self.slices:
+            return "on the parameter server" if self.loss_at_ps else "on the last stage"
+        devices = sum(len(part.devices) for part in self.slices)
+        count = len(self.slices)
+        slices = "1 slice" if count == 1 else f"{count} slices"
+        return f"in {slices} on {devices} device{'s' if devices > 1 else ''}"
 
 
 class StagePlanner(Protocol):

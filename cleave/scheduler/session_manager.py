@@ -52,7 +52,7 @@ from cleave.scheduler.result_judging import ResultJudge, wrong_form
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.stage_runs import StageRuns, StagesOn
-from cleave.scheduler.stage_work import OutputReady, StageArray, StageOrder, StepWork
+from cleave.scheduler.stage_work import StageArray, StageOrder, StepFailed, StepResult, StepWork
 from cleave.scheduler.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 from cleave.scheduler.trials import Trials
@@ -439,7 +439,7 @@ class SessionManager:
 
         Devices that take part have no memory for tiles until it ends.
         """
-        planned = {device for stage in work.stages for device in stage.devices}
+        planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
         return reserved + self._carry_out(self.stages.begin(work), now_s)
 
@@ -462,9 +462,9 @@ class SessionManager:
             now_s,
         )  # fmt: skip
 
-    def give(self, batch: int, dy: StageArray, now_s: float) -> list[ForRuntime]:
-        """Go on with a micro-batch of that step, whose loss the PS has computed."""
-        return self._carry_out(self.stages.give(batch, dy), now_s)
+    def give(self, batch: int, made: StageArray, now_s: float) -> list[ForRuntime]:
+        """Go on with a micro-batch of that step with what was made of it here."""
+        return self._carry_out(self.stages.give(batch, made), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
         """End the step by stages, if any; devices keep what the next one can use."""
@@ -491,7 +491,7 @@ class SessionManager:
                             asked.expected[message.id] = task
                             asked.cancelled_runs.sent(message.id)
                         done.append(Send(device, message, kind))
-                case TellStep(outcome) if not isinstance(outcome, OutputReady):
+                case TellStep(StepResult() | StepFailed()):
                     done += [decision, *self._give_back_memory(now_s)]
                 case _ if isinstance(decision, events.Event):
                     done += self._do(decision, now_s)

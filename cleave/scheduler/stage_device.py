@@ -22,6 +22,7 @@ from cleave.scheduler.stage_work import (
     KeptLayer,
     LayerWork,
     LossWork,
+    SliceWork,
     StageArray,
     StageGraph,
     StageOrder,
@@ -30,6 +31,8 @@ from cleave.scheduler.stage_work import (
     SumPiece,
     SumShape,
     Unit,
+    slice_layer,
+    slice_of_layer,
 )
 from cleave.scheduler.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
@@ -37,6 +40,7 @@ from cleave.scheduler.traffic import TrafficKind
 _PIECE_BYTES = 8 * 2**20  # of sums in one message: others get a turn
 _AWAITED_BYTES = 16 * 2**20  # of sums at once: a device holds what it was asked for twice
 _FP32 = 4
+_SUMMARY_COLUMNS = 2  # of what a slice of the loss finds of a token
 
 
 @dataclass(slots=True, eq=False)
@@ -146,6 +150,60 @@ class StageDevice:
         self._fetch(unit, names.LOSS, loss, 0, 1, 1, "fp32")
         self._drop([y, loss])
         self._backward(work, layers, unit, generation, kept, dy, dx_wanted=dx_wanted)
+
+    def slice_forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
+        """Ask for what a slice of the loss finds of a micro-batch."""
+        part, held = self._slice(work, stage, unit.batch)
+        tokens = work.tokens[unit.batch]
+        x_array = self._put(x)
+        made = {names.Y: _FP32 * _SUMMARY_COLUMNS * tokens}
+        flops = round(part.forward_flops * tokens)
+        found = self._run(unit, part.forward, {names.X: x_array} | held, made, flops)
+        self._fetch(unit, names.Y, found[names.Y], 0, tokens, _SUMMARY_COLUMNS, "fp32")
+        self._rename(x)
+        self._forget(part.targets[unit.batch])
+        if unit.keep is Keep.NOTHING:
+            self._drop([x_array])
+        else:
+            unit.kept = [(x_array,)]
+        self._drop([found[names.Y]])
+
+    def slice_backward(
+        self,
+        work: StepWork,
+        stage: PlannedStage,
+        unit: Unit,
+        generation: Generation,
+        given: StageArray | Sequence[KeptLayer],
+        total: StageArray,
+        *,
+        dx_wanted: bool = True,
+    ) -> None:
+        """Ask for a slice's part of the gradient of its input, and add to the sums.
+
+        Args:
+            work, stage, unit, generation, dx_wanted: see `backward`.
+            given: the slice's input; or what was kept of it.
+            total: the log-sum-exp over the whole vocabulary.
+        """
+        assert stage.slice is not None
+        part, held = self._slice(work, stage, unit.batch)
+        tokens = work.tokens[unit.batch]
+        if isinstance(given, StageArray):
+            x = self._put(given)
+            self._rename(given)
+        else:
+            ((x, *_),) = given
+        feed = {names.X: x, names.DY: self._put(total)} | held
+        made = {names.DX: self._activation_bytes(work, unit.batch)}
+        flops = round(part.backward_flops * tokens)
+        layer = slice_layer(stage.slice.number)
+        found = self._added(unit, part.backward, feed, made, flops, generation, layer, part)
+        self._forget(total)
+        self._forget(part.targets[unit.batch])
+        if dx_wanted:
+            self._fetch(unit, names.DX, found[names.DX], 0, tokens, work.width, work.dtype)
+        self._drop([x, found[names.DX]])
 
     def sums(
         self, work: StepWork, unit: Unit, generation: Generation, wanted: Container[SumName]
@@ -282,7 +340,7 @@ class StageDevice:
         flops: int,
         generation: Generation,
         number: int,
-        of: LayerWork | LossWork,
+        of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
         """Run a graph that adds gradients to sums, which stay under their ids."""
         before = {name: generation.sums.get((number, name), 0) for name in of.sums}
@@ -293,6 +351,15 @@ class StageDevice:
         for name in of.sums:
             generation.sums[number, name] = found[names.new_total(name)]
         return found
+
+    def _slice(
+        self, work: StepWork, stage: PlannedStage, batch: int
+    ) -> tuple[SliceWork, dict[str, int]]:
+        """Send what a slice of the loss needs beside its input; return it, and its arrays."""
+        assert stage.slice is not None
+        part = work.slice_works[stage.slice.number]
+        held = {name: self._put(array) for name, array in part.parameters.items()}
+        return part, held | {names.TARGETS: self._put(part.targets[batch])}
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
         """Send what a layer needs beside its input; return its arrays by graph input."""
@@ -417,7 +484,9 @@ def _item_bytes(dtype: str) -> int:
 
 
 def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
-    """Return the sums of a layer, or of the loss."""
+    """Return the sums of a layer, of the loss, or of a slice of it."""
+    if (number := slice_of_layer(layer)) is not None:
+        return work.slice_works[number].sums
     if layer != LOSS_LAYER:
         return work.layers[layer].sums
     assert work.loss is not None
@@ -438,3 +507,7 @@ def arrays_of(
     if stage.loss and work.loss is not None:
         yield work.loss.graph
         yield from work.loss.parameters.values()
+    if stage.slice is not None:
+        part = work.slice_works[stage.slice.number]
+        yield from (part.forward, part.backward)
+        yield from part.parameters.values()

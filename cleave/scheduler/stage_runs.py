@@ -129,18 +129,18 @@ class StageRuns:
         if self._step is not None and not self._step.ended:
             raise UsageError("the fleet does another step by stages; wait for its end")
         able = self.able
-        stages = [
-            replace(stage, devices=tuple(d for d in stage.devices if d in able))
-            for stage in work.stages
-        ]
-        work = replace(work, stages=stages)
+        stages, slices = (
+            [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]
+            for them in (work.stages, work.slices)
+        )
+        work = replace(work, stages=stages, slices=slices)
         self._repeated = self.repeated
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids)
         return self._step.begin()
 
-    def give(self, batch: int, dy: StageArray) -> list[ForSteps]:
+    def give(self, batch: int, made: StageArray) -> list[ForSteps]:
         """See `StageStep.give`."""
-        return self._step.give(batch, dy) if self._step is not None else []
+        return self._step.give(batch, made) if self._step is not None else []
 
     def withdraw(self) -> list[ForSteps]:
         """End the step, if one is under way; devices keep what the next one can use."""

@@ -23,6 +23,8 @@ from cleave.scheduler.stage_view import StepView, UnitCount
 from cleave.scheduler.stage_work import (
     KeptLayer,
     OutputReady,
+    SlicesBack,
+    SlicesReady,
     StageArray,
     StageGraph,
     StageOrder,
@@ -123,9 +125,11 @@ class StageStep:
         self._ids = ids
         self._stages = [
             _Stage(plan, frozenset(all_sums(work, plan)), list(plan.devices))
-            for plan in work.stages
+            for plan in work.planned
         ]
-        self._last = self._stages[-1]  # in the order of layers; parts of divided stages follow
+        # In the order of layers; slices of the loss and parts of divided stages follow.
+        self._last = self._stages[len(work.stages) - 1]
+        self._slices = self._stages[len(work.stages) :]
         self._units: set[Unit] = set()
         self._taking: dict[Unit, Generation] = {}
         self._went_back: set[int] = set()  # devices whose last unit was a backward pass
@@ -218,11 +222,19 @@ class StageStep:
         """Note that the fleet changed: a device that came may be what a stage waits for."""
         return [] if self.ended else self._go_on()
 
-    def give(self, batch: int, dy: StageArray) -> list[ForSteps]:
-        """Take the gradient of a micro-batch's last output, where the PS computes the loss."""
+    def give(self, batch: int, made: StageArray) -> list[ForSteps]:
+        """Take what the training thread made of a micro-batch.
+
+        It is the gradient of its last output; where slices of the loss are on devices, first the
+        log-sum-exp over the whole vocabulary.
+        """
         if self.ended:
             return []
-        self._last.dy[batch] = dy
+        if any(batch not in stage.dy for stage in self._slices):
+            for stage in self._slices:
+                stage.dy[batch] = made
+        else:
+            self._last.dy[batch] = made
         return self._go_on()
 
     def withdraw(self) -> list[ForSteps]:
@@ -293,8 +305,19 @@ class StageStep:
     def _passed(self, unit: Unit, payload: Any) -> None:
         """Take a forward pass: its output goes to the next stage, or to the PS for the loss."""
         stage = self._stages[unit.stage]
-        if unit.batch not in stage.y:
+        is_new = unit.batch not in stage.y
+        if is_new:
             stage.y[unit.batch], stage.forward_by[unit.batch] = payload, unit.device
+        if stage.plan.slice is not None:
+            if is_new and all(unit.batch in one.y for one in self._slices):
+                found = [one.y[unit.batch] for one in self._slices]
+                self._out.append(TellStep(SlicesReady(unit.batch, found), self.work))
+            return
+        if stage is self._last and self._slices:
+            x = self._activation(unit.batch, payload)
+            for one in self._slices:
+                one.x.setdefault(unit.batch, x)
+            return
         if stage is self._last:
             self._out.append(TellStep(OutputReady(unit.batch, payload), self.work))
             return
@@ -313,9 +336,14 @@ class StageStep:
         dx = unit.found.get(names.DX)
         if dx is None:
             return
-        if unit.batch not in stage.dx:
+        is_new = unit.batch not in stage.dx
+        if is_new:
             stage.dx[unit.batch], stage.backward_by[unit.batch] = dx, unit.device
-        if unit.stage == 0:
+        if stage.plan.slice is not None:
+            if is_new and all(unit.batch in one.dx for one in self._slices):
+                found = [one.dx[unit.batch] for one in self._slices]
+                self._out.append(TellStep(SlicesBack(unit.batch, found), self.work))
+        elif unit.stage == 0:
             self._dx.setdefault(unit.batch, dx)
         elif unit.batch not in self._stages[unit.stage - 1].dy:
             self._stages[unit.stage - 1].dy[unit.batch] = self._activation(unit.batch, dx)
@@ -398,8 +426,10 @@ class StageStep:
         keep = self._next_kept(stage, device)
         unit = self._unit(UnitKind.FORWARD, number, batch, device, keep)
         stage.forward.add(batch)
-        self._store(device).forward(self.work, stage.plan, unit, stage.x[batch])
-        self._out += self._store(device).take()
+        store = self._store(device)
+        ask = store.forward if stage.plan.slice is None else store.slice_forward
+        ask(self.work, stage.plan, unit, stage.x[batch])
+        self._out += store.take()
 
     def _next_kept(self, stage: _Stage, device: int) -> Keep:
         """Return what a device is to keep of its next micro-batch.
@@ -432,7 +462,8 @@ class StageStep:
             kept = stage.kept.pop(batch, None)
             given = stage.x[batch] if kept is None else kept[1]
             dy = stage.dy[batch]
-            store.backward(self.work, stage.plan, unit, generation, given, dy, dx_wanted=dx_wanted)
+            ask = store.backward if stage.plan.slice is None else store.slice_backward
+            ask(self.work, stage.plan, unit, generation, given, dy, dx_wanted=dx_wanted)
         self._out += store.take()
 
     def _unit(
@@ -518,8 +549,8 @@ class StageStep:
             return
         if not self._noted and not all(stage.devices for stage in missing):
             self._noted = True
-            layers = ", ".join(f"{s.plan.first + 1} to {s.plan.stop}" for s in missing)
-            self._out.append(Note(f"layers {layers} wait for a device that can run them"))
+            what = ", ".join(s.plan.named for s in missing)
+            self._out.append(Note(f"{what} wait for a device that can run them"))
 
     def _reinforce(self, stage: _Stage) -> None:
         """Let those devices share what a stage has left that finish it soonest."""

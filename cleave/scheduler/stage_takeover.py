@@ -21,6 +21,7 @@ from cleave.scheduler.stage_work import (
     StepWork,
     SumName,
     SumShape,
+    slice_layer,
 )
 
 _NARROW = (DType.BF16.value, DType.FP16.value)  # which graphs compute in fp32
@@ -151,9 +152,14 @@ class Takeover:
         count = len(self.work.tokens)
         tokens = sum(self.work.tokens) / count
         activation = sum(x.nbytes for x in self.work.x) / count
-        flops = sum(2 * layer.forward_flops + layer.backward_flops for layer in self._layers())
+        flops: float = sum(
+            2 * layer.forward_flops + layer.backward_flops for layer in self._layers()
+        )
         if self.stage.loss and self.work.loss is not None:
             flops += self.work.loss.flops
+        if self.stage.slice is not None:
+            part = self.work.slice_works[self.stage.slice.number]
+            flops += part.forward_flops + part.backward_flops
         return max(
             flops * tokens / rates.flops_per_s,
             _PASSES * activation / rates.downlink_bytes_per_s,
@@ -166,7 +172,7 @@ class Takeover:
         held = 0 if store is None else store.occupied_bytes
         sums = sum(shape.nbytes for shape in all_sums(self.work, self.stage).values())
         activations = max(self.work.tokens) * self.work.width * DType.FP32.itemsize
-        layers = self.stage.stop - self.stage.first
+        inputs = self.stage.stop - self.stage.first + (self.stage.slice is not None)
         arrays = list(arrays_of(self.work, self.stage))
         widened = [
             DType.FP32.itemsize * array.rows * array.columns
@@ -174,7 +180,7 @@ class Takeover:
             if isinstance(array, StageArray) and array.dtype in _NARROW
         ]
         needed = sum(array.nbytes for array in arrays) + max(widened, default=0)
-        needed += sums + (layers + 4) * activations
+        needed += sums + (inputs + 4) * activations
         return held + needed <= rates.memory_bytes
 
     def _layers(self) -> Sequence[LayerWork]:
@@ -182,10 +188,12 @@ class Takeover:
 
 
 def all_sums(work: StepWork, stage: PlannedStage) -> dict[SumName, SumShape]:
-    """Return the sums of a stage, with those of the loss if it computes that."""
+    """Return the sums of a stage, with those of the loss, or its slice, if it computes that."""
     numbers = [*range(stage.first, stage.stop)]
     if stage.loss:
         numbers.append(LOSS_LAYER)
+    if stage.slice is not None:
+        numbers.append(slice_layer(stage.slice.number))
     return {
         (number, name): shape for number in numbers for name, shape in sums_of(work, number).items()
     }

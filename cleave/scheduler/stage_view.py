@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages import HeadSlice, PlannedStage
 from cleave.scheduler.stage_device import Generation
 from cleave.scheduler.stage_work import Unit, UnitKind
 
@@ -40,6 +40,7 @@ class StageView:
     Attributes:
         first, stop: its layers, counted from 0; `stop` is not among them.
         loss: whether it computes the loss as well.
+        slice: which slice of the loss it is, where it has no layers but that.
         forward: that have passed it forward.
         backward: that have passed it backward, and whose gradients are not lost with a device.
         landed: whose gradients are in sums that the PS has.
@@ -53,6 +54,7 @@ class StageView:
     backward: int
     landed: int
     holders: tuple[HolderView, ...]
+    slice: HeadSlice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +129,6 @@ class UnitCount:
         )
         # The output of a stage with the loss stays where it is: forward and backward are one.
         forward = backward if plan.loss else outputs
-        return StageView(plan.first, plan.stop, plan.loss, forward, backward, landed, holders)
+        return StageView(
+            plan.first, plan.stop, plan.loss, forward, backward, landed, holders, plan.slice
+        )

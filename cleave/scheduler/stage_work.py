@@ -22,6 +22,16 @@ LOSS_LAYER: Final = -1
 """The number that stands for the loss among the numbers of layers."""
 
 
+def slice_layer(number: int) -> int:
+    """Return the number that stands for a slice of the loss among the numbers of layers."""
+    return LOSS_LAYER - 1 - number
+
+
+def slice_of_layer(layer: int) -> int | None:
+    """Return the slice of the loss that a number of a layer stands for; None for none."""
+    return LOSS_LAYER - 1 - layer if layer < LOSS_LAYER else None
+
+
 SumName: TypeAlias = tuple[int, str]
 """Names the sum of a parameter's gradients: the layer's number, and the parameter."""
 
@@ -153,12 +163,33 @@ class LossWork:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceWork:
+    """Holds a slice of the loss by vocabulary (see `cleave.graphs.loss_slices`).
+
+    Attributes:
+        forward, backward: its graphs.
+        parameters: by graph input; its first row and the scale of the loss are among them.
+        sums: by name of each parameter that is trained; of the LM head, its rows.
+        targets: by micro-batch; all slices have the same.
+        forward_flops, backward_flops: for each token; backward computes the logits again.
+    """
+
+    forward: StageGraph
+    backward: StageGraph
+    parameters: Mapping[str, StageArray]
+    sums: Mapping[str, SumShape]
+    targets: Sequence[StageArray]
+    forward_flops: float
+    backward_flops: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepWork:
     """Holds one step by stages: its arrays, its graphs, and which device does what.
 
     Attributes:
         layers: of the model, in order.
-        loss: None where the PS computes the loss.
+        loss: None where no device computes the whole loss.
         x: by micro-batch, the first layer's input, in the dtype in which activations travel.
         width: of activations.
         tokens: by micro-batch, how many tokens it has.
@@ -167,6 +198,8 @@ class StepWork:
         embeds: whether the gradient of the first layer's input is wanted.
         kept_batches: by device, of how many micro-batches it keeps what; of one that is not in it,
             nothing.
+        slices: the plan of the loss where it is cut by vocabulary; else empty.
+        slice_works: what devices need to know of each slice.
         token: tells this step from others; copies with other devices have the same.
     """
 
@@ -179,7 +212,14 @@ class StepWork:
     gradients: str
     embeds: bool = True
     kept_batches: Mapping[int, KeptBatches] = field(default_factory=dict)
+    slices: Sequence[PlannedStage] = ()
+    slice_works: Sequence[SliceWork] = ()
     token: object = field(default_factory=object)
+
+    @property
+    def planned(self) -> Sequence[PlannedStage]:
+        """Return the stages, then the slices of the loss."""
+        return [*self.stages, *self.slices]
 
     @property
     def dtype(self) -> str:
@@ -191,12 +231,13 @@ class StepWork:
 
         Every parameter that is trained goes down once and its gradient up once. What a stage
         returns and its gradient go up and down once to the next stage, or to the PS where that
-        computes the loss; so do the first stage's input down and its gradient up.
+        computes the loss; so do the first stage's input down and its gradient up. The last output
+        goes down to every slice of the loss, if it is cut, and its gradient comes up from each.
 
         Args:
             gradient_bytes: of an element of a gradient as it travels.
         """
-        parts: list[LayerWork | LossWork] = [*self.layers]
+        parts: list[LayerWork | LossWork | SliceWork] = [*self.layers, *self.slice_works]
         if self.loss is not None:
             parts.append(self.loss)
         weights = sum(part.parameters[parameter(n)].nbytes for part in parts for n in part.sums)
@@ -204,8 +245,9 @@ class StepWork:
         gradients = elements * gradient_bytes
         activations = sum(x.nbytes for x in self.x)
         between, at_ps = 2 * (len(self.stages) - 1), int(self.loss is None)
-        down = weights + (1 + between + at_ps) * activations
-        return down, gradients + (self.embeds + between + at_ps) * activations
+        passes = between + at_ps + len(self.slices)
+        down = weights + (1 + passes) * activations
+        return down, gradients + (self.embeds + passes) * activations
 
 
 KeptLayer: TypeAlias = tuple[int, ...]
@@ -289,6 +331,29 @@ class OutputReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SlicesReady:
+    """Tells what all slices of the loss found of a micro-batch: the loss can be made of that.
+
+    What is wanted is the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
+
+    Attributes:
+        batch: the micro-batch.
+        payloads: of each slice, log-sum-exp and target's logit, shape (tokens, 2), fp32.
+    """
+
+    batch: int
+    payloads: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SlicesBack:
+    """Tells the gradients of the last layer's output by all slices: their sum is wanted."""
+
+    batch: int
+    payloads: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class SumsRecord:
     """Holds sums of gradients as one device sent them.
 
@@ -356,4 +421,4 @@ class StepFailed:
     final: bool = False
 
 
-StageOutcome = OutputReady | StepResult | StepFailed
+StageOutcome = OutputReady | SlicesReady | SlicesBack | StepResult | StepFailed

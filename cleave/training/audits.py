@@ -28,6 +28,7 @@ from cleave.scheduler.stage_work import (
     StepResult,
     StepWork,
     SumsRecord,
+    slice_layer,
 )
 
 MOST_OFF: Final = {DType.FP32: 1e-4, DType.BF16: 2e-2, DType.FP16: 4e-3}
@@ -100,13 +101,15 @@ class Auditor:
         self.counters.outputs += 1
         totals: dict[tuple[int, str], Array] = {}
         y, dx, loss = self._repeat(work, record, batch, totals)
-        returned = [("output", record.y.get(batch), y, record.forward_by.get(batch))]
-        returned.append(("gradient", record.dx.get(batch), dx, record.backward_by.get(batch)))
-        dtype = DType(work.dtype)
-        for what, payload, wanted, device in returned:
+        travels = DType(work.dtype)
+        of_y = travels if record.plan.slice is None else DType.FP32
+        returned = [("output", record.y.get(batch), y, record.forward_by.get(batch), of_y)]
+        back = record.backward_by.get(batch)
+        returned.append(("gradient", record.dx.get(batch), dx, back, travels))
+        for what, payload, wanted, device, dtype in returned:
             if payload is None or device is None:
                 continue
-            found = _floats(payload, wanted.size // work.width, work.width, dtype)
+            found = _floats(payload, wanted.size // wanted.shape[-1], wanted.shape[-1], dtype)
             wrong = _off(found, wanted.reshape(found.shape), dtype)
             if wrong:
                 yield self._fault(device, record, f"the {what} of micro-batch {batch}", wrong)
@@ -152,8 +155,7 @@ class Auditor:
 
     def _fault(self, device: int, record: StageRecord, what: str, wrong: str) -> Fault:
         self.counters.faults += 1
-        layers = f"layers {record.plan.first + 1} to {record.plan.stop}"
-        return Fault(device, f"{what} of {layers} is {wrong}")
+        return Fault(device, f"{what} of {record.plan.named} is {wrong}")
 
     # --- doing it again ---
 
@@ -165,6 +167,8 @@ class Auditor:
         totals: dict[tuple[int, str], Array],
     ) -> tuple[Array, Array, Array | None]:
         """Return a micro-batch's output, gradient and loss; add its gradients to the totals."""
+        if record.plan.slice is not None:
+            return self._repeat_slice(work, record, batch, totals, record.plan.slice.number)
         numbers = range(record.plan.first, record.plan.stop)
         given = [_array(record.x[batch])]
         for number in numbers:
@@ -188,6 +192,23 @@ class Auditor:
             feed |= _arrays({**layer.parameters, **layer.beside[batch]})
             dy = self._add(work, layer.backward, feed, number, totals)[names.DX]
         return given[-1], dy, loss
+
+    def _repeat_slice(
+        self,
+        work: StepWork,
+        record: StageRecord,
+        batch: int,
+        totals: dict[tuple[int, str], Array],
+        number: int,
+    ) -> tuple[Array, Array, None]:
+        """Do the same for a slice of the loss."""
+        part = work.slice_works[number]
+        feed = {names.X: _array(record.x[batch]), names.TARGETS: _array(part.targets[batch])}
+        feed |= _arrays(part.parameters)
+        y = self._run(part.forward, feed)[names.Y]
+        feed[names.DY] = _array(record.dy[batch])
+        found = self._add(work, part.backward, feed, slice_layer(number), totals)
+        return y, found[names.DX], None
 
     def _add(
         self,

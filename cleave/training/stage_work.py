@@ -16,18 +16,21 @@ from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Buffer, DType
 from cleave.graphs.layer_parts import LayerPart, tensors_of
+from cleave.graphs.loss_slices import SLICE_COLUMNS, SliceGraphs, combined
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
 from cleave.planner.coding import coded_ratio
 from cleave.planner.layer_memory import working_bytes
-from cleave.planner.stages import LayerCost, StageModel
+from cleave.planner.stages import HeadSlice, LayerCost, StageModel
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
     LayerWork,
     LossWork,
+    SliceWork,
     StageArray,
     StageGraph,
     SumShape,
+    slice_of_layer,
 )
 from cleave.scheduler.traffic import TrafficKind
 
@@ -62,15 +65,16 @@ class ModelWork:
         self.graphs = graphs
         self.dtype = dtype
         self._message_bytes = message_bytes
-        made: dict[bytes, StageGraph] = {}
+        self._made: dict[bytes, StageGraph] = {}
         self._layers = [
-            tuple(_graph(model, made) for model in (g.forward, g.backward, g.from_activations))
+            tuple(self._graph(model) for model in (g.forward, g.backward, g.from_activations))
             for g in graphs.layers
         ]
-        self._loss = _graph(graphs.loss.graph, made)
+        self._loss = self._graph(graphs.loss.graph)
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
-        self._frozen: dict[int, StageArray] = {}
+        self._frozen: dict[tuple[int, HeadSlice | None], StageArray] = {}
+        self._slice_graphs: dict[int, SliceGraphs] = {}
         self._beside: dict[bytes, StageArray] = {}
 
     def layers(self, embedded: Sequence[Embedded]) -> list[LayerWork]:
@@ -128,12 +132,61 @@ class ModelWork:
         """
         held, graphs = self._held_by_loss, self.graphs.loss
         parameters = {names.parameter(n): self._parameter(held[n]) for n in graphs.parameters}
-        one = Buffer(np.full((1, 1), scale, np.float32), DType.FP32)
-        parameters[names.SCALE] = StageArray(1, 1, "fp32", one)
+        parameters[names.SCALE] = _floats(np.full((1, 1), scale))
         sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
         return LossWork(
             self._loss, parameters, sums, [_indices(t) for t in targets], self.loss_flops
         )
+
+    def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
+        """Return the loss in slices by vocabulary.
+
+        Args:
+            targets, scale: see `loss`.
+            count: how many slices; none for 0.
+        """
+        if not count:
+            return []
+        given = [_indices(t) for t in targets]
+        one = _floats(np.full((1, 1), scale))
+        return [self._slice(HeadSlice(n, count), given, one) for n in range(count)]
+
+    def _slice(
+        self, part: HeadSlice, targets: Sequence[StageArray], scale: StageArray
+    ) -> SliceWork:
+        """Return one of the slices."""
+        held, graphs = self._held_by_loss, self._graphs_of_slice(part)
+        first, stop = part.rows(self.vocabulary)
+        parameters = {
+            names.parameter(n): self._parameter(held[n][first:stop], held[n], part)
+            if n in graphs.cut
+            else self._parameter(held[n])
+            for n in graphs.parameters
+        }
+        parameters |= {names.SCALE: scale, names.FIRST: self._beside_array(torch.tensor([first]))}
+        rows = {n: held[n][first:stop] if n in graphs.cut else held[n] for n in graphs.trainable}
+        return SliceWork(
+            self._graph(graphs.forward),
+            self._graph(graphs.backward),
+            parameters,
+            {n: _sum_shape(tensor) for n, tensor in rows.items()},
+            targets,
+            self.loss_forward_flops / part.of,
+            self.loss_flops / part.of,
+        )
+
+    def _graphs_of_slice(self, part: HeadSlice) -> SliceGraphs:
+        """Return the graphs of a slice of the loss; those of equal size have the same."""
+        first, stop = part.rows(self.vocabulary)
+        if (rows := stop - first) not in self._slice_graphs:
+            assert self.graphs.slice_of_loss is not None
+            self._slice_graphs[rows] = self.graphs.slice_of_loss(rows)
+        return self._slice_graphs[rows]
+
+    @property
+    def vocabulary(self) -> int:
+        """Return how many rows the LM head has."""
+        return max(self._held_by_loss[n].shape[0] for n in self.graphs.loss.parameters)
 
     @property
     def loss_flops(self) -> int:
@@ -142,10 +195,31 @@ class ModelWork:
         matrices = [n for n in self.graphs.loss.parameters if held[n].dim() > 1]
         return sum((6 if n in trained else 4) * held[n].numel() for n in matrices)
 
+    @property
+    def loss_forward_flops(self) -> int:
+        """Return the FLOPs of the logits, for each token."""
+        held = (self._held_by_loss[n] for n in self.graphs.loss.parameters)
+        return sum(2 * tensor.numel() for tensor in held if tensor.dim() > 1)
+
     def activation(self, tensor: Tensor) -> StageArray:
         """Return activations, or their gradients, as they travel."""
         matrix = tensor.detach().reshape(-1, tensor.shape[-1]).to(_TORCH[self.dtype]).contiguous()
         return _array(matrix, self.dtype)
+
+    def of_slices(
+        self, payloads: Sequence[Any], targets: Tensor, scale: float
+    ) -> tuple[float, StageArray]:
+        """Return the loss of a micro-batch, and what slices of it need for their backward pass.
+
+        Args:
+            payloads: what slices found, in order.
+            targets: of the micro-batch.
+            scale: what each token's loss counts.
+        """
+        shape = targets.numel(), SLICE_COLUMNS
+        found = [arrays.unpack(each, *shape, DType.FP32).float32() for each in payloads]
+        loss, total = combined(found, targets.flatten().numpy(), scale)
+        return loss, _floats(total)
 
     def tensor(self, payload: Any, shape: Sequence[int], dtype: DType) -> Tensor:
         """Return a payload of a device as an fp32 tensor."""
@@ -154,19 +228,29 @@ class ModelWork:
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
 
     def gradients_of(
-        self, gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]], dtype: DType
+        self,
+        gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]],
+        dtype: DType,
+        slices: int = 0,
     ) -> dict[int, Tensor]:
         """Return the gradients of a step by the `id` of their parameter.
 
         Args:
             gradients: as `StepResult` has them.
             dtype: in which they travelled.
+            slices: into how many the loss was cut.
         """
         found: dict[int, Tensor] = {}
         for (layer, name), groups in gradients.items():
-            held = self._held_by_loss if layer == LOSS_LAYER else self._held[layer]
-            parameter = held[name]
-            shape = _sum_shape(parameter)
+            held = self._held_by_loss if layer <= LOSS_LAYER else self._held[layer]
+            parameter = mine = held[name]
+            number = slice_of_layer(layer)
+            if number is not None:  # slices add up, each in its rows
+                mine = found.setdefault(id(parameter), torch.zeros_like(parameter))
+                part = HeadSlice(number, slices)
+                if name in self._graphs_of_slice(part).cut:
+                    mine = mine[slice(*part.rows(self.vocabulary))]
+            shape = _sum_shape(mine)
             total = np.zeros((shape.rows, shape.columns), np.float32)
             for parts in groups:
                 first = 0
@@ -175,14 +259,21 @@ class ModelWork:
                     values = arrays.unpack(part, rows, shape.columns, dtype).float32()
                     total[first : first + rows] += values
                     first += rows
-            found[id(parameter)] = torch.from_numpy(total).reshape(parameter.shape)
+            made = torch.from_numpy(total).reshape(mine.shape)
+            if number is None:
+                found[id(parameter)] = made
+            else:
+                mine += made
         return found
 
     def add_gradients(
-        self, gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]], dtype: DType
+        self,
+        gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]],
+        dtype: DType,
+        slices: int = 0,
     ) -> None:
         """Add the gradients of a step to the parameters' `grad`; see `gradients_of`."""
-        found = self.gradients_of(gradients, dtype)
+        found = self.gradients_of(gradients, dtype, slices)
         for parameter in self.model.parameters():
             mine = found.get(id(parameter))
             if mine is not None:
@@ -221,14 +312,15 @@ class ModelWork:
             )
         loss = self.graphs.loss
         cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
-        vocabulary = max(self._held_by_loss[n].shape[0] for n in loss.parameters)
         largest = _FP32_BYTES * max(self._held_by_loss[n].numel() for n in loss.parameters)
-        head = LayerCost(*cost, self.loss_flops, self.loss_flops / 3, 16 * vocabulary, largest)
+        working = 16 * self.vocabulary
+        head = LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
         embeds = any(p.requires_grad for p in self._outside_parameters())
         ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
         in_parts = not all(part.is_whole for part in self.graphs.parts)
         each = self.dtype.itemsize
-        return StageModel(layers, head, width, each, tokens, embeds, *ratios, in_parts)
+        slices = self.vocabulary if self.graphs.slice_of_loss is not None else 1
+        return StageModel(layers, head, width, each, tokens, embeds, *ratios, in_parts, slices)
 
     def _outside_parameters(self) -> list[Tensor]:
         inside = {id(t) for held in self._held for t in held.values()}
@@ -246,14 +338,32 @@ class ModelWork:
         each = self.dtype.itemsize
         return frozen * each, trained * each, trained * gradients.itemsize, trained * _FP32_BYTES
 
-    def _parameter(self, tensor: Tensor) -> StageArray:
+    def _parameter(
+        self, tensor: Tensor, of: Tensor | None = None, part: HeadSlice | None = None
+    ) -> StageArray:
+        """Return a parameter as it travels; one that is frozen is the same array every time.
+
+        Args:
+            tensor: the parameter, or rows of it.
+            of, part: the parameter whose rows these are, and which rows they are.
+        """
         if not tensor.is_floating_point():
             return self._beside_array(tensor)
         if tensor.requires_grad:
             return self._matrix(tensor)
-        if id(tensor) not in self._frozen:
-            self._frozen[id(tensor)] = self._matrix(tensor)
-        return self._frozen[id(tensor)]
+        key = id(tensor if of is None else of), part
+        if key not in self._frozen:
+            self._frozen[key] = self._matrix(tensor)
+        return self._frozen[key]
+
+    def _graph(self, model: bytes) -> StageGraph:
+        """Return a graph to be sent, the same for the same model."""
+        if model not in self._made:
+            graph = onnx.load_model_from_string(model).graph
+            inputs = tuple(one.name for one in graph.input)
+            outputs = tuple(one.name for one in graph.output)
+            self._made[model] = StageGraph(model, inputs, outputs)
+        return self._made[model]
 
     def _matrix(self, tensor: Tensor) -> StageArray:
         matrix = tensor.detach().to(_TORCH[self.dtype])
@@ -283,12 +393,11 @@ class ModelWork:
         return self._beside.setdefault(digest.digest(), made)
 
 
-def _graph(model: bytes, made: dict[bytes, StageGraph]) -> StageGraph:
-    if model not in made:
-        graph = onnx.load_model_from_string(model).graph
-        inputs = tuple(one.name for one in graph.input)
-        made[model] = StageGraph(model, inputs, tuple(one.name for one in graph.output))
-    return made[model]
+def _floats(matrix: Any) -> StageArray:
+    """Return a matrix as fp32."""
+    rows, columns = matrix.shape
+    held = Buffer(np.ascontiguousarray(matrix, np.float32), DType.FP32)
+    return StageArray(rows, columns, "fp32", held)
 
 
 def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVATIONS) -> StageArray:

@@ -22,6 +22,8 @@ from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.scheduler.stage_work import (
     OutputReady,
+    SlicesBack,
+    SlicesReady,
     StageArray,
     StageFailedError,
     StageOutcome,
@@ -58,7 +60,7 @@ class StageRuntime(Protocol):
         """See `Runtime.begin_step`."""
         ...
 
-    def give(self, batch: int, dy: StageArray) -> None:
+    def give(self, batch: int, made: StageArray) -> None:
         """See `Runtime.give`."""
         ...
 
@@ -189,7 +191,7 @@ class StagedModel:
                 continue
             faults = self._auditor.faults(work, result) if self._auditor is not None else []
             if not faults:
-                return self._take(result, embedded, losses)
+                return self._take(result, embedded, losses, len(work.slices))
             for fault in faults:  # nothing of the step was used yet: it is done again
                 self._note(f"device {fault.device} is quarantined: {fault.reason}")
                 self.runtime.quarantine(fault.device, fault.reason)
@@ -253,6 +255,8 @@ class StagedModel:
             gradients=self.gradients_dtype.value,
             embeds=embedded[0].x.requires_grad,
             kept_batches=plan.kept_batches,
+            slices=plan.slices,
+            slice_works=self.work.slices(targets, scale, len(plan.slices)),
         )
 
     def _step(
@@ -272,6 +276,14 @@ class StagedModel:
                     y = self.work.tensor(payload, x.shape, self.work.dtype)
                     losses[number], dy = self._loss(y, part.targets, scale)
                     self.runtime.give(number, self.work.activation(dy))
+                case SlicesReady(number, payloads):
+                    targets = parts[number].targets
+                    losses[number], total = self.work.of_slices(payloads, targets, scale)
+                    self.runtime.give(number, total)
+                case SlicesBack(number, payloads):
+                    shape = embedded[number].x.shape
+                    each = (self.work.tensor(p, shape, self.work.dtype) for p in payloads)
+                    self.runtime.give(number, self.work.activation(sum(each, torch.zeros(shape))))
                 case StepFailed(reason, final):
                     if final:
                         raise FleetError(f"the step by stages cannot be completed: {reason}")
@@ -280,7 +292,11 @@ class StagedModel:
                     return result, losses
 
     def _take(
-        self, result: StepResult, embedded: Sequence[Embedded], losses: dict[int, float]
+        self,
+        result: StepResult,
+        embedded: Sequence[Embedded],
+        losses: dict[int, float],
+        slices: int,
     ) -> float:
         """Add all gradients of a finished step to the parameters; return its loss."""
         for number, payload in sorted(result.dx.items()):
@@ -289,7 +305,7 @@ class StagedModel:
             torch.autograd.backward(x, dx.to(x.dtype))
         for number, payload in result.losses.items():
             losses[number] = float(self.work.tensor(payload, (1, 1), DType.FP32))
-        self.work.add_gradients(result.gradients, self.gradients_dtype)
+        self.work.add_gradients(result.gradients, self.gradients_dtype, slices)
         return sum(losses[number] for number in sorted(losses))
 
     @property
@@ -443,5 +459,5 @@ def describe(model: StageModel, plan: StagePlan) -> str:
         f"{part} on {len(stage.devices)} device{'s' if len(stage.devices) > 1 else ''}"
         for part, stage in zip(parts, plan.stages, strict=True)
     ]
-    where = "there" if plan.stages[-1].loss else "on the parameter server"
+    where = "there" if plan.stages[-1].loss else plan.where_loss
     return f"stages: {', '.join(held)}; the loss {where}; {plan.step_s:.3g} s a step predicted"

@@ -155,7 +155,7 @@ class _Pass:
             for piece, one in zip(pieces, self.embedded, strict=True)
         ]
         self.work = self.staged.step_work(
-            replace(self.plan, stages=tuple(stages)), self.parts, given, 1.0
+            replace(self.plan, stages=tuple(stages), slices=()), self.parts, given, 1.0
         )
         self.staged.runtime.begin_step(self.work)
         outputs: dict[int, Tensor] = {}

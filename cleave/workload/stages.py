@@ -18,6 +18,9 @@ from cleave.planner.stages import LayerCost, StageModel
 from cleave.workload.registry import Family, ModelSpec
 
 _FP32_BYTES: Final = 4
+HEAD: Final = "lm_head.weight"
+"""The parameter with a row for each token of the vocabulary."""
+
 _LAST: Final = ("fc2", "down_proj")  # product of a layer
 _LAST_OF_ATTENTION: Final = ("out_proj", "o_proj")
 _ATTENTION: Final = (
@@ -196,6 +199,11 @@ class StageSizes:
         """Return the FLOPs of the loss and its gradients, for each token."""
         return sum((6 if p.trained else 4) * p.size for p in self.head if p.matrix)
 
+    @property
+    def loss_forward_flops(self) -> int:
+        """Return the FLOPs of the logits, for each token."""
+        return 2 * sum(p.size for p in self.head if p.matrix)
+
     def costs(self, tokens: Sequence[int]) -> StageModel:
         """Return what the layers cost, for the planner.
 
@@ -204,9 +212,11 @@ class StageSizes:
         """
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
-        loss = self.loss_flops
+        forward = self.loss_forward_flops
         largest = _FP32_BYTES * max(p.size for p in self.head)
-        head = LayerCost(*self._bytes(self.head), loss, loss / 3, 16 * spec.vocabulary, largest)
+        head = LayerCost(
+            *self._bytes(self.head), self.loss_flops, forward, 16 * spec.vocabulary, largest
+        )
         return StageModel(
             layers,
             head,
@@ -217,6 +227,7 @@ class StageSizes:
             coded_ratio(_DTYPES[self.element_bytes]),
             coded_ratio(_DTYPES[self.gradient_bytes]),
             self.in_parts,
+            spec.vocabulary,
         )
 
     def _cost(self, part: LayerSizes) -> LayerCost:
@@ -290,7 +301,7 @@ def _head(spec: ModelSpec) -> Iterator[Parameter]:
         yield Parameter("norm.bias", 1, spec.width, matrix=False)
     if spec.embedding_width != spec.width:
         yield Parameter("project_out.weight", spec.embedding_width, spec.width)
-    yield Parameter("lm_head.weight", spec.vocabulary, spec.embedding_width)
+    yield Parameter(HEAD, spec.vocabulary, spec.embedding_width)
 
 
 def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:

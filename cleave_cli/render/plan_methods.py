@@ -65,18 +65,18 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
         plan: its stages.
         names: of the devices, by number.
     """
-    where = "by the last stage" if plan.stages[-1].loss else "by the server"
     said = (
         f"Stages: {len(model.tokens)} micro-batches of up to {max(model.tokens):,} tokens; each "
         f"device keeps what goes into its layers for as many of them as it has memory for; the "
-        f"loss is computed {where}."
+        f"loss is computed {plan.where_loss}."
     )
     if model.in_parts:
         said += " No device holds a whole layer: each is two parts, its attention and its MLP."
     typer.echo("\n" + textwrap.fill(said, WIDTH))
     typer.echo(f"\n{'stage':>5}{'parts' if model.in_parts else 'layers':>10}{'devices':>9}  which")
-    for number, stage in enumerate(plan.stages, 1):
-        layers = f"{stage.first + 1}-{stage.stop}"
+    for number, stage in enumerate(plan.planned, 1):
+        part = stage.slice
+        layers = f"{stage.first + 1}-{stage.stop}" if part is None else f"loss {part.number + 1}"
         which = ", ".join(names[device] for device in stage.devices)
         which = textwrap.shorten(which, WIDTH - 26, placeholder=" ...")
         typer.echo(f"{number:>5}{layers:>10}{len(stage.devices):>9}  {which}")
@@ -116,12 +116,13 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
                 "first_layer": stage.first,
                 "stop_layer": stage.stop,
                 "loss": stage.loss,
+                "slice": None if stage.slice is None else asdict(stage.slice),
                 "devices": [
                     {"id": d, "name": names[d], "memory_bytes": plan.memory_bytes[d]}
                     for d in stage.devices
                 ],
             }
-            for stage in plan.stages
+            for stage in plan.planned
         ],
     }
 

@@ -56,6 +56,9 @@ def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[Rend
 
 
 def _layers(stage: Mapping[str, Any]) -> str:
+    if (part := stage.get("slice")) is not None:
+        number, of = part
+        return f"loss {number + 1} of {of}"
     first, last = stage["first"] + 1, stage["stop"]
     layers = f"{first}" if first == last else f"{first} to {last}"
     return f"{layers}, loss" if stage["loss"] else layers

@@ -119,6 +119,16 @@ def test_a_step_by_stages_fits_eighty_columns() -> None:
     assert "your own: laptop-1, laptop-2" in page
 
 
+def test_a_slice_of_the_loss_is_named() -> None:
+    last = STAGES["stages"][1]  # type: ignore[index]
+    slices = [{**last, "first": 12, "loss": False, "slice": [part, 2]} for part in range(2)]
+    seen = Seen()
+    seen.take(overview(stages={**STAGES, "stages": slices}, devices=devices(True)))
+    found = [line[:4] for line in lines(text(seen, 80))]
+    assert ["loss", "1", "of", "2"] in found
+    assert ["loss", "2", "of", "2"] in found
+
+
 def test_a_stage_that_nobody_holds_and_many_that_are_held() -> None:
     stage = {**STAGES["stages"][0], "holders": [], "devices": 0}  # type: ignore[index]
     crowd = {**stage, "holders": [[i, 0, 0, 0, 0] for i in range(50)], "devices": 60}

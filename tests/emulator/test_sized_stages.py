@@ -12,7 +12,14 @@ from cleave.arrays import DType
 from cleave.errors import FleetError, ProtocolError, UsageError
 from cleave.planner.plan import PsRates
 from cleave.planner.stage_prediction import predict
-from cleave.planner.stages import KeptBatches, LayerCost, PlannedStage, PsCompute, StagePlan
+from cleave.planner.stages import (
+    HeadSlice,
+    KeptBatches,
+    LayerCost,
+    PlannedStage,
+    PsCompute,
+    StagePlan,
+)
 from cleave.scheduler.stage_work import StageArray
 from cleave.workload.registry import find_model, spec_from_config
 from cleave.workload.stages import Adapters
@@ -235,6 +242,29 @@ def test_a_step_of_adapters_takes_as_long_as_predicted(loss: bool) -> None:
     assert found.steps[1].seconds == pytest.approx(plan.step_s, rel=0.05)
     assert found.steps[1].downlink_bytes == pytest.approx(plan.downlink_bytes, rel=0.05)
     assert found.steps[1].uplink_bytes == pytest.approx(plan.uplink_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("adapters", [None, Adapters(4)])
+def test_a_step_whose_loss_is_in_slices_takes_as_long_as_predicted(
+    adapters: Adapters | None,
+) -> None:
+    model = SizedModel(find_model("opt-tiny"), 12, 64, 12, adapters=adapters)
+    runtime = runtime_of(6, flops_per_s=2e10)
+    last = model.spec.layers
+    stages = PlannedStage(0, 2, (1,)), PlannedStage(2, last, (2,))
+    slices = [
+        PlannedStage(last, last, devices, slice=HeadSlice(number, 2))
+        for number, devices in enumerate([(3, 4), (5, 6)])
+    ]
+    plan = predict(model.costs(), stages, runtime.stage_devices(), PsCompute(2e10, 0.0), slices)
+    assert not plan.loss_at_ps
+    found = run_steps(runtime, lambda: model.work(plan), [])
+    step = found.steps[1]
+    assert step.seconds == pytest.approx(plan.step_s, rel=0.05)
+    assert step.downlink_bytes == pytest.approx(plan.downlink_bytes, rel=0.05)
+    assert step.uplink_bytes == pytest.approx(plan.uplink_bytes, rel=0.05)
+    for device, nbytes in plan.memory_bytes.items():
+        assert found.memory_bytes[device] <= nbytes
 
 
 def test_a_device_is_never_sent_more_than_it_offers() -> None:

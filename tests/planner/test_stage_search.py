@@ -19,6 +19,7 @@ from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stage_prediction import held_bytes, local_step_s, predict
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import (
+    HeadSlice,
     KeptBatches,
     LayerCost,
     PlannedStage,
@@ -35,6 +36,9 @@ from cleave.scheduler.stage_work import (
     LayerWork,
     LossWork,
     OutputReady,
+    SlicesBack,
+    SlicesReady,
+    SliceWork,
     StageArray,
     StageGraph,
     StepResult,
@@ -74,7 +78,9 @@ def models(draw: st.DrawFn, most_layers: int = 8) -> StageModel:
     layers = [one] * count if draw(st.booleans()) else [layer() for _ in range(count)]
     tokens = [draw(st.sampled_from([64, 256, 1024]))] * draw(st.integers(1, 6))
     element_bytes = draw(st.sampled_from([2, 4]))
-    return StageModel(layers, OPT_LOSS, 768, element_bytes, tokens, draw(st.booleans()))
+    slices = draw(st.sampled_from([1, 1000]))
+    embeds = draw(st.booleans())
+    return StageModel(layers, OPT_LOSS, 768, element_bytes, tokens, embeds, most_slices=slices)
 
 
 @st.composite
@@ -111,11 +117,14 @@ def check_right(plan: StagePlan, model: StageModel, fleet: Sequence[DeviceRates]
     assert all(before.stop == after.first for before, after in pairwise(plan.stages))
     assert all(stage.first < stage.stop and stage.devices for stage in plan.stages)
     assert not any(stage.loss for stage in plan.stages[:-1])
-    used = [device for stage in plan.stages for device in stage.devices]
+    slices = [stage.slice for stage in plan.slices]
+    assert slices == [HeadSlice(number, len(slices)) for number in range(len(slices))]
+    assert not slices or not plan.stages[-1].loss
+    used = [device for stage in plan.planned for device in stage.devices]
     assert len(used) == len(set(used))
     offered = {device.device: device.memory_bytes for device in fleet}
     assert set(plan.memory_bytes) == set(used)
-    for stage in plan.stages:
+    for stage in plan.planned:
         for device in stage.devices:
             kept = plan.kept_batches[device]
             assert min(kept.inputs, kept.activations) >= 0
@@ -343,6 +352,7 @@ class TimedStep:
         kept_batches: Mapping[int, KeptBatches],
         devices: dict[int, DeviceRates],
         ps: PsCompute,
+        slices: Sequence[PlannedStage] = (),
     ) -> None:
         self._model, self._devices, self._ps = model, devices, ps
         self._free_s = {device: [0.0, 0.0, 0.0] for device in devices}
@@ -350,7 +360,7 @@ class TimedStep:
         self._count = count()
         self._events: list[tuple[float, int, Callable[[], list[ForSteps]]]] = []
         self._step = stage_step.StageStep(
-            self._work(stages, kept_batches), {}, lambda: devices, Names()
+            self._work(stages, kept_batches, slices), {}, lambda: devices, Names()
         )
         self._carry_out(0.0, self._step.begin())
         while self._events and not self.end_s:
@@ -358,7 +368,10 @@ class TimedStep:
             self._carry_out(now_s, happens())
 
     def _work(
-        self, stages: Sequence[PlannedStage], kept_batches: Mapping[int, KeptBatches]
+        self,
+        stages: Sequence[PlannedStage],
+        kept_batches: Mapping[int, KeptBatches],
+        slices: Sequence[PlannedStage],
     ) -> StepWork:
         layers = []
         for layer in self._model.layers:
@@ -393,6 +406,23 @@ class TimedStep:
             "fp32",
             self._model.embeds,
             kept_batches,
+            slices,
+            [self._slice(len(slices), targets)] * len(slices),
+        )
+
+    def _slice(self, count: int, targets: Sequence[StageArray]) -> SliceWork:
+        if not count:
+            return SliceWork(StageGraph(b"", (), ()), StageGraph(b"", (), ()), {}, {}, [], 0, 0)
+        cost = self._model.slice_of_loss(count)
+        inputs = (names.X, names.TARGETS)
+        return SliceWork(
+            StageGraph(b"", inputs, (names.Y,)),
+            StageGraph(b"", (*inputs, names.DY), (names.DX,)),
+            {},
+            {},
+            targets,
+            cost.forward_flops,
+            cost.flops - cost.forward_flops,
         )
 
     def _activation(self, batch: int) -> StageArray:
@@ -413,6 +443,12 @@ class TimedStep:
                     self._loss_free_s += loss_s / self._ps.flops_per_s
                     dy = self._activation(batch)
                     self._at(self._loss_free_s, partial(self._step.give, batch, dy))
+                case TellStep(SlicesReady(batch)):
+                    rows = self._model.tokens[batch]
+                    total = StageArray(rows, 1, "fp32", memoryview(bytes(4 * rows)))
+                    self._at(now_s, partial(self._step.give, batch, total))
+                case TellStep(SlicesBack(batch)):
+                    self._at(now_s, partial(self._step.give, batch, self._activation(batch)))
                 case TellStep(StepResult()):
                     self.end_s = now_s + self._ps.optimizer_s
 
@@ -457,4 +493,47 @@ def test_predictions_are_what_the_scheduler_does(
     except PlanError:
         return  # too little memory for these stages
     real = TimedStep(model, stages, predicted.kept_batches, devices, PS)
+    assert predicted.step_s == pytest.approx(real.end_s, rel=1e-3)
+
+
+def slices_on(groups: Sequence[tuple[int, ...]], layers: int) -> tuple[PlannedStage, ...]:
+    return tuple(
+        PlannedStage(layers, layers, group, slice=HeadSlice(number, len(groups)))
+        for number, group in enumerate(groups)
+    )
+
+
+def test_a_loss_that_no_device_holds_goes_to_several() -> None:
+    """A head of 2 GB, devices of 1.2 GB, and a PS that takes a minute for it."""
+    layer = LayerCost(0, 28_000_000, 28_000_000, 56_000_000, 84e6, 28e6, 40e3, 28_000_000)
+    head = LayerCost(0, 500_000_000, 500_000_000, 10**9, 1.5e9, 0.5e9, 800e3, 10**9)
+    model = StageModel([layer] * 4, head, 768, 2, [512] * 8, most_slices=50_000)
+    fleet = [DeviceRates(n, 1e8, 1e8, 1e12, 0.01, 1_200_000_000) for n in range(12)]
+    ps = PsCompute(1e11, 0.1)
+    plan = plan_stages(model, fleet, ps)
+    check_right(plan, model, fleet)
+    assert len(plan.slices) > 1
+    assert "slices" in plan.where_loss
+    at_ps = plan_stages(replace(model, most_slices=1), fleet, ps)
+    assert at_ps.loss_at_ps
+    assert plan.step_s < at_ps.step_s / 2
+
+
+@few
+@given(st.data(), fleets(6, (100, 300)))
+def test_predictions_of_slices_are_what_the_scheduler_does(
+    data: st.DataObject, fleet: list[DeviceRates]
+) -> None:
+    layer = LayerCost(0, 0, 400_000, 400_000, 42e6, 14e6, 40e3, 0, 10e3, 12e6)
+    tokens = data.draw(st.lists(st.sampled_from([8, 16, 64]), min_size=1, max_size=8))
+    end = LayerCost(0, 0, 0, 0, 231e6, 77e6, 800e3)
+    model = StageModel([layer] * 2, end, 64, 4, tokens, most_slices=100)
+    fleet = [replace(fleet[n % len(fleet)], device=n) for n in range(6)]
+    stages = PlannedStage(0, 1, (0,)), PlannedStage(1, 2, (1,))
+    ways: list[list[tuple[int, ...]]] = [[(2, 3, 4)], [(2, 3), (4, 5)], [(2,), (3,), (4,)]]
+    groups = data.draw(st.sampled_from(ways))
+    slices = slices_on(groups, 2)
+    devices = {device.device: device for device in fleet}
+    predicted = predict(model, stages, devices, PS, slices)
+    real = TimedStep(model, stages, predicted.kept_batches, devices, PS, slices)
     assert predicted.step_s == pytest.approx(real.end_s, rel=1e-3)

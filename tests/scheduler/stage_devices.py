@@ -15,6 +15,7 @@ from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
 from cleave.scheduler.stage_work import (
     LayerWork,
     LossWork,
+    SliceWork,
     StageArray,
     StageGraph,
     StageOrder,
@@ -61,9 +62,10 @@ def step_work(
     batches: int,
     stages: Sequence[PlannedStage],
     sum_rows: int = SUM_ROWS,
+    slices: Sequence[PlannedStage] = (),
     **changed: Any,
 ) -> StepWork:
-    """A step whose layers are symbols, with a loss if the last stage has one."""
+    """A step whose layers are symbols, with a loss if the last stage has one, or in slices."""
     shape = SumShape(sum_rows, 5)
     held = []
     for number in range(layers):
@@ -84,6 +86,7 @@ def step_work(
                 from_activations, {names.activation(0): ACTIVATION_BYTES}, TOKENS, 21,
             )
         )  # fmt: skip
+    targets = [array(("targets", batch)) for batch in range(batches)]
     loss = None
     if stages[-1].loss:
         graph = StageGraph(
@@ -91,12 +94,30 @@ def step_work(
             (names.X, names.TARGETS, names.parameter("h"), names.total("h")),
             (names.LOSS, names.DX, names.new_total("h")),
         )
-        targets = [array(("targets", batch)) for batch in range(batches)]
         loss = LossWork(
             graph, {names.parameter("h"): array("h", 16, WEIGHTS)}, {"h": shape}, targets, 5
         )
     x = [array(("x", batch)) for batch in range(batches)]
-    settings: dict[str, Any] = {"gradients": "fp32", **changed}
+    of_slice = (names.X, names.TARGETS, names.parameter("h"))
+    works = [
+        SliceWork(
+            StageGraph(f"found {number}".encode(), of_slice, (names.Y,)),
+            StageGraph(
+                f"back {number}".encode(),
+                (*of_slice, names.DY, names.total("h")),
+                (names.DX, names.new_total("h")),
+            ),
+            {names.parameter("h"): array(f"h{number}", 8, WEIGHTS)},
+            {"h": shape},
+            targets,
+            5,
+            10,
+        )
+        for number in range(len(slices))
+    ]
+    settings: dict[str, Any] = {
+        "gradients": "fp32", "slices": slices, "slice_works": works, **changed
+    }  # fmt: skip
     return StepWork(held, loss, x, WIDTH, [TOKENS] * batches, stages, **settings)
 
 
@@ -150,6 +171,14 @@ class SymbolicDevice:
             x, w = given
             assert w == f"w{layer}"
             return [("y", layer, x), ("within", layer, x)]
+        if kind == "found":
+            x, targets, h = given
+            assert h == f"h{layer}"
+            return [("found", layer, x, targets)]
+        if kind == "back":
+            x, targets, h, total, sums = given
+            assert h == f"h{layer}"
+            return [("part", layer, x, targets, total), (*sums, (x, targets, total))]
         if kind == "from_activations":
             *given, within = given
             assert within == ("within", layer, given[0])

@@ -12,12 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import KeptBatches, PlannedStage
+from cleave.planner.stages import HeadSlice, KeptBatches, PlannedStage
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import Note
 from cleave.scheduler.stage_device import StageDevice
 from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
-from cleave.scheduler.stage_work import OutputReady, StepFailed, StepResult, StepWork, UnitKind
+from cleave.scheduler.stage_work import (
+    OutputReady,
+    SlicesBack,
+    SlicesReady,
+    StepFailed,
+    StepResult,
+    StepWork,
+    UnitKind,
+    slice_layer,
+)
 from tests.scheduler.stage_devices import (
     MANY_ROWS,
     SUM_ROWS,
@@ -42,7 +51,7 @@ class Trial:
         self.fleet.devices = {d: SymbolicDevice() for d in range(1, devices + 1)}
         self.stores: dict[int, StageDevice] = {}
         self.step = StageStep(work, self.stores, lambda: rates_of(self.fleet.devices), Names())
-        self.given: set[int] = set()
+        self.given: set[Any] = set()
         self._do(self.step.begin())
 
     def _do(self, wanted: Any) -> None:
@@ -53,10 +62,15 @@ class Trial:
                 assert store.occupied_bytes == sum(self.fleet.devices[device].sizes.values())
 
     @property
-    def outputs(self) -> dict[int, Any]:
-        """Return the last outputs whose gradients were not given yet."""
-        told = {o.batch: o.payload.value for o in self.fleet.told if isinstance(o, OutputReady)}
-        return {batch: y for batch, y in told.items() if batch not in self.given}
+    def outputs(self) -> dict[Any, Any]:
+        """Return what is told of micro-batches that nothing was made of yet."""
+        told = {
+            (type(o), o.batch): o
+            for o in self.fleet.told
+            if isinstance(o, OutputReady | SlicesReady | SlicesBack)
+        }
+        assert len(told) == sum(not isinstance(o, StepResult | StepFailed) for o in self.fleet.told)
+        return {key: outcome for key, outcome in told.items() if key not in self.given}
 
     def answer(self, device: int) -> None:
         order, run, found = self.fleet.devices[device].orders.popleft()
@@ -65,10 +79,29 @@ class Trial:
         else:
             self._do(self.step.fetched(order, run, found))
 
-    def give(self, batch: int) -> None:
-        dy = ("dy", self.outputs[batch], ("targets", batch))
-        self.given.add(batch)
-        self._do(self.step.give(batch, array(dy)))
+    def give(self, key: Any) -> None:
+        """Make of an outcome what the training thread would."""
+        outcome, targets = self.outputs[key], ("targets", key[1])
+        self.given.add(key)
+        made: Any
+        match outcome:
+            case OutputReady(batch, y):
+                made = ("dy", y.value, targets)
+            case SlicesReady(batch, payloads):
+                y = payloads[0].value[2]
+                numbers = range(len(payloads))
+                assert [p.value for p in payloads] == [
+                    ("found", str(n), y, targets) for n in numbers
+                ]
+                made = ("total", y, targets)
+            case SlicesBack(batch, payloads):
+                _, _, y, _, total = payloads[0].value
+                assert total == ("total", y, targets)
+                assert [p.value for p in payloads] == [
+                    ("part", str(n), y, targets, total) for n in range(len(payloads))
+                ]
+                made = ("dy", y, targets)
+        self._do(self.step.give(batch, array(made)))
 
     def lose(self, device: int) -> None:
         del self.fleet.devices[device]
@@ -118,6 +151,19 @@ def check(result: Any, work: StepWork) -> None:
         found = [pair for (part,) in result.gradients[-1, "h"] for pair in part.value[1]]
         wanted = [(expected(b)[0][-1], ("targets", b)) for b in batches]
         assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+    for number in range(len(work.slices)):
+        sums = result.gradients[slice_layer(number), "h"]
+        found = [each for (part,) in sums for each in part.value[1]]
+        ends: list[Any] = [(expected(b)[0][-1], ("targets", b)) for b in batches]
+        wanted = [(*end, ("total", *end)) for end in ends]
+        assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+
+
+def slices_of(who: list[tuple[int, ...]]) -> list[PlannedStage]:
+    return [
+        PlannedStage(LAYERS, LAYERS, devices, slice=HeadSlice(number, len(who)))
+        for number, devices in enumerate(who)
+    ]
 
 
 def stages_of(cuts: list[int], devices: list[tuple[int, ...]], loss: bool) -> list[PlannedStage]:
@@ -147,6 +193,18 @@ def test_a_step_that_nothing_disturbs(loss: bool, kept: KeptBatches) -> None:
         assert not any(isinstance(held, tuple) for held in device.held.values())
 
 
+@pytest.mark.parametrize("kept", [KeptBatches(*n) for n in ((0, 0), (1, 0), (5, 0), (0, 2))])
+def test_a_loss_in_slices(kept: KeptBatches) -> None:
+    """Its last layers are on a device that has a slice as well."""
+    stages, slices = stages_of([2], [(1, 2), (3,)], False), slices_of([(3, 4), (5,)])
+    held = dict.fromkeys(range(1, 9), kept)
+    work = step_work(LAYERS, 5, stages, slices=slices, kept_batches=held)
+    trial = Trial(work, 5)
+    check(trial.finish(), work)
+    for device in trial.fleet.devices.values():
+        assert not any(isinstance(held, tuple) for held in device.held.values())
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) -> None:
@@ -157,6 +215,10 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
         tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1))))
         for _ in range(len(cuts) + 1)
     ]
+    count = 0 if loss else data.draw(st.integers(0, 3))
+    slices = [
+        tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1)))) for _ in range(count)
+    ]
     batches = data.draw(st.integers(1, 5))
     kept = KeptBatches(data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3)))
     work = step_work(
@@ -164,6 +226,7 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
         batches,
         stages_of(cuts, who, loss),
         data.draw(st.sampled_from([SUM_ROWS, MANY_ROWS])),
+        slices_of(slices),
         kept_batches=dict.fromkeys(range(1, 9), kept),
     )
     trial = Trial(work, devices)
@@ -206,6 +269,13 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
 def test_the_least_bytes_of_a_step(loss: bool, embeds: bool, down: int, up: int) -> None:
     stages = [PlannedStage(n, n + 1, (n, n + 5), loss and n == 2) for n in range(3)]
     assert step_work(3, 2, stages, embeds=embeds).floor_bytes(4) == (down, up)
+
+
+def test_the_least_bytes_of_a_step_whose_loss_is_in_slices() -> None:
+    """Of two slices each has 8 bytes and 10 elements; both get the last output, and return it."""
+    stages = [PlannedStage(n, n + 1, (n,)) for n in range(3)]
+    work = step_work(3, 2, stages, slices=slices_of([(5,), (6,)]))
+    assert work.floor_bytes(4) == (3 * 40 + 2 * 8 + 8 * 48, 5 * 40 + 8 * 48)
 
 
 def test_a_device_lost_while_its_sums_travel_costs_its_share() -> None:

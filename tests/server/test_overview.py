@@ -318,7 +318,8 @@ def test_a_step_by_stages_and_whose_the_devices_are(overview: Overview, fleet: F
     assert (stages["batches"], stages["ended"], stages["repeated"]) == (2, False, 0)
     first, last = stages["stages"]
     assert first == {
-        "first": 0, "stop": 2, "loss": False, "forward": 0, "backward": 0, "landed": 0,
+        "first": 0, "stop": 2, "loss": False, "slice": None, "forward": 0, "backward": 0,
+        "landed": 0,
         "devices": 1, "holders": [[2, 2, 0, 0, 0]],
     }  # fmt: skip
     assert (last["first"], last["stop"], last["loss"]) == (2, 3, True)

@@ -59,7 +59,7 @@ def test_the_forward_pass_is_counted_twice_and_the_loss_where_it_is() -> None:
 def test_a_server_that_is_fast_computes_the_loss() -> None:
     slow, fast = (on(replace(small(), ps_flops_per_s=speed)) for speed in (1e6, 1e16))
     assert "loss on the last stage" in slow.setting
-    assert "loss on the PS" in fast.setting
+    assert "loss on the parameter server" in fast.setting
     assert fast.step_s <= slow.step_s
 
 

@@ -23,7 +23,16 @@ from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
 from tests.graphs.models import plain_gradients, small_model
-from tests.training.test_staged import PS, TOKENS, EvenStages, assert_close, batches, rows
+from tests.training.test_staged import (
+    KEPT,
+    PS,
+    TOKENS,
+    EvenStages,
+    SlicedLoss,
+    assert_close,
+    batches,
+    rows,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -69,8 +78,9 @@ def audited(
     fleet: Fleet, model: Any, cache: GraphCache, auditor: Auditor, **settings: Any
 ) -> StagedModel:
     dtype = settings.pop("dtype", DType.FP32)
+    planner = settings.pop("planner", EvenStages(loss=False))
     work = ModelWork(model, model_graphs(model, TOKENS, cache), dtype)
-    return StagedModel(work, fleet.runtime, EvenStages(loss=False), PS, auditor=auditor, **settings)
+    return StagedModel(work, fleet.runtime, planner, PS, auditor=auditor, **settings)
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
@@ -86,6 +96,28 @@ def test_honest_devices_are_not_accused(dtype: DType, cache: GraphCache) -> None
         assert auditor.counters.outputs >= 15
         assert auditor.counters.sums >= 5
         assert fleet.device_count == 3
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_slices_of_the_loss_are_audited(dtype: DType, cache: GraphCache) -> None:
+    """Devices 1 and 2 have layers; in the second fleet device 1 has a slice, and lies."""
+    model = small_model("llama")
+    (ids,) = batches(1)
+    with lying(lambda order: False, 4) as fleet:
+        auditor = Auditor(1.0, random.Random(1))
+        found = audited(fleet, model, cache, auditor, dtype=dtype, planner=SlicedLoss(2, KEPT))
+        found.gradients(rows(ids))
+        assert auditor.counters.faults == 0
+        assert auditor.counters.outputs == 4
+    for lie in (activation, sums):
+        notes: list[str] = []
+        with lying(lie, 4) as fleet:
+            auditor = Auditor(100.0, random.Random(1))  # everything
+            planner = SlicedLoss(2, KEPT, first=True)
+            found = audited(fleet, model, cache, auditor, planner=planner, note=notes.append)
+            found.gradients(rows(ids))
+            assert auditor.counters.faults > 0
+            assert any("of slice 1 of 2 of the loss is off" in note for note in notes), notes
 
 
 @pytest.mark.parametrize("lie", [activation, sums])

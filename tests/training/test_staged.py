@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -22,11 +22,13 @@ from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import (
     NOTHING_KEPT,
+    HeadSlice,
     KeptBatches,
     PlannedStage,
     PsCompute,
     StageModel,
     StagePlan,
+    StagePlanner,
 )
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import RESTING_STEPS, Rows, StagedModel
@@ -68,6 +70,35 @@ class EvenStages:
         return StagePlan(stages, {d: self.kept for s in stages for d in s.devices}, 1.0, {}, 0, 0)
 
 
+@dataclass
+class SlicedLoss:
+    """Layers on the first two devices, slices of the loss on the others in turn, or so.
+
+    Attributes:
+        slices: how many; one if fewer devices are there.
+        kept: what each device keeps.
+        first: whether the first devices have the slices.
+    """
+
+    slices: int
+    kept: KeptBatches
+    first: bool = False
+
+    def __call__(
+        self, model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
+    ) -> StagePlan:
+        layers = len(model.layers)
+        one, other, *others = sorted((rates.device for rates in devices), reverse=self.first)
+        stages = PlannedStage(0, 1, (one,)), PlannedStage(1, layers, (other,))
+        count = min(self.slices, len(others))
+        slices = tuple(
+            PlannedStage(layers, layers, tuple(sorted(others)[n::count]), slice=HeadSlice(n, count))
+            for n in range(count)
+        )
+        kept = {rates.device: self.kept for rates in devices}
+        return StagePlan(stages, kept, 1.0, {}, 0, 0, slices=slices)
+
+
 def batches(count: int) -> list[Tensor]:
     torch.manual_seed(5)
     return [torch.randint(3, 96, (ROWS, TOKENS)) for _ in range(count)]
@@ -88,10 +119,12 @@ def staged(
     kept: KeptBatches = KEPT,
     dtype: DType = DType.FP32,
     message_bytes: int = 2**28,
+    planner: StagePlanner | None = None,
     **settings: Any,
 ) -> StagedModel:
     work = ModelWork(model, graphs, dtype, message_bytes)
-    return StagedModel(work, fleet.runtime, EvenStages(loss=loss, kept=kept), PS, **settings)
+    planner = planner or EvenStages(loss=loss, kept=kept)
+    return StagedModel(work, fleet.runtime, planner, PS, **settings)
 
 
 def gradients_of(found: StagedModel) -> Any:
@@ -122,6 +155,39 @@ def test_gradients_are_those_of_plain_pytorch(
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
+
+
+@pytest.mark.parametrize("kept", [NOTHING_KEPT, KEPT])
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_a_loss_in_slices_changes_nothing(
+    family: str, kept: KeptBatches, cache: GraphCache
+) -> None:
+    """Two slices, one of them on two devices; OPT's head is its embedding, too."""
+    model = small_model(family)
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, cache)
+    with emulated(5, seed=1) as fleet:
+        found = staged(model, graphs, fleet, planner=SlicedLoss(2, kept))
+        (ids,) = batches(1)
+        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+
+
+@pytest.mark.parametrize(
+    ("lora", "dtype", "most"),
+    [(False, DType.FP32, 1e-5), (False, DType.BF16, 2e-2), (True, DType.FP32, 1e-5)],
+)
+def test_steps_with_a_loss_in_slices_lose_as_plain_pytorch_does(
+    lora: bool, dtype: DType, most: float, cache: GraphCache
+) -> None:
+    model = with_lora(small_model("llama")) if lora else small_model("opt")
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, cache)
+    with emulated(5, seed=1) as fleet:
+        found = staged(model, graphs, fleet, dtype=dtype, planner=SlicedLoss(3, KEPT))
+        mine = trained(model, gradients_of(found), batches(4), clip=1.0)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
+    assert mine == pytest.approx(expected, rel=most)
 
 
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
@@ -204,18 +270,21 @@ def test_adapters_alone_travel_after_the_first_step(cache: GraphCache) -> None:
     assert max(sent[1:]) < trainable + activations + 60_000  # messages, of small numbers
 
 
-def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache) -> None:
+@pytest.mark.parametrize("sliced", [False, True])
+def test_lost_devices_cost_their_share_and_no_exactness(cache: GraphCache, sliced: bool) -> None:
     model = small_model("opt")
     plain = copy.deepcopy(model)
     graphs = model_graphs(model, TOKENS, cache)
     fleet = emulated(8, seed=1)
     runtime = fleet.runtime
     assert isinstance(runtime, VirtualRuntime)
-    found = staged(model, graphs, fleet)
+    planner = SlicedLoss(2, KEPT) if sliced else None
+    found = staged(model, graphs, fleet, planner=planner)
 
     def disturbed(ids: Tensor) -> Any:
-        for device in sorted(runtime.stage_devices())[:2]:  # in the middle of the step
-            runtime.lose(device, in_s=0.03)
+        there = sorted(runtime.stage_devices())
+        for device in there[2:4] if sliced else there[:2]:  # in the middle of the step
+            runtime.lose(device, in_s=0.005 if sliced else 0.03)
         loss = found.gradients(rows(ids))
         for profile in runtime.profiles[:2]:
             runtime.join(profile)

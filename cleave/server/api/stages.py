@@ -31,6 +31,7 @@ def _stage(stage: StageView, room: int) -> dict[str, Any]:
         "first": stage.first,
         "stop": stage.stop,
         "loss": stage.loss,
+        "slice": None if stage.slice is None else [stage.slice.number, stage.slice.of],
         "forward": stage.forward,
         "backward": stage.backward,
         "landed": stage.landed,

@@ -19,6 +19,8 @@ export interface Stage {
   readonly first: number;
   readonly stop: number;
   readonly loss: boolean;
+  /** Which slice of the loss it is, and of how many, where it has no layers. */
+  readonly slice: readonly [number: number, of: number] | null;
   readonly forward: number;
   readonly backward: number;
   /** Whose gradients are in sums that the PS has. */
@@ -54,12 +56,18 @@ function readStage(value: unknown): Stage {
     first: number(stage.first) ?? 0,
     stop: number(stage.stop) ?? 0,
     loss: truth(stage.loss),
+    slice: readSlice(stage.slice),
     forward: number(stage.forward) ?? 0,
     backward: number(stage.backward) ?? 0,
     landed: number(stage.landed) ?? 0,
     devices: number(stage.devices) ?? holders.length,
     holders,
   };
+}
+
+function readSlice(value: unknown): readonly [number, number] | null {
+  const [part, of] = list(value).map(number);
+  return part == null || of == null ? null : [part, of];
 }
 
 function readHolder(value: unknown): Holder {
@@ -76,6 +84,7 @@ function readHolder(value: unknown): Holder {
 
 /** The layers of a stage for people, who count from 1, e.g. `layers 5 to 8 and the loss`. */
 export function layersOf(stage: Stage): string {
+  if (stage.slice !== null) return `slice ${stage.slice[0] + 1} of ${stage.slice[1]} of the loss`;
   const first = stage.first + 1;
   const layers = first >= stage.stop ? `layer ${first}` : `layers ${first} to ${stage.stop}`;
   return stage.loss ? `${layers} and the loss` : layers;

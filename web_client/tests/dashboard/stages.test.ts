@@ -50,6 +50,17 @@ test("stages, who holds them and what they do have names", () => {
   ]);
 });
 
+test("slices of the loss have no layers", () => {
+  const slices = [0, 1].map((part) => ({ ...LAST, first: 5, loss: false, slice: [part, 2] }));
+  const step = readStages({ ...STEP, stages: [FIRST, ...slices] });
+  expect(step?.stages.map(layersOf)).toEqual([
+    "layers 1 to 4",
+    "slice 1 of 2 of the loss",
+    "slice 2 of 2 of the loss",
+  ]);
+  expect(step?.stages[0]?.slice).toBeNull();
+});
+
 test("what is in flight, and how much of the step is done", () => {
   const step = readStages(STEP);
   if (step === null) throw new Error("it is a step");

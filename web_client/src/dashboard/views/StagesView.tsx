@@ -51,7 +51,7 @@ export function StagesView({ step, devices, chosen, choose }: Props) {
           <tbody>
             {step.stages.map((stage) => (
               <Row
-                key={stage.first}
+                key={layersOf(stage)}
                 stage={stage}
                 batches={step.batches}
                 devices={devices}

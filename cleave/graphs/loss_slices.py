@@ -1,0 +1,162 @@
+"""The loss cut by vocabulary, for an LM head that no device holds: a pair of graphs for a slice.
+
+A *slice* is some rows of the LM head, with all that comes before it:
+
+    forward    x, targets, first, parameters -> y: of each token its log-sum-exp over the slice, and
+                                                the logit of its target, 0 where that is elsewhere
+    backward   x, targets, first, scale, dy, parameters, sums -> dx, sums + gradients
+
+`dy` is the log-sum-exp over the whole vocabulary, which the PS makes of those of all slices
+(`combined`). With it each slice has its own part of the loss's gradient,
+
+    dlogits = scale (exp(logits - log-sum-exp) - [the target's column]),
+
+so logits never travel. As the loss in one graph (`loss_graph`) it takes tokens one by one: `x` has
+the shape (tokens, 1, width). Gradients of what comes before the head, `dx` too, are those of the
+slice's part alone: their sum over all slices is the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cleave import graph_names as names
+from cleave.graphs.calls import LayerCall
+from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.loss_graph import LossGraph
+from cleave.graphs.outside import OutsideLayers
+from cleave.graphs.tracing import TracedGraph, to_onnx
+from cleave.machine.graph_session import Array
+
+SLICE_COLUMNS: Final = 2
+"""Of what a slice's forward pass returns of a token: log-sum-exp, and the target's logit."""
+
+_EXAMPLE_TOKENS: Final = 2
+
+
+@dataclass(frozen=True)
+class SliceGraphs:
+    """The graphs of a slice of a model's loss, with so many rows of the LM head.
+
+    Attributes:
+        forward, backward: ONNX models.
+        parameters: names of the parameters and buffers that they take, within the model.
+        trainable: those that get a gradient.
+        cut: those of which a slice has some rows; of the others it has all.
+    """
+
+    forward: bytes
+    backward: bytes
+    parameters: tuple[str, ...]
+    trainable: tuple[str, ...]
+    cut: tuple[str, ...]
+
+
+def export_slice(
+    model: nn.Module, calls: Sequence[LayerCall], loss: LossGraph, rows: int
+) -> SliceGraphs:
+    """Make the graphs of a slice of what a causal language model does after its last layer.
+
+    Args:
+        model: the model.
+        calls: how it calls its layers.
+        loss: its loss in one graph.
+        rows: of the LM head that the slice has.
+
+    Raises:
+        LayerGraphError: when its loss cannot be cut; says why.
+    """
+    held = dict(model.named_parameters()) | dict(model.named_buffers())
+    cut = rows_of_head(model, loss)
+    if not cut:
+        raise LayerGraphError("its LM head is not a plain Linear, of which rows can be taken")
+    one = _Slice(OutsideLayers(model, calls), loss.trainable)
+    inputs = {
+        names.X: torch.zeros(_EXAMPLE_TOKENS, 1, calls[-1].y.shape[-1]),
+        names.TARGETS: torch.zeros(_EXAMPLE_TOKENS, dtype=torch.long),
+        names.FIRST: torch.zeros(1, dtype=torch.long),
+    }
+    sliced = {n: held[n][:rows] if n in cut else held[n] for n in loss.parameters}
+    inputs |= {names.parameter(n): tensor for n, tensor in sliced.items()}
+    varying = {names.X, names.TARGETS, names.DY}
+    forward = to_onnx(TracedGraph(one.forward, inputs, (names.Y,), varying))
+    inputs |= {names.SCALE: torch.zeros(()), names.DY: torch.zeros(_EXAMPLE_TOKENS, 1)}
+    inputs |= {names.total(n): sliced[n] for n in loss.trainable}
+    outputs = (names.DX, *(names.new_total(n) for n in loss.trainable))
+    backward = to_onnx(TracedGraph(one.backward, inputs, outputs, varying))
+    return SliceGraphs(forward, backward, loss.parameters, loss.trainable, cut)
+
+
+def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
+    """Return the names of the parameters that have a row for each token of the vocabulary.
+
+    There are none where the LM head is no plain Linear: then the loss cannot be cut.
+    """
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    if type(head) is not nn.Linear:
+        return ()
+    own = {id(parameter) for parameter in head.parameters()}
+    named = dict(model.named_parameters())
+    return tuple(n for n in loss.parameters if n in named and id(named[n]) in own)
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A slice as functions of tensors."""
+
+    outside: OutsideLayers
+    trainable: Sequence[str]
+
+    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the log-sum-exp and the target's logit, shape (tokens, 2)."""
+        logits = self._logits(given, _parameters(given), given[names.X])
+        own = torch.where(_is_target(given, logits), logits, 0.0).sum(1)
+        return (torch.stack([torch.logsumexp(logits, 1), own], 1),)
+
+    def backward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the gradients of the input and, added to the sums, of the parameters."""
+        held = _parameters(given)
+
+        def logits_of(x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
+            return self._logits(given, {**held, **trained}, x)
+
+        trained = {n: held[n] for n in self.trainable}
+        logits, pulled = torch.func.vjp(logits_of, given[names.X], trained)  # type: ignore[misc]
+        counts = (given[names.TARGETS] >= 0).float() * given[names.SCALE]
+        off = torch.exp(logits - given[names.DY]) - _is_target(given, logits).float()
+        dx, gradients = pulled(off * counts[:, None])
+        return (dx, *(given[names.total(n)] + gradients[n] for n in self.trainable))
+
+    def _logits(self, given: Mapping[str, Tensor], held: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return self.outside.logits(held, x).flatten(0, 1).float()
+
+
+def _is_target(given: Mapping[str, Tensor], logits: Tensor) -> Tensor:
+    """Say of each logit whether it is the target's."""
+    column = torch.arange(logits.shape[1]) + given[names.FIRST]
+    return column[None] == given[names.TARGETS][:, None]
+
+
+def _parameters(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    prefix = names.parameter("")
+    return {n.removeprefix(prefix): t for n, t in given.items() if n.startswith(prefix)}
+
+
+def combined(of_slices: Sequence[Array], targets: Array, scale: float) -> tuple[float, Array]:
+    """Return the loss, and the log-sum-exp over the whole vocabulary, shape (tokens, 1).
+
+    Args:
+        of_slices: what the forward pass of each slice returned, shape (tokens, 2).
+        targets: shape (tokens,); -100 where none is expected.
+        scale: what each token's loss counts.
+    """
+    parts = np.stack([part.astype(np.float64) for part in of_slices])
+    total = np.logaddexp.reduce(parts[:, :, 0], axis=0)
+    each = np.where(targets >= 0, total - parts[:, :, 1].sum(axis=0), 0.0)
+    return float(each.sum() * scale), total[:, None].astype(np.float32)
