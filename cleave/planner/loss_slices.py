@@ -6,6 +6,7 @@ passes one device of each group. Devices of slices have no layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -23,8 +24,8 @@ from cleave.planner.stages import (
     StagePlan,
 )
 
-_MOST_WAYS: Final = 6
-_SHARES: Final = (1.0, 0.5, 0.25)  # of the time that the layers take: how long slices may
+_MOST_WAYS: Final = 8
+_SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # of the time that the layers take: how long slices may
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def ways_to_slice(
     """Yield ways that may be faster than a loss on the PS.
 
     There are as few slices as fit the devices, or twice as many, and so many devices that slices
-    take as long as the layers, or a half or a quarter of that.
+    take as long as the layers, or a part of that. Devices that the plan leaves idle come first.
 
     Args:
         model: the model and the batch.
@@ -65,10 +66,12 @@ def ways_to_slice(
     layers_s = max(without.step_s - ps.optimizer_s, 1e-9)
     tried: set[tuple[PlannedStage, ...]] = set()
     least = _fewest(model, devices)
+    used = {device for stage in plan.stages for device in stage.devices}
     for count in (least, 2 * least) if least else ():
         fitting = _fitting(model, devices, count)
+        idle = [each for each in fitting if each[1].device not in used]
         for share in _SHARES:
-            found = _dealt(model, fitting, count, share * layers_s, len(devices) - 1)
+            found = _dealt(model, fitting, idle, count, share * layers_s, len(devices) - 1)
             if found is not None and found.stages not in tried and len(tried) < _MOST_WAYS:
                 tried.add(found.stages)
                 yield found
@@ -117,17 +120,20 @@ def _seconds(model: StageModel, cost: LayerCost, device: DeviceRates) -> float:
 def _dealt(
     model: StageModel,
     fitting: Sequence[tuple[float, DeviceRates]],
+    idle: Sequence[tuple[float, DeviceRates]],
     count: int,
     within_s: float,
     most: int,
 ) -> LossSlices | None:
     """Deal devices to slices until each takes no longer than a time.
 
-    They are of every speed, as those are that are left for the layers.
+    They are the fastest of those that are idle, or else of every speed, as those are that are left
+    for the layers.
 
     Args:
         model: the model and the batch.
-        fitting: devices that have room for a slice, and their seconds.
+        fitting: devices that have room for a slice, and their seconds, the fastest first.
+        idle: those of them that have nothing else to do.
         count: of slices.
         within_s: the time.
         most: so many devices may be used.
@@ -136,11 +142,14 @@ def _dealt(
     if most < count:
         return None
     mean_s = len(fitting) / sum(1 / seconds for seconds, _ in fitting)
-    wanted = min(most, max(count, round(count * mean_s / within_s)))
+    wanted = min(most // count, math.ceil(mean_s / within_s)) * count
+    if len(idle) >= wanted:
+        chosen = idle[:wanted]
+    else:
+        chosen = [fitting[number * len(fitting) // wanted] for number in range(wanted)]
     groups: list[list[DeviceRates]] = [[] for _ in range(count)]
     speed = [0.0] * count
-    for number in range(wanted):
-        seconds, device = fitting[number * len(fitting) // wanted]
+    for seconds, device in chosen:
         slowest = min(range(count), key=lambda n: (speed[n] > 0, speed[n]))
         groups[slowest].append(device)
         speed[slowest] += 1 / seconds

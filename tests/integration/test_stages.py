@@ -15,7 +15,7 @@ import cleave
 from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
-from cleave.planner.stages import PsCompute
+from cleave.planner.stages import PsCompute, StagePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.traffic import TrafficKind
@@ -26,12 +26,12 @@ from tests.faults.plan import Fault
 from tests.faults.processes import Processes
 from tests.graphs.models import plain_gradients, small_model, trained
 from tests.integration.processes import started, until, wait_for_event
-from tests.training.test_staged import EvenStages
+from tests.training.test_staged import KEPT, EvenStages, SlicedLoss
 
 pytestmark = pytest.mark.slow
 
 TOKENS = 12
-DEVICES = 3
+DEVICES = 4
 WAIT_S = 120.0
 
 
@@ -88,8 +88,14 @@ def upload(message: Message) -> bool:
 
 
 @pytest.mark.parametrize("when", [backward, upload])
-@pytest.mark.parametrize("loss", [False, True])
-def test_a_killed_process_costs_no_exactness(loss: bool, when: Callable[[Message], bool]) -> None:
+@pytest.mark.parametrize(
+    "planner",
+    [EvenStages(loss=False), EvenStages(loss=True), SlicedLoss(2, KEPT)],
+    ids=["loss here", "loss there", "loss in slices"],
+)
+def test_a_killed_process_costs_no_exactness(
+    planner: StagePlanner, when: Callable[[Message], bool]
+) -> None:
     model = small_model("opt")
     plain = copy.deepcopy(model)
     graphs = model_graphs(model, TOKENS, GraphCache.of_user())
@@ -102,9 +108,7 @@ def test_a_killed_process_costs_no_exactness(loss: bool, when: Callable[[Message
         wait_for_devices(server)
         strikes = Strikes(server, processes, when)
         work = ModelWork(model, graphs, DType.FP32)
-        staged = StagedModel(
-            work, server.fleet.runtime, EvenStages(loss=loss), PsCompute(1e11, 0.0)
-        )
+        staged = StagedModel(work, server.fleet.runtime, planner, PsCompute(1e11, 0.0))
 
         def disturbed(ids: Tensor) -> Any:
             wait_for_devices(server)
