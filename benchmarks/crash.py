@@ -50,8 +50,8 @@ import transformers.models.opt.modeling_opt
 
 from cleave.arrays import Buffer
 from cleave.training import checkpoint, journal, run_folder
+from cleave.training.run_folder import CHECKPOINTS
 from cleave.training.tokenizer import default_tokenizer
-from cleave.training.trainer import CHECKPOINTS
 from cleave.workload.registry import find_model
 from cleave_cli import main as command_line
 from emulator import virtual

@@ -16,6 +16,7 @@ from cleave_cli.commands import (
     dashboard,
     devices,
     emulate,
+    export,
     footprint,
     jobs,
     join,
@@ -67,6 +68,7 @@ app.command("dashboard")(dashboard.dashboard)
 app.command("jobs")(jobs.jobs)
 app.command("status")(status.status)
 app.command("train")(train.train)
+app.command("export")(export.export)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)
 app.add_typer(devices.app)

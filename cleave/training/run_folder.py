@@ -1,6 +1,8 @@
 """The folder of one training run: its configuration, its metrics and its loss curve.
 
 config.toml      what was asked for
+model/           the model's configuration and tokenizer, for an export
+checkpoints/     see `checkpoint`
 metrics.jsonl    one JSON object per line, written as the run goes
 loss.png         the curve, drawn from the metrics
 """
@@ -21,6 +23,9 @@ from typing import Any, Self
 
 from cleave.errors import CleaveError, UsageError
 from cleave.training.disk import cannot_write
+
+CHECKPOINTS = "checkpoints"
+"""The folder of a run's checkpoints, within it."""
 
 
 def sync_folder(folder: Path) -> None:

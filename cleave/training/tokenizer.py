@@ -48,6 +48,11 @@ class TextTokenizer:
         return self._eos_id
 
     @property
+    def library_tokenizer(self) -> Tokenizer:
+        """Return a copy of what the `tokenizers` library has of it."""
+        return Tokenizer.from_str(self._tokenizer.to_str())
+
+    @property
     def fingerprint(self) -> str:
         """Return the SHA-256, in hex, of everything that decides which ids a text gets."""
         return self._fingerprint

@@ -33,6 +33,7 @@ from cleave.training.checkpoint import (
 )
 from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
 from cleave.training.disk import Patience
+from cleave.training.export import keep_description
 from cleave.training.job import (
     FallbackMode,
     JobSpec,
@@ -60,7 +61,7 @@ from cleave.training.records import (
     StepRecord,
     to_dict,
 )
-from cleave.training.run_folder import RunFolder
+from cleave.training.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.workload.models.build import (
     ModelSource,
@@ -73,7 +74,6 @@ from cleave.workload.registry import ModelSpec
 
 _TOKENIZER_SIZE = 4096
 _BYTES_PER_PARAMETER = 16  # fp32 weight, gradient and two moments
-CHECKPOINTS = "checkpoints"
 JOURNAL = "journal"
 
 
@@ -191,6 +191,8 @@ def train(
             context.report(NoteRecord("no checkpoint is there: starting from the beginning"))
             trainer.patience.insist(lambda: run.rewind(0))
         trainer.patience.insist(lambda: run.write_config(job.to_dict()))
+        described = model, dataset.source, dataset.tokenizer
+        trainer.patience.insist(lambda: keep_description(run.path, *described))
         return trainer.run()
     finally:
         trainer.close()

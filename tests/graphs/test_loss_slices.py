@@ -29,12 +29,12 @@ def run(graph: GraphSession, feed: dict[str, Any]) -> dict[str, Array]:
     return graph.run({name: feed[name] for name in graph.inputs})
 
 
-@pytest.mark.parametrize("family", ["opt", "gpt2", "llama", "gemma2", "phi", "lora"])
+@pytest.mark.parametrize("family", ["opt", "gemma2", "phi", "lora"])
 def test_slices_are_the_loss(family: str) -> None:
     model = with_lora(small_model("llama")) if family == "lora" else small_model(family)
     calls = layer_calls(model, IDS)
     whole = export_loss(model, calls)
-    count = 3
+    count = 2
     cut = export_slice(model, calls, whole, VOCABULARY // count)
     assert (cut.parameters, cut.trainable) == (whole.parameters, whole.trainable)
     held = {n: t.detach().numpy() for n, t in model.state_dict(keep_vars=True).items()}

@@ -15,8 +15,8 @@ import cleave
 from cleave.errors import CleaveError
 from cleave.training.job import JobSpec
 from cleave.training.records import NoteRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import CHECKPOINTS, TrainContext, train
+from cleave.training.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.trainer import TrainContext, train
 from tests.integration.processes import PATIENCE_S, here, records, run, started, wait_for_event
 
 DEVICE = ("--backend", "numpy", "--threads", "1", "--json")

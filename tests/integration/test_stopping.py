@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from cleave.training.job import JobSpec
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import CHECKPOINTS
+from cleave.training.run_folder import CHECKPOINTS, RunFolder
 from tests.disks import small_disk
 from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
 

@@ -17,9 +17,9 @@ from cleave.fleet.fleet import Fleet
 from cleave.planner.planner import TilePlanner
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
+from cleave.training.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.run_job import JobRequest, JobRunner
-from cleave.training.trainer import CHECKPOINTS, TrainContext, train
+from cleave.training.trainer import TrainContext, train
 
 
 def run(

@@ -25,8 +25,8 @@ from cleave.training.disk import (
 )
 from cleave.training.job import JobSpec
 from cleave.training.records import DiskRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import CHECKPOINTS, TrainContext, train
+from cleave.training.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.trainer import TrainContext, train
 from tests.disks import Disk, small_disk
 
 pytestmark = pytest.mark.slow

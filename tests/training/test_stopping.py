@@ -13,8 +13,8 @@ from cleave.planner.planner import TilePlanner
 from cleave.training.interval import Interval
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import CHECKPOINTS, Dataset, TrainContext, prepare, train
+from cleave.training.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.trainer import Dataset, TrainContext, prepare, train
 
 STEPS = 3
 

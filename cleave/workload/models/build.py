@@ -159,7 +159,7 @@ def load_folder(path: str | Path, *, dropout: float = 0.0) -> "tuple[PreTrainedM
     _check_weight_files(folder)
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             config = AutoConfig.from_pretrained(folder, **local)
             _set_dropout(config, dropout, spec.name)
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -333,7 +333,7 @@ def _set_dropout(config: "PreTrainedConfig", dropout: float, name: str) -> None:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     # Its progress bars and load reports would end up between the lines of ours.
     from transformers.utils import logging
 

@@ -1,0 +1,76 @@
+"""`cleave export`: a run's model as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cleave.errors import UsageError
+
+if TYPE_CHECKING:
+    from cleave.training.run_folder import RunFolder
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder of cleave train.", show_default=False)],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="The new folder; by default `export` in the run folder."),
+    ] = None,
+    step: Annotated[
+        int, typer.Option(help="Of the checkpoint; 0: the newest that is whole.", min=0)
+    ] = 0,
+    dtype: Annotated[str, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = "fp32",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Write a run's model as a folder that transformers loads: from_pretrained(FOLDER).
+
+    It has the weights of a checkpoint, configuration, tokenizer, and a model card that says what
+    the model was trained on, by which devices, and what that took.
+
+    Examples:
+
+      cleave export runs/20261121-101500
+
+      cleave export runs/20261121-101500 my-model --dtype bf16
+    """
+    from cleave.training.export import export_run
+    from cleave.training.run_folder import RunFolder
+
+    held = RunFolder(run)
+    into = folder or run / "export"
+    done = export_run(held, into, step=step, dtype=dtype, facts=_facts(held))
+    if as_json:
+        found = {"folder": str(done.folder), "step": done.step, "parameters": done.parameters}
+        typer.echo(json.dumps({**found, "dtype": done.dtype}))
+        return
+    count = f"{done.parameters / 1e6:.1f}M parameters in {done.dtype}"
+    typer.echo(f"{done.folder}: {count}, after step {done.step}")
+    typer.echo(f"load it with: AutoModelForCausalLM.from_pretrained({str(done.folder)!r})")
+
+
+def _facts(run: RunFolder) -> dict[str, str]:
+    """Return what is known of a run's devices and of its energy."""
+    from cleave.energy.account import fleet_footprint
+    from cleave.energy.assumptions import load_assumptions
+    from cleave.energy.run_energy import run_energy
+    from cleave.energy.typical import load_typical
+    from profiles.library import load_profiles
+
+    run.read_config()  # says when it is none
+    try:
+        energy = run_energy(run.records())
+    except UsageError:  # it has no such record: it was killed, or is still running
+        return {}
+    found = fleet_footprint(
+        energy.usages, load_profiles(), load_typical(), load_assumptions(), None, energy.ps
+    )
+    how = "emulated" if energy.virtual else "real"
+    facts = {"devices": f"{found.devices:,}, {how}" if found.devices else "none"}
+    if found.energy_j:
+        unknown = f", without {found.devices_unknown} devices" if found.devices_unknown else ""
+        facts["energy"] = f"{found.energy_j / 3.6e6:.3g} kWh{unknown}"
+    return facts

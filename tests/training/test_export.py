@@ -1,0 +1,109 @@
+"""A run's model as a folder that transformers loads: the same logits, the same tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cleave.errors import UsageError
+from cleave.training.checkpoint import load_latest
+from cleave.training.export import export_run
+from cleave.training.job import JobSpec
+from cleave.training.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.trainer import TrainContext, train
+from cleave_cli.main import app
+from tests.graphs.models import small_model
+
+pytestmark = pytest.mark.slow
+
+
+def trained(tmp_path: Path, corpus_file: Path, model: str, steps: int = 2) -> RunFolder:
+    run = RunFolder.create(tmp_path / "runs", "mine")
+    job = JobSpec(
+        model, str(corpus_file), steps, batch=2, seq=16, method="local", checkpoint_every=1
+    )
+    train(job, run, TrainContext(None, lambda record: None))
+    return run
+
+
+def from_pretrained(folder: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, output_loading_info=True
+    )
+    assert not any(report.values()), report
+    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def check_weights(model: Any, run: RunFolder) -> None:
+    checkpoint = load_latest(run.path / CHECKPOINTS)
+    assert checkpoint is not None
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, checkpoint.tensors[f"model.{name}"]), name
+
+
+def test_a_model_of_the_registry(tmp_path: Path, corpus_file: Path) -> None:
+    """Its head is its embedding; and the tokenizer is the built-in one."""
+    run = trained(tmp_path, corpus_file, "opt-nano")
+    done = CliRunner().invoke(app, ["export", str(run.path), "--json"], catch_exceptions=False)
+    said = json.loads(done.stdout)
+    folder = run.path / "export"
+    assert (said["folder"], said["step"], said["dtype"]) == (str(folder), 2, "fp32")
+    model, tokenizer = from_pretrained(folder)
+    check_weights(model, run)
+    assert said["parameters"] == sum(p.numel() for p in model.parameters())
+    assert model.config.use_cache
+    text = "def step(a, b):\n    return a\n"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    found = model.generate(torch.tensor([ids]), max_new_tokens=4, do_sample=False)
+    assert found.shape == (1, len(ids) + 4)
+    card = (folder / "README.md").read_text()
+    assert f"| data | {corpus_file} |" in card
+    assert "| steps | 2 of 2 |" in card
+    assert "library_name: transformers" in card
+
+
+def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: Path) -> None:
+    from cleave.training.tokenizer import default_tokenizer
+
+    source = tmp_path / "source"
+    small: Any = small_model("llama", vocab_size=300)
+    small.save_pretrained(source)
+    default_tokenizer(vocab_size=300).library_tokenizer.save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    run = trained(tmp_path, corpus_file, str(source))
+    shutil.rmtree(source)
+    done = export_run(run, tmp_path / "out", step=1, dtype="bf16", facts={"devices": "none"})
+    assert (done.step, done.dtype) == (1, "bf16")
+    model, _ = from_pretrained(done.folder)
+    assert model.dtype is torch.bfloat16
+    assert model.config.num_key_value_heads == small.config.num_key_value_heads
+    assert "| devices | none |" in (done.folder / "README.md").read_text()
+    assert (done.folder / "tokenizer.json").is_file()
+
+
+def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> None:
+    run = trained(tmp_path, corpus_file, "opt-nano", steps=1)
+    with pytest.raises(UsageError, match="no checkpoint of step 7; it has those of 1"):
+        export_run(run, tmp_path / "out", step=7)
+    with pytest.raises(UsageError, match="--dtype is 'int3'"):
+        export_run(run, tmp_path / "out", dtype="int3")
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="exists already"):
+        export_run(run, taken)
+    shutil.rmtree(run.path / CHECKPOINTS)
+    with pytest.raises(UsageError, match="has no checkpoint; train with --checkpoint-every"):
+        export_run(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in taken.iterdir()] == ["thesis.tex"]
