@@ -25,6 +25,7 @@ from cleave.planner.stages import (
 )
 
 _MOST_WAYS: Final = 8
+_WORTH: Final = 0.95  # of a step's time without the loss: more is not worth a search
 _SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # of the time that the layers take: how long slices may
 
 
@@ -52,8 +53,9 @@ def ways_to_slice(
 ) -> Iterator[LossSlices]:
     """Yield ways that may be faster than a loss on the PS.
 
-    There are as few slices as fit the devices, or twice as many, and so many devices that slices
-    take as long as the layers, or a part of that. Devices that the plan leaves idle come first.
+    There is none where the loss costs little. There are as few slices as fit the devices, or twice
+    as many, and so many devices that slices take as long as the layers, or a part of that. Devices
+    that the plan leaves idle come first.
 
     Args:
         model: the model and the batch.
@@ -63,6 +65,8 @@ def ways_to_slice(
     """
     by_id = {device.device: device for device in devices}
     without = predict(model, plan.stages, by_id, replace(ps, flops_per_s=float("inf")))
+    if without.step_s > _WORTH * plan.step_s:
+        return
     layers_s = max(without.step_s - ps.optimizer_s, 1e-9)
     tried: set[tuple[PlannedStage, ...]] = set()
     least = _fewest(model, devices)
