@@ -16,8 +16,10 @@ from cleave_cli.commands import (
     dashboard,
     devices,
     emulate,
+    evaluate,
     export,
     footprint,
+    generate,
     jobs,
     join,
     pair,
@@ -69,6 +71,8 @@ app.command("jobs")(jobs.jobs)
 app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("export")(export.export)
+app.command("eval")(evaluate.evaluate)
+app.command("generate")(generate.generate)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)
 app.add_typer(devices.app)

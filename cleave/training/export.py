@@ -147,19 +147,15 @@ def export_run(
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise UsageError(f"{str(into)!r} exists already; give a new folder, or an empty one")
     job = run.read_config()
-    checkpoint = _checkpoint(run, step)
-    weights = {
-        name.removeprefix(_WEIGHTS): tensor.to(DTYPES[dtype])
-        for name, tensor in checkpoint.tensors.items()
-        if name.startswith(_WEIGHTS)
-    }
+    number, held = load_weights(run, step)
+    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in held.items()}
     temporary = _beside(into)
     try:
         temporary.mkdir(parents=True)
-        for file in _description(run):
+        for file in sorted(description_of(run).iterdir()):
             shutil.copyfile(file, temporary / file.name)
         _write_weights(temporary, weights, DTYPES[dtype])
-        card = _card(run, job, checkpoint.step, facts or {})
+        card = _card(run, job, number, facts or {})
         (temporary / "README.md").write_text(card, encoding="utf-8")
         if into.exists():
             into.rmdir()
@@ -169,12 +165,31 @@ def export_run(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     count = sum(tensor.numel() for tensor in weights.values())
-    return Exported(into, checkpoint.step, count, dtype)
+    return Exported(into, number, count, dtype)
 
 
 def _beside(path: Path) -> Path:
     """Return a name for a folder that takes the place of `path` once it is whole."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def load_weights(run: RunFolder, step: int = 0) -> tuple[int, dict[str, Tensor]]:
+    """Return the weights of a checkpoint of a run by parameter, and its step.
+
+    Args:
+        run: the run.
+        step: of the checkpoint; 0 for the newest whole one.
+
+    Raises:
+        UsageError: when there is no such checkpoint.
+        CleaveError: when it is damaged.
+    """
+    checkpoint = _checkpoint(run, step)
+    return checkpoint.step, {
+        name.removeprefix(_WEIGHTS): tensor
+        for name, tensor in checkpoint.tensors.items()
+        if name.startswith(_WEIGHTS)
+    }
 
 
 def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:
@@ -197,15 +212,19 @@ def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:
     return found
 
 
-def _description(run: RunFolder) -> list[Path]:
-    """Return the files that describe a run's model."""
+def description_of(run: RunFolder) -> Path:
+    """Return the folder that describes a run's model.
+
+    Raises:
+        UsageError: when there is none.
+    """
     folder = run.path / DESCRIPTION
     if not (folder / "config.json").is_file():
         raise UsageError(
             f"{str(folder)!r} does not describe the run's model: an earlier version trained it; "
             f"`cleave train --resume {run.path}` writes it, if only for one step"
         )
-    return sorted(file for file in folder.iterdir() if file.is_file())
+    return folder
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:

@@ -1,0 +1,75 @@
+"""A trained model with its tokenizer: a run's, or that of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cleave.errors import UsageError
+from cleave.training.export import description_of, load_weights
+from cleave.training.run_folder import RunFolder
+from cleave.training.tokenizer import TextTokenizer, folder_tokenizer
+from cleave.workload.models.build import load_folder, quiet_transformers
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A model that is used, not trained.
+
+    Attributes:
+        model: in fp32 on the CPU, in evaluation mode; it keeps keys and values when it generates.
+        tokenizer: of its texts.
+        title: what it is, in words.
+    """
+
+    model: nn.Module
+    tokenizer: TextTokenizer
+    title: str
+
+    @property
+    def most_tokens(self) -> int:
+        """Return how many tokens a text may have; a large number where the model says nothing."""
+        config: Any = self.model.config
+        return int(getattr(config, "max_position_embeddings", None) or 2**31)
+
+
+def open_trained(path: Path, step: int = 0) -> TrainedModel:
+    """Load a model.
+
+    Args:
+        path: a run folder, or a folder that a model was saved in, as by an export.
+        step: of a run: of its checkpoint; 0 for the newest that is whole.
+
+    Raises:
+        CleaveError: when there is no such model, or it cannot be loaded.
+    """
+    if (path / "config.toml").is_file():
+        return _of_run(RunFolder(path), step)
+    if step:
+        raise UsageError(f"--step goes with a run folder, and {str(path)!r} is none")
+    model, _ = load_folder(path)
+    return _ready(model, folder_tokenizer(path), str(path))
+
+
+def _of_run(run: RunFolder, step: int) -> TrainedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    number, weights = load_weights(run, step)
+    folder = description_of(run)
+    local = {"local_files_only": True, "trust_remote_code": False}
+    with quiet_transformers():
+        config = AutoConfig.from_pretrained(folder, **local)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return _ready(model, folder_tokenizer(folder), f"{run.path} after step {number}")
+
+
+def _ready(model: Any, tokenizer: TextTokenizer, title: str) -> TrainedModel:
+    model.config.use_cache = True
+    return TrainedModel(model.eval(), tokenizer, title)
