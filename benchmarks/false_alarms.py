@@ -52,7 +52,8 @@ from cleave.planner.planner import TilePlanner
 from cleave.training.data import BatchLoader, build_corpus
 from cleave.training.job import default_learning_rate
 from cleave.training.offload import offload, restore
-from cleave.training.optimizer import Optimizer, Schedule
+from cleave.training.optimizer import Optimizer, UpdateRule
+from cleave.training.schedule import Schedule
 from cleave.training.tokenizer import default_tokenizer
 from cleave.verify import GemmCheck
 from cleave.verify.projection import Pass, compiled_pass, numpy_pass
@@ -282,7 +283,9 @@ class Training:
         corpus = build_corpus(None, tokenizer, min_tokens=self.seq + 1, progress=lambda _: None)
         self._loader = BatchLoader(corpus.train, batch=self.batch, seq=self.seq, seed=0)
         self._model = build_model(self.spec, seed=0).train()
-        self._optimizer = Optimizer(self._model, weight_decay=0.1, clip=1.0, in_backward=False)
+        self._optimizer = Optimizer(
+            self._model, UpdateRule(weight_decay=0.1), clip=1.0, in_backward=False
+        )
         self._schedule = Schedule(default_learning_rate(self.spec), 20, 1000)
         self._step = 0
 

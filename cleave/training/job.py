@@ -10,6 +10,7 @@ from typing import Any, Self
 from cleave.errors import UsageError
 from cleave.planner.methods import Method
 from cleave.training.interval import DEFAULT, Interval
+from cleave.training.schedule import Decay
 from cleave.workload.registry import ModelSpec
 
 
@@ -52,6 +53,21 @@ class FallbackMode(Enum):
     LOCAL = "local"
 
 
+class OptimizerKind(Enum):
+    """What updates parameters; the values are those of `--optimizer`."""
+
+    ADAMW = "adamw"
+    SGD = "sgd"
+    """With momentum."""
+
+    ADAFACTOR = "adafactor"
+    """Keeps a row and a column for the second moments of a matrix (arXiv 1804.04235)."""
+
+    MUON = "muon"
+    """Makes the update of a matrix orthogonal, as torch's `Muon` with the rate of AdamW; AdamW does
+    vectors, embeddings and the LM head."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """What to train and how.
@@ -66,6 +82,12 @@ class JobSpec:
         dtype: `fp32` or `bf16`.
         learning_rate: peak learning rate; 0 for the model's published one.
         warmup_steps: steps of linear warm-up; -1 for a tenth of the run, 100 at most.
+        schedule: see `cleave.training.schedule.Decay`.
+        floor: the share of the peak that the learning rate falls to.
+        decay_steps: of `wsd`: its last steps, in which the rate falls; -1 for a tenth of the run.
+        optimizer: see `OptimizerKind`.
+        beta1, beta2: of AdamW's moments.
+        momentum: of SGD and Muon.
         weight_decay: weight decay of matrices.
         clip: largest gradient norm; 0 for no clipping.
         seed: seed of weights and data order.
@@ -91,6 +113,13 @@ class JobSpec:
     dtype: str = "fp32"
     learning_rate: float = 0.0
     warmup_steps: int = -1
+    schedule: str = "cosine"
+    floor: float = 0.1
+    decay_steps: int = -1
+    optimizer: str = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.95
+    momentum: float = 0.9
     weight_decay: float = 0.1
     clip: float = 1.0
     seed: int = 0
@@ -112,6 +141,17 @@ class JobSpec:
         for name in ("learning_rate", "weight_decay", "clip", "eval_every"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 0 or more")
+        for name in ("beta1", "beta2", "momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(
+                    f"--{name} is {getattr(self, name)}; give a number from 0 to below 1"
+                )
+        if not 0 <= self.floor <= 1:
+            raise UsageError(f"--floor is {self.floor}; give a share of the peak, from 0 to 1")
+        if self.optimizer == OptimizerKind.SGD.value and not self.learning_rate:
+            raise UsageError(
+                "--optimizer sgd needs --learning-rate: published rates are those of AdamW"
+            )
         if not 0 <= self.audit <= 1:
             raise UsageError(f"--audit is {self.audit}; give a chance, from 0 to 1")
         Interval.of(self.checkpoint_every)
@@ -132,6 +172,8 @@ class JobSpec:
             ("dtype", Precision),
             ("memory", MemoryMode),
             ("method", Method),
+            ("schedule", Decay),
+            ("optimizer", OptimizerKind),
             ("offload", OffloadMode),
             ("fallback", FallbackMode),
         ):

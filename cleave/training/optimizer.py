@@ -1,49 +1,79 @@
-"""AdamW with warm-up, cosine decay and clipping, applied after or in the backward pass."""
+"""Updates of parameters with clipping, applied after or in the backward pass."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError
+from cleave.training.job import JobSpec, OptimizerKind
 
-_BETAS = (0.9, 0.95)  # OPT, arXiv 2205.01068, section 2.2
 _EPS = 1e-8
+_MATRIX = 2  # dimensions
+_STATE = "optimizer."  # before the names of its state in a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """A learning rate with linear warm-up, then cosine decay to a tenth of the peak.
+class UpdateRule:
+    """What updates parameters, and how.
 
     Attributes:
-        peak: the largest learning rate.
-        warmup_steps: steps until the peak is reached.
-        steps: steps in total.
+        kind: which optimizer.
+        weight_decay: of matrices.
+        betas: of AdamW's moments; the default is OPT's (arXiv 2205.01068, section 2.2).
+        momentum: of SGD and Muon.
     """
 
-    peak: float
-    warmup_steps: int
-    steps: int
+    kind: OptimizerKind = OptimizerKind.ADAMW
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.9
 
-    def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
-        if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
-        span = max(1, self.steps - self.warmup_steps)
-        share = min(1.0, (step - self.warmup_steps) / span)
-        return self.peak * (0.1 + 0.45 * (1 + math.cos(math.pi * share)))
+    def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
+        """Return an optimizer of one parameter, whose rate is set before each step.
+
+        Args:
+            parameter: the parameter.
+            hidden: whether it is neither an embedding nor the LM head.
+        """
+        decay = self.weight_decay if parameter.ndim > 1 else 0.0
+        match self.kind:
+            case OptimizerKind.SGD:
+                return torch.optim.SGD(
+                    [parameter], momentum=self.momentum, weight_decay=decay, fused=True
+                )
+            case OptimizerKind.ADAFACTOR:
+                return torch.optim.Adafactor([parameter], weight_decay=decay)
+            case OptimizerKind.MUON if parameter.ndim == _MATRIX and hidden:
+                return torch.optim.Muon(
+                    [parameter],
+                    weight_decay=decay,
+                    momentum=self.momentum,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            case _:
+                return torch.optim.AdamW(
+                    [parameter], betas=self.betas, eps=_EPS, weight_decay=decay, fused=True
+                )
+
+
+def update_rule(job: JobSpec) -> UpdateRule:
+    """Return how a job updates parameters."""
+    betas = job.beta1, job.beta2
+    return UpdateRule(OptimizerKind(job.optimizer), job.weight_decay, betas, job.momentum)
 
 
 class Optimizer:
-    """AdamW for all parameters of a model, with one torch optimizer for each.
+    """Updates all parameters of a model, with one torch optimizer for each.
 
     Args:
         model: the model, with fp32 parameters.
-        weight_decay: weight decay, applied to matrices only.
+        rule: how each is updated.
         clip: largest norm of all gradients together; 0 for none.
         in_backward: whether to update each parameter in the backward pass, as soon as its gradient
             is complete, and free the gradient. The update is the same, with memory for one gradient
@@ -54,20 +84,15 @@ class Optimizer:
     """
 
     def __init__(
-        self, model: nn.Module, *, weight_decay: float, clip: float, in_backward: bool
+        self, model: nn.Module, rule: UpdateRule, *, clip: float, in_backward: bool
     ) -> None:
         self.clip = clip
         self.in_backward = in_backward
         self.applied = False
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        outer = _outer_parameters(model)
         self._optimizers = {
-            name: torch.optim.AdamW(
-                [parameter],
-                betas=_BETAS,
-                eps=_EPS,
-                weight_decay=weight_decay if parameter.ndim > 1 else 0.0,
-                fused=True,
-            )
+            name: rule.optimizer(parameter, hidden=id(parameter) not in outer)
             for name, parameter in self.parameters.items()
         }
 
@@ -177,7 +202,8 @@ class Optimizer:
         state = {}
         for name, optimizer in self._optimizers.items():
             for key, value in optimizer.state.get(self.parameters[name], {}).items():
-                state[f"optimizer.{key}.{name}"] = value
+                if isinstance(value, Tensor):
+                    state[f"{_STATE}{key}.{name}"] = value
         return state
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -186,15 +212,25 @@ class Optimizer:
         Raises:
             CleaveError: when it lacks a parameter's state.
         """
+        held: dict[str, dict[str, Tensor]] = {}
+        for full, value in tensors.items():
+            if full.startswith(_STATE):
+                key, _, name = full.removeprefix(_STATE).partition(".")
+                held.setdefault(name, {})[key] = value.clone()  # it may lie in the file
         for name, optimizer in self._optimizers.items():
-            parameter = self.parameters[name]
-            state = {}
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                value = tensors.get(f"optimizer.{key}.{name}")
-                if value is None:
-                    raise CleaveError(
-                        f"the checkpoint has no optimizer state {key!r} of {name!r}; "
-                        f"it is not of this model, or was not written by cleave"
-                    )
-                state[key] = value.clone()  # it may lie in the checkpoint's file
-            optimizer.state[parameter] = state
+            if name not in held:
+                raise CleaveError(
+                    f"the checkpoint has no optimizer state of {name!r}; it is not of this model, "
+                    f"or was not written by cleave"
+                )
+            optimizer.state[self.parameters[name]] = held[name]
+
+
+def _outer_parameters(model: Any) -> set[int]:
+    """Return the `id` of the parameters of embeddings and the LM head of a transformers' model."""
+    found = set()
+    for get in ("get_input_embeddings", "get_output_embeddings"):
+        module = getattr(model, get)() if hasattr(model, get) else None
+        if module is not None:
+            found |= {id(parameter) for parameter in module.parameters()}
+    return found

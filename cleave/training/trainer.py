@@ -49,7 +49,7 @@ from cleave.training.journal import (
     holds_beginning,
 )
 from cleave.training.offload import hold_weights, restore
-from cleave.training.optimizer import Optimizer, Schedule
+from cleave.training.optimizer import Optimizer, update_rule
 from cleave.training.records import (
     DiskRecord,
     DoneRecord,
@@ -62,6 +62,7 @@ from cleave.training.records import (
     to_dict,
 )
 from cleave.training.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.schedule import Decay, Schedule
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.workload.models.build import (
     ModelSource,
@@ -265,13 +266,16 @@ class Trainer:
         # Accumulated gradients have to be kept anyway.
         self.optimizer = Optimizer(
             model,
-            weight_decay=job.weight_decay,
+            update_rule(job),
             clip=job.clip,
             in_backward=lean and job.accumulate == 1,
         )
         warmup = job.warmup_steps if job.warmup_steps >= 0 else min(100, job.steps // 10)
         peak = job.learning_rate or default_learning_rate(spec)
-        self.schedule = Schedule(peak, max(1, warmup), job.steps)
+        decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
+        self.schedule = Schedule(
+            peak, max(1, warmup), job.steps, Decay(job.schedule), job.floor, decay
+        )
 
     def close(self) -> None:
         """Withdraw what is still under way on the fleet, and close the journal."""
@@ -581,7 +585,8 @@ def _check_same(checkpoint: LoadedCheckpoint, job: JobSpec, tokenizer: TextToken
     """Refuse a resumed run with other settings or another tokenizer: its losses would differ."""
     saved: dict[str, Any] = checkpoint.meta.get("job", {})
     for field in fields(JobSpec):
-        before, now = saved.get(field.name), getattr(job, field.name)
+        # Checkpoints from before a setting was there were made with its default.
+        before, now = saved.get(field.name, field.default), getattr(job, field.name)
         if field.name not in _MAY_CHANGE and before != now:
             raise CleaveError(
                 f"the checkpoint was made with {field.name} {before!r} and this run has {now!r}; "

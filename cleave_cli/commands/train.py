@@ -66,6 +66,17 @@ def train(
         float, typer.Option("--learning-rate", "--lr", help="Peak rate; 0 for the published one.")
     ] = 0.0,
     warmup_steps: Annotated[int, typer.Option(help="Warm-up; -1 for a tenth of the run.")] = -1,
+    schedule: Annotated[
+        str, typer.Option(help="After the warm-up: cosine, linear, constant, or wsd.")
+    ] = "cosine",
+    floor: Annotated[float, typer.Option(help="Share of the peak at the end.")] = 0.1,
+    decay_steps: Annotated[
+        int, typer.Option(help="Of wsd: its last steps, that fall; -1: a tenth of the run.")
+    ] = -1,
+    optimizer: Annotated[str, typer.Option(help="adamw, sgd, adafactor, or muon.")] = "adamw",
+    beta1: Annotated[float, typer.Option(help="Of AdamW.")] = 0.9,
+    beta2: Annotated[float, typer.Option(help="Of AdamW.")] = 0.95,
+    momentum: Annotated[float, typer.Option(help="Of sgd and muon.")] = 0.9,
     weight_decay: Annotated[float, typer.Option(help="On matrices.")] = 0.1,
     clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 for none.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,

@@ -1,0 +1,147 @@
+"""Updates are those of torch's optimizers, in and after the backward pass; rates fall as asked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cleave.errors import CleaveError, UsageError
+from cleave.training.job import JobSpec, OptimizerKind
+from cleave.training.optimizer import Optimizer, UpdateRule
+from cleave.training.schedule import Decay, Schedule
+
+STEPS = 6
+
+
+class Small(nn.Module):
+    """An embedding that is the head as well, and two layers between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.embedding = nn.Embedding(11, 6)
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def loss(self, seed: int) -> torch.Tensor:
+        ids = torch.randint(11, (5,), generator=torch.Generator().manual_seed(seed))
+        logits = self.head(self.layers(self.embedding(ids[:-1])))
+        return nn.functional.cross_entropy(logits, ids[1:])
+
+
+def backward(model: Small, seed: int) -> Callable[[], float]:
+    def run() -> float:
+        loss = model.loss(seed)
+        torch.autograd.backward(loss)
+        return float(loss.detach())
+
+    return run
+
+
+def plain(kind: OptimizerKind, model: Small) -> list[torch.optim.Optimizer]:
+    """The same by hand: matrices decay, vectors do not."""
+    hidden: list[Any] = [model.layers[0].weight, model.layers[2].weight]
+    matrices: list[Any] = [model.embedding.weight, *hidden]
+    vectors: list[Any] = [model.layers[0].bias, model.layers[2].bias]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    match kind:
+        case OptimizerKind.ADAMW:
+            return [torch.optim.AdamW(groups, betas=(0.8, 0.9))]
+        case OptimizerKind.SGD:
+            return [torch.optim.SGD(groups, momentum=0.7)]
+        case OptimizerKind.ADAFACTOR:
+            return [torch.optim.Adafactor(groups)]
+        case OptimizerKind.MUON:
+            groups[0]["params"] = matrices[:1]
+            how: Any = {"momentum": 0.7, "adjust_lr_fn": "match_rms_adamw"}
+            return [
+                torch.optim.AdamW(groups, betas=(0.8, 0.9)),
+                torch.optim.Muon(hidden, weight_decay=0.1, **how),
+            ]
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.2])
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_updates_are_those_of_torch(kind: OptimizerKind, clip: float) -> None:
+    """After the backward pass, in it, and across a checkpoint."""
+    rule = UpdateRule(kind, 0.1, (0.8, 0.9), 0.7)
+    model = Small()
+    models = [copy.deepcopy(model) for _ in range(3)]
+    optimizers = [
+        Optimizer(each, rule, clip=clip, in_backward=lean)
+        for each, lean in zip(models, (False, True, False), strict=True)
+    ]
+    theirs = plain(kind, model)
+    for step in range(STEPS):
+        rate = 0.01 * (step + 1)
+        for optimizer in theirs:
+            optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        torch.autograd.backward(model.loss(step))
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for optimizer in theirs:
+            optimizer.step()
+        for mine, each in zip(models, optimizers, strict=True):
+            each.step(rate, backward(mine, step))
+        if step == 2:  # the third one goes on from a checkpoint
+            saved = {name: tensor.clone() for name, tensor in optimizers[2].tensors().items()}
+            optimizers[2] = Optimizer(models[2], rule, clip=clip, in_backward=False)
+            optimizers[2].load_tensors(saved)
+    for mine in models:
+        for (name, found), expected in zip(
+            mine.named_parameters(), model.parameters(), strict=True
+        ):
+            assert torch.allclose(found, expected, rtol=1e-5, atol=1e-7), name
+    assert torch.equal(models[0].head.weight, models[2].head.weight)
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    optimizer = Optimizer(Small(), UpdateRule(), clip=0.0, in_backward=False)
+    with pytest.raises(CleaveError, match=r"has no optimizer state of 'embedding\.weight'"):
+        optimizer.load_tensors({"optimizer.step.other": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("decay", Decay)
+def test_rates_rise_to_the_peak_and_fall_to_the_floor(decay: Decay) -> None:
+    schedule = Schedule(0.5, 10, 110, decay, 0.2, 20)
+    rates = [schedule.rate(step) for step in range(111)]
+    assert rates[:10] == pytest.approx([0.05 * (step + 1) for step in range(10)])
+    assert max(rates) == pytest.approx(0.5)
+    assert all(before >= after - 1e-12 for before, after in pairwise(rates[10:]))
+    assert rates[110] == pytest.approx(0.5 if decay is Decay.CONSTANT else 0.1)
+    middle = {Decay.COSINE: 0.3, Decay.LINEAR: 0.3, Decay.CONSTANT: 0.5, Decay.WSD: 0.5}
+    assert rates[60] == pytest.approx(middle[decay])
+    if decay is Decay.WSD:
+        assert rates[90] == pytest.approx(0.5)
+        assert rates[100] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"schedule": "steps"}, "--schedule is 'steps'; use one of cosine, linear, constant, wsd"),
+        ({"optimizer": "lion"}, "--optimizer is 'lion'; use one of adamw, sgd, adafactor, muon"),
+        ({"optimizer": "sgd"}, "--optimizer sgd needs --learning-rate"),
+        ({"beta2": 1.0}, "--beta2 is 1.0; give a number from 0 to below 1"),
+        ({"floor": 1.5}, "--floor is 1.5; give a share of the peak, from 0 to 1"),
+    ],
+)
+def test_a_job_that_asks_for_what_there_is_not(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        JobSpec("opt-nano", **changed)
+    assert said in str(raised.value)
