@@ -20,7 +20,7 @@ from torch import Tensor
 from cleave.errors import CleaveError, UsageError
 from cleave.training.checkpoint import LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.disk import cannot_write
-from cleave.training.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.workload.models.build import ModelSource, quiet_transformers
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def export_run(
     into: Path,
     *,
     step: int = 0,
+    best: bool = False,
     dtype: str = "fp32",
     facts: Mapping[str, str] | None = None,
 ) -> Exported:
@@ -134,7 +135,7 @@ def export_run(
     Args:
         run: the run.
         into: the new folder; one that is there must be empty.
-        step: of the checkpoint; 0 for the newest whole one.
+        step, best: see `load_weights`.
         dtype: of the weights, one of `DTYPES`.
         facts: what the model card says besides.
 
@@ -147,7 +148,7 @@ def export_run(
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise UsageError(f"{str(into)!r} exists already; give a new folder, or an empty one")
     job = run.read_config()
-    number, held = load_weights(run, step)
+    number, held = load_weights(run, step, best=best)
     weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in held.items()}
     temporary = _beside(into)
     try:
@@ -173,23 +174,35 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
-def load_weights(run: RunFolder, step: int = 0) -> tuple[int, dict[str, Tensor]]:
+def load_weights(
+    run: RunFolder, step: int = 0, *, best: bool = False
+) -> tuple[int, dict[str, Tensor]]:
     """Return the weights of a checkpoint of a run by parameter, and its step.
 
     Args:
         run: the run.
         step: of the checkpoint; 0 for the newest whole one.
+        best: whether it is the one with the lowest held-out loss.
 
     Raises:
         UsageError: when there is no such checkpoint.
         CleaveError: when it is damaged.
     """
-    checkpoint = _checkpoint(run, step)
+    checkpoint = _best(run) if best else _checkpoint(run, step)
     return checkpoint.step, {
         name.removeprefix(_WEIGHTS): tensor
         for name, tensor in checkpoint.tensors.items()
         if name.startswith(_WEIGHTS)
     }
+
+
+def _best(run: RunFolder) -> LoadedCheckpoint:
+    """Load the checkpoint with the lowest held-out loss."""
+    if (found := load_latest(run.path / BEST)) is None:
+        raise UsageError(
+            f"{str(run.path)!r} has no best checkpoint; train with --eval-every N --keep-best"
+        )
+    return found
 
 
 def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:

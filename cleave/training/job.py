@@ -94,6 +94,9 @@ class JobSpec:
         eval_every, eval_batches: steps between held-out losses (0: never), and batches in each.
         checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them, with one
             more at the end; 0 for none at all.
+        save_total_limit: how many of the latest checkpoints are kept.
+        keep_best: whether the one with the lowest held-out loss is kept as well.
+        early_stop: stop after so many held-out losses that were not the lowest; 0 for never.
         memory: see `MemoryMode`.
         method: see `cleave.planner.methods.Method`.
         audit: the chance that a device's part of a step by stages is computed again here, see
@@ -126,6 +129,9 @@ class JobSpec:
     eval_every: int = 0
     eval_batches: int = 8
     checkpoint_every: int | str = DEFAULT
+    save_total_limit: int = 2
+    keep_best: bool = False
+    early_stop: int = 0
     memory: str = "auto"
     method: str = "auto"
     audit: float = 0.05
@@ -135,10 +141,10 @@ class JobSpec:
     fallback_after_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "seq", "accumulate", "eval_batches"):
+        for name in ("steps", "batch", "seq", "accumulate", "eval_batches", "save_total_limit"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 1 or more")
-        for name in ("learning_rate", "weight_decay", "clip", "eval_every"):
+        for name in ("learning_rate", "weight_decay", "clip", "eval_every", "early_stop"):
             if not getattr(self, name) >= 0:
                 raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 0 or more")
         for name in ("beta1", "beta2", "momentum"):
@@ -159,6 +165,9 @@ class JobSpec:
             raise UsageError(
                 f"--fallback-after is {self.fallback_after_s}; give seconds, 0 or more"
             )
+        for name in ("keep_best", "early_stop"):
+            if getattr(self, name) and not self.eval_every:
+                raise UsageError(f"--{_flag(name)} goes by held-out losses; give --eval-every")
         if self.journal and not self.interval:
             raise UsageError(
                 "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "

@@ -3,6 +3,7 @@
 config.toml      what was asked for
 model/           the model's configuration and tokenizer, for an export
 checkpoints/     see `checkpoint`
+best/            the checkpoint with the lowest held-out loss, if that is kept
 metrics.jsonl    one JSON object per line, written as the run goes
 loss.png         the curve, drawn from the metrics
 """
@@ -26,6 +27,9 @@ from cleave.training.disk import cannot_write
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run's checkpoints, within it."""
+
+BEST = "best"
+"""The folder of the checkpoint with the lowest held-out loss, within it."""
 
 
 def sync_folder(folder: Path) -> None:

@@ -34,6 +34,7 @@ from cleave.training.checkpoint import (
 from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
 from cleave.training.disk import Patience
 from cleave.training.export import keep_description
+from cleave.training.held_out import HeldOut
 from cleave.training.job import (
     FallbackMode,
     JobSpec,
@@ -61,7 +62,7 @@ from cleave.training.records import (
     StepRecord,
     to_dict,
 )
-from cleave.training.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.schedule import Decay, Schedule
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.workload.models.build import (
@@ -262,6 +263,7 @@ class Trainer:
         self.folder = run
         self.saved: int | None = None  # the step of the last checkpoint
         self.saved_s = context.clock()
+        self.heldout = HeldOut()
         self.loader = BatchLoader(self.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
         # Accumulated gradients have to be kept anyway.
         self.optimizer = Optimizer(
@@ -303,10 +305,11 @@ class Trainer:
                 tokens += record.tokens
                 first_loss = loss if math.isnan(first_loss) else first_loss
                 if job.eval_every and (self.step % job.eval_every == 0 or self.step == job.steps):
-                    report(EvalRecord(self.step, self.evaluate()))
+                    self._judge(self.evaluate())
             except AbandonedError:
                 self._note(f"stopping after step {self.step}, without waiting for devices")
-            stopped = self.step < job.steps and self.context.stop()
+            ends = self.context.stop() or self._has_stalled()
+            stopped = self.step < job.steps and ends
             if self._checkpoint_due(stopped):
                 self.save()
             elif self.journal is not None and self.journal.outgrown(self._checkpoint_bytes()):
@@ -465,21 +468,46 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of everything the next step depends on."""
-        loader = self.loader.state()
-        meta = {
-            "job": self.job.to_dict(),
-            "tokenizer": self.tokenizer.fingerprint,
-            "epoch": loader.epoch,
-            "position": loader.position,
-        }
-        folder, tensors = self.folder.path / CHECKPOINTS, self._tensors()
+        folder, tensors, meta = self.folder.path / CHECKPOINTS, self._tensors(), self._meta()
+        keep = self.job.save_total_limit
         path = self.patience.insist(
-            lambda: save_checkpoint(folder, step=self.step, tensors=tensors, meta=meta)
+            lambda: save_checkpoint(folder, step=self.step, tensors=tensors, meta=meta, keep=keep)
         )
         self.saved, self.saved_s = self.step, self.context.clock()
         self._note(f"checkpoint written to {path}")
         if self.journal is not None:
             self.journal.covered(self.step)
+
+    def _meta(self) -> dict[str, Any]:
+        """Return what a checkpoint says beside its tensors."""
+        loader = self.loader.state()
+        return {
+            "job": self.job.to_dict(),
+            "tokenizer": self.tokenizer.fingerprint,
+            "epoch": loader.epoch,
+            "position": loader.position,
+        }
+
+    def _judge(self, loss: float) -> None:
+        """Report a held-out loss; keep a checkpoint of the lowest, if that is wanted."""
+        self._report(EvalRecord(self.step, loss))
+        if self.heldout.lowest(loss) and self.job.keep_best:
+            folder, tensors = self.folder.path / BEST, self._tensors()
+            meta = self._meta()
+            self.patience.insist(
+                lambda: save_checkpoint(folder, step=self.step, tensors=tensors, meta=meta, keep=1)
+            )
+
+    def _has_stalled(self) -> bool:
+        """Say whether training is to stop because the held-out loss falls no more."""
+        most = self.job.early_stop
+        if not most or self.heldout.since < most:
+            return False
+        self._note(
+            f"stopping: the last {self.heldout.since} held-out losses are not below "
+            f"{self.heldout.best:.4f}"
+        )
+        return True
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
@@ -512,6 +540,7 @@ class Trainer:
         restore_rng(checkpoint.tensors)
         self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
         self.step = self.saved = checkpoint.step
+        self.heldout = HeldOut.of(self.folder.records(), self.step)
 
     # --- reports ---
 
@@ -576,7 +605,8 @@ def _lean(job: JobSpec, spec: ModelSpec) -> bool:
 
 
 _MAY_CHANGE = (
-    "steps", "eval_every", "eval_batches", "checkpoint_every", "memory", "method", "audit",
+    "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
+    "early_stop", "memory", "method", "audit",
     "offload", "journal", "fallback", "fallback_after_s",
 )  # fmt: skip
 

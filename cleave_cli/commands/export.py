@@ -23,6 +23,9 @@ def export(
     step: Annotated[
         int, typer.Option(help="Of the checkpoint; 0: the newest that is whole.", min=0)
     ] = 0,
+    best: Annotated[
+        bool, typer.Option("--best", help="The one with the lowest held-out loss (--keep-best).")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -42,7 +45,7 @@ def export(
 
     held = RunFolder(run)
     into = folder or run / "export"
-    done = export_run(held, into, step=step, dtype=dtype, facts=_facts(held))
+    done = export_run(held, into, step=step, best=best, dtype=dtype, facts=_facts(held))
     if as_json:
         found = {"folder": str(done.folder), "step": done.step, "parameters": done.parameters}
         typer.echo(json.dumps({**found, "dtype": done.dtype}))

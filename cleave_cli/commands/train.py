@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ _NOT_OF_THE_JOB = (
     "churn",
     "coding",
     "server",
+    "config",
     "runs",
     "name",
     "resume",
@@ -51,6 +53,9 @@ def train(
     server: Annotated[
         str, typer.Option(help="URL of a running server, to train there; or @FILE.")
     ] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="Settings: a TOML file, as the config.toml of a run.")
+    ] = None,
     data: Annotated[
         str,
         typer.Option(
@@ -85,6 +90,13 @@ def train(
     checkpoint_every: Annotated[
         str, typer.Option(help="Between checkpoints: steps, as 500, or a time, as 10min; 0: none.")
     ] = "10min",
+    save_total_limit: Annotated[int, typer.Option(help="Latest checkpoints that are kept.")] = 2,
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="And that with the lowest held-out loss.")
+    ] = False,
+    early_stop: Annotated[
+        int, typer.Option(help="Stop after so many held-out losses that are not lowest; 0: never.")
+    ] = 0,
     memory: Annotated[
         str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
     ] = "auto",
@@ -129,6 +141,8 @@ def train(
 
       cleave train --model opt-125m --server 'ws://127.0.0.1:8765/ws#c=...'
 
+      cleave train --config runs/20261121-101500/config.toml --seed 1
+
       cleave train --resume runs/20261121-101500
     """
     given = {
@@ -146,6 +160,15 @@ def train(
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
     if attach and not server:
         raise UsageError(f"--attach {attach} needs --server URL: where does the job run?")
+    if config is not None:
+        if resume:
+            raise UsageError(
+                "--config begins a run and --resume goes on with one; give one of them"
+            )
+        ours = {key: value for key, value in settings.items() if key in given and value != ""}
+        settings = {**_settings_of(config), **ours}
+        model = settings.get("model", "")
+        dtype, seed = settings.get("dtype", dtype), settings.get("seed", seed)
     if not (model or resume or attach):
         raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
     for option in ("devices", "fleet", "churn", "coding"):
@@ -170,6 +193,22 @@ def train(
                 fleet, size, default=devices, dtype=dtype, churn=churn, seed=seed
             )
         _here(request, members, seed, coding, runs, grid, display)
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    """Read settings of a job.
+
+    Raises:
+        UsageError: when the file cannot be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"--config {str(path)!r} cannot be read ({error.strerror}); give a TOML file"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"--config {str(path)!r} is no TOML ({error})") from error
 
 
 def _here(

@@ -1,0 +1,87 @@
+"""Held-out losses decide which checkpoint is kept, and when a run stops."""
+
+from __future__ import annotations
+
+import json
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cleave.errors import UsageError
+from cleave.training.export import load_weights
+from cleave.training.held_out import HeldOut
+from cleave.training.job import JobSpec
+from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
+from cleave.training.trainer import TrainContext, train
+from cleave_cli.main import app
+
+
+def test_the_lowest_and_how_many_came_after_it() -> None:
+    found = HeldOut()
+    assert [found.lowest(loss) for loss in (3.0, 2.0, 2.0, nan, 1.0, 1.5)] == [
+        True, True, False, False, True, False,
+    ]  # fmt: skip
+    assert (found.best, found.since) == (1.0, 1)
+
+
+def test_a_resumed_run_stands_where_it_stood() -> None:
+    records: list[dict[str, Any]] = [{"event": "step", "step": 1}]
+    records += [{"event": "eval", "step": n, "eval_loss": loss} for n, loss in enumerate((5, 4, 6))]
+    assert HeldOut.of(records, 1) == HeldOut(4.0, 0)
+    assert HeldOut.of(records, 2) == HeldOut(4.0, 1)
+    assert HeldOut.of([], 9) == HeldOut(inf, 0)
+
+
+@pytest.mark.parametrize("name", ["keep_best", "early_stop"])
+def test_without_held_out_losses_it_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="goes by held-out losses; give --eval-every"):
+        JobSpec("opt-nano", **{name: 1})  # type: ignore[arg-type]
+
+
+def run_of(tmp_path: Path, **job: Any) -> tuple[RunFolder, list[Any]]:
+    run, seen = RunFolder.create(tmp_path, "mine"), list[Any]()
+    changed: dict[str, Any] = {
+        "steps": 9, "batch": 2, "seq": 16, "method": "local", "eval_every": 1, "eval_batches": 1,
+        "checkpoint_every": 1, **job,
+    }  # fmt: skip
+    train(JobSpec("opt-nano", **changed), run, TrainContext(None, seen.append))
+    return run, seen
+
+
+@pytest.mark.slow
+def test_a_run_whose_losses_do_not_fall_stops(tmp_path: Path, corpus_file: Path) -> None:
+    run, seen = run_of(
+        tmp_path, data=str(corpus_file), learning_rate=1e-30, early_stop=3, save_total_limit=3,
+        keep_best=True,
+    )  # fmt: skip
+    done = seen[-1]
+    assert (done.steps, done.stopped) == (4, True)
+    assert any("the last 3 held-out losses are not below" in getattr(r, "text", "") for r in seen)
+    names = sorted(path.name for path in (run.path / CHECKPOINTS).iterdir())
+    assert names == ["step-000002", "step-000003", "step-000004"]
+    assert [path.name for path in (run.path / BEST).iterdir()] == ["step-000001"]
+    assert load_weights(run, best=True)[0] == 1
+    into = str(tmp_path / "out")
+    done = CliRunner().invoke(app, ["export", str(run.path), into, "--best", "--json"])
+    assert json.loads(done.stdout)["step"] == 1
+
+
+@pytest.mark.slow
+def test_a_run_has_the_settings_of_a_file(tmp_path: Path, corpus_file: Path) -> None:
+    run, _ = run_of(tmp_path, data=str(corpus_file), steps=2, seed=4)
+    command = ["train", "--config", str(run.config_path), "--seed", "5", "--devices", "0"]
+    command += ["--runs", str(tmp_path), "--name", "again", "--json"]
+    CliRunner().invoke(app, command, catch_exceptions=False)
+    expected = {**run.read_config(), "seed": 5}
+    assert RunFolder(tmp_path / "again").read_config() == expected
+    (tmp_path / "odd.toml").write_text("stepz = 3\nmodel = 'opt-nano'\n")
+    for config, said in (
+        ("odd.toml", "a job has no setting 'stepz'"),
+        ("no.toml", "cannot be read"),
+    ):
+        done = CliRunner().invoke(app, ["train", "--config", str(tmp_path / config)])
+        assert isinstance(done.exception, UsageError)
+        assert said in str(done.exception)
