@@ -1,9 +1,9 @@
 """Train transformers exactly on fleets of edge devices.
 
     fleet = cleave.emulated(8)            # or cleave.serve(port=8765).fleet: devices that join
-    cleave.offload(model, fleet)          # every nn.Linear now multiplies on the fleet
-    ...                                   # your own training loop
-    cleave.restore(model)                 # the plain model again
+    fleet.wait_for(2)                     # devices
+    with cleave.offloaded(model, fleet):  # every nn.Linear now multiplies on the fleet
+        ...                               # your own training loop
 
 `import cleave` is cheap; torch is imported when something that needs it is used.
 
@@ -16,12 +16,17 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cleave.errors import CleaveError, FleetError, PlanError, UsageError
+    from cleave.fleet.fleet import Fleet
     from cleave.server.fleet_server import serve
-    from cleave.training.offload import offload, restore
+    from cleave.training.offload import hold_weights, offload, offloaded, restore
     from emulator.virtual import emulated
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "emulated", "offload", "restore", "serve"]
+__all__ = [
+    "CleaveError", "Fleet", "FleetError", "PlanError", "UsageError", "__version__", "emulated",
+    "hold_weights", "offload", "offloaded", "restore", "serve",
+]  # fmt: skip
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
@@ -30,11 +35,22 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     homes = {
-        "offload": "cleave.training.offload",
-        "restore": "cleave.training.offload",
+        **dict.fromkeys(("CleaveError", "FleetError", "PlanError", "UsageError"), "cleave.errors"),
+        "Fleet": "cleave.fleet.fleet",
+        **dict.fromkeys(
+            ("hold_weights", "offload", "offloaded", "restore"), "cleave.training.offload"
+        ),
         "serve": "cleave.server.fleet_server",
         "emulated": "emulator.virtual",
     }
-    if name not in homes:
-        raise AttributeError(f"module 'cleave' has no attribute {name!r}")
-    return getattr(importlib.import_module(homes[name]), name)
+    if name in homes:
+        return getattr(importlib.import_module(homes[name]), name)
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, __all__, 1)
+    meant = f"; did you mean {close[0]!r}?" if close and not name.startswith("_") else ""
+    raise AttributeError(f"module 'cleave' has no attribute {name!r}{meant}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

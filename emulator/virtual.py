@@ -294,6 +294,15 @@ class VirtualRuntime(Runtime):
         self._counters.fleet_s += self.now_s - virtual_s
         return future.done
 
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """See `Runtime.wait_until`. Runs the event heap."""
+        until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
+        while not condition():
+            if not self._heap or self.next_event_s > until_s:
+                return False
+            self._step()
+        return True
+
     def withdraw(self, future: GemmFuture) -> None:
         """See `Runtime.withdraw`."""
         self.execute(self.manager.withdraw(future.job.id, self.now_s))

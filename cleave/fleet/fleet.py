@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from dataclasses import dataclass, field
 from itertools import count
@@ -10,11 +11,14 @@ from typing import Self
 from weakref import WeakValueDictionary
 
 from cleave.arrays import Buffer
+from cleave.errors import FleetError
 from cleave.fleet.product import GemmFuture, Operand, Side, product_of
 from cleave.fleet.runtime import FleetCounters, Runtime
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -99,6 +103,26 @@ class Fleet:
     def device_count(self) -> int:
         """Return how many devices may be given work now."""
         return self.runtime.device_count()
+
+    def wait_for(self, devices: int, timeout: float | None = None) -> None:
+        """Return when so many devices may be given work.
+
+        Args:
+            devices: how many.
+            timeout: seconds on the fleet's clock after which this is given up; None for never.
+
+        Raises:
+            FleetError: when they are not there in time.
+        """
+        if self.device_count >= devices:
+            return
+        _log.info("waiting for devices: %d of %d are there", self.device_count, devices)
+        if not self.runtime.wait_until(lambda: self.device_count >= devices, timeout):
+            until = "no more are due" if timeout is None else f"after {timeout:g} s"
+            raise FleetError(
+                f"{self.device_count} of {devices} devices are there, {until}; "
+                f"let others join, or ask for fewer"
+            )
 
     def close(self) -> None:
         """End all sessions. Closing twice does nothing."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
@@ -143,6 +143,14 @@ class Runtime(ABC):
 
         Returns:
             Whether it is done.
+        """
+
+    @abstractmethod
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Return when a condition holds, or after `timeout_s` seconds on the runtime's clock.
+
+        Returns:
+            Whether it holds; False also where nothing is left that could happen.
         """
 
     @abstractmethod

@@ -59,6 +59,7 @@ TICK_S = 0.25
 """How often the session manager is told the time: for silent devices and overdue work."""
 
 _CLOSING: Final = "the server is closing"
+_LOOK_S: Final = 0.05  # between two looks at whether what is waited for is so
 _PREFIXES: Final = (("G", 1e9), ("M", 1e6), ("k", 1e3))
 _MAX_REASON: Final = 200  # characters of why a connection ended
 
@@ -498,6 +499,17 @@ class LiveRuntime(Runtime):
         del self._futures[job], self._finished[job]
         self._counters.waited_s += time.perf_counter() - began_s
         future.done = True
+        return True
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """See `Runtime.wait_until`. The condition is looked at again and again."""
+        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while not condition():
+            if self._closed:
+                raise FleetError(_CLOSING)
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOOK_S)
         return True
 
     def withdraw(self, future: GemmFuture) -> None:

@@ -9,6 +9,8 @@ forward and backward send their three GEMMs (forward, input gradient, weight gra
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -230,6 +232,14 @@ def offload(
         UsageError: when the model has no such layer, is offloaded already, is not on the CPU, or
             has weights of another dtype.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"offload takes a torch module, not {_kind(model)}, as its first argument")
+    if not callable(getattr(fleet, "submit", None)):
+        server = hasattr(fleet, "fleet")
+        advice = "give server.fleet" if server else "give cleave.emulated(8), or server.fleet"
+        raise UsageError(f"the second argument of offload is {_kind(fleet)}, no fleet: {advice}")
+    if not 0 <= audit <= 1:
+        raise UsageError(f"audit is {audit}; give a chance, from 0 to 1")
     if method not in (Method.TILES.value, Method.STAGES.value):
         raise UsageError(f"method is {method!r}; use 'tiles' or 'stages'")
     if method == Method.STAGES.value:
@@ -263,6 +273,12 @@ def offload(
     return model
 
 
+def _kind(value: object) -> str:
+    """Say in words what kind of object a value is."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
 def _offload_by_stages(model: nn.Module, fleet: Multiplier, audit: float) -> nn.Module:
     """Replace a model's forward by one that goes by stages."""
     from cleave.training.staged_forward import StagedForward  # with ONNX and transformers
@@ -273,6 +289,25 @@ def _offload_by_stages(model: nn.Module, fleet: Multiplier, audit: float) -> nn.
         raise UsageError(f"stages need a fleet of devices, not a {type(fleet).__name__}")
     vars(model)["forward"] = StagedForward(model, fleet, audit)
     return model
+
+
+@contextmanager
+def offloaded(
+    model: nn.Module, fleet: Multiplier, *, method: str = "tiles", audit: float = 0.05
+) -> Iterator[nn.Module]:
+    """Offload a model in a `with` block, and make it a plain one again at its end.
+
+    Args:
+        model, fleet, method, audit: see `offload`.
+
+    Raises:
+        UsageError: see `offload`.
+    """
+    offload(model, fleet, method=method, audit=audit)
+    try:
+        yield model
+    finally:
+        restore(model)
 
 
 def restore(model: nn.Module) -> nn.Module:

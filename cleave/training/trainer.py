@@ -33,6 +33,7 @@ from cleave.training.checkpoint import (
 )
 from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
 from cleave.training.disk import Patience
+from cleave.training.documents import read_documents
 from cleave.training.export import keep_description
 from cleave.training.held_out import HeldOut
 from cleave.training.job import (
@@ -128,6 +129,8 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
 
     source = resolve_model(job.model)
     job.check_model(source.spec)
+    if job.data:
+        read_documents(job.data)  # where there is none says so before a tokenizer is made
     if source.folder:
         tokenizer = folder_tokenizer(source.folder)
     else:

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cleave.errors import UsageError
+from cleave.training import trainer
 from cleave.training.export import load_weights
 from cleave.training.held_out import HeldOut
 from cleave.training.job import JobSpec
@@ -49,6 +50,15 @@ def run_of(tmp_path: Path, **job: Any) -> tuple[RunFolder, list[Any]]:
     }  # fmt: skip
     train(JobSpec("opt-nano", **changed), run, TrainContext(None, seen.append))
     return run, seen
+
+
+def test_a_wrong_path_is_refused_before_a_tokenizer_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "default_tokenizer", lambda **_: pytest.fail("it was made"))
+    job = JobSpec("opt-nano", str(tmp_path / "none.txt"))
+    with pytest.raises(UsageError, match="There is no file or folder"):
+        trainer.prepare(job, TrainContext(None, lambda record: None))
 
 
 @pytest.mark.slow
