@@ -76,14 +76,6 @@ def _joined(source: str, count: int, *options: str) -> Iterator[list[DeviceProce
             process.wait()
 
 
-def wait_for_devices(fleet: Fleet, count: int) -> None:
-    """Wait until this many devices are ready; their links are measured after they join."""
-    import time
-
-    while fleet.device_count < count:
-        time.sleep(0.01)
-
-
 def resident_bytes(pid: int) -> int:
     """Return the resident memory of a process in bytes (Linux)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 import cleave
-from benchmarks.common import joined, make_trainer, wait_for_devices
+from benchmarks.common import joined, make_trainer
 from benchmarks.links import MBIT, LimitedNamespace, limited_namespace, namespaces_missing
 from cleave.arrays import Buffer, DType, empty, narrow
 from cleave.fleet.fleet import Fleet
@@ -134,7 +134,7 @@ def real_times(todo: Sequence[Task], devices: int) -> list[float]:
     """Return `tile_times` of `cleave join` processes of one thread; a single one is pinned."""
     pin = ("--cores", "1") if devices == 1 else ()
     with cleave.serve() as server, joined(server.url, devices, "--threads", "1", *pin):
-        wait_for_devices(server.fleet, devices)
+        server.fleet.wait_for(devices)
         tile_times(server.fleet, todo[:6])  # warm
         return tile_times(server.fleet, todo)
 
@@ -238,7 +238,7 @@ def limited_devices(server: Server) -> Iterator[list[tuple[float, float, float]]
             command += ["--json", "--threads", "1"]
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         try:
-            wait_for_devices(server.fleet, len(LINKS))
+            server.fleet.wait_for(len(LINKS))
             yield links
         finally:
             for process in processes:

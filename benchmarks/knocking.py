@@ -37,7 +37,7 @@ from websockets.exceptions import WebSocketException
 from websockets.typing import Origin
 
 import cleave
-from benchmarks.common import joined, make_trainer, resident_bytes, spread, wait_for_devices
+from benchmarks.common import joined, make_trainer, resident_bytes, spread
 from cleave.device.session import device_hello
 from cleave.protocol.codec import encode
 from cleave.training.job import JobSpec
@@ -205,7 +205,7 @@ def measure(rounds: int, steps: int, connections: int) -> None:
     ):
         assert strangers.stdin is not None
         assert strangers.stdout is not None
-        wait_for_devices(server.fleet, 2)
+        server.fleet.wait_for(2)
         trainer = make_trainer(job, server.fleet)
         for _ in range(2):  # the first plans and sends more
             trainer.train_step()

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import cleave
-from benchmarks.common import resident_bytes, wait_for_devices
+from benchmarks.common import resident_bytes
 from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.product import Side
 
@@ -62,7 +62,7 @@ def main() -> None:
                 event = json.loads(process.stdout.readline())
                 ready_s.append(time.perf_counter() - began_s)
                 assert event["event"] == "ready", event
-                wait_for_devices(server.fleet, 1)
+                server.fleet.wait_for(1)
                 idle.append(resident_bytes(process.pid) / 1e6)
                 a, b = server.fleet.operand(x), server.fleet.operand(weight)
                 for _ in range(20):

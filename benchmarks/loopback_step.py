@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import cleave
-from benchmarks.common import joined, make_trainer, resident_bytes, spread, wait_for_devices
+from benchmarks.common import joined, make_trainer, resident_bytes, spread
 from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
@@ -76,7 +76,7 @@ def measure(devices: int, pairs: int, soak: int) -> None:
         cleave.serve() as server,
         joined(server.url, devices, "--backend", "numpy", "--threads", "1") as processes,
     ):
-        wait_for_devices(server.fleet, devices)
+        server.fleet.wait_for(devices)
         plain, offloaded = make_trainer(job, None), make_trainer(job, server.fleet)
         for trainer in (plain, offloaded):
             seconds(trainer)

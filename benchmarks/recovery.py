@@ -36,7 +36,6 @@ from typing import Final
 import numpy as np
 
 import cleave
-from benchmarks.common import wait_for_devices
 from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
@@ -150,7 +149,7 @@ class Household:
         self._command += ["--devices", "1", "--fleet", str(folder / "device.toml"), "--json"]
         (folder / "device.toml").write_text(DEVICE)
         self.processes = [self._start() for _ in range(PROCESSES)]
-        wait_for_devices(server.fleet, PROCESSES)
+        server.fleet.wait_for(PROCESSES)
 
     def replace(self, victim: int) -> None:
         """Start a new device for one that was killed or stopped."""
@@ -158,7 +157,7 @@ class Household:
         while self._server.fleet.device_count >= PROCESSES:
             time.sleep(0.01)
         self.processes[victim] = self._start()
-        wait_for_devices(self._server.fleet, PROCESSES)
+        self._server.fleet.wait_for(PROCESSES)
 
     def close(self) -> None:
         """End all processes."""

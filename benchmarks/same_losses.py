@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import cleave
-from benchmarks.common import joined, make_trainer, wait_for_devices
+from benchmarks.common import joined, make_trainer
 from cleave.fleet.fleet import Fleet
 from cleave.training.job import JobSpec
 
@@ -52,7 +52,7 @@ def main() -> None:
         with cleave.serve() as served:
             flags = ("--backend", "numpy", "--threads", "1")
             with joined(served.url, 3, *flags) as processes:
-                wait_for_devices(served.fleet, 3)
+                served.fleet.wait_for(3)
                 victim = processes[0].process
 
                 def kill(step: int, victim: object = victim) -> None:

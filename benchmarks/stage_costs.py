@@ -40,7 +40,7 @@ import torch
 from torch import nn
 
 import cleave
-from benchmarks.common import joined, make_trainer, resident_bytes, wait_for_devices
+from benchmarks.common import joined, make_trainer, resident_bytes
 from benchmarks.layer_graphs import inputs_of
 from benchmarks.stage_links import machine
 from cleave.arrays import DType
@@ -160,7 +160,7 @@ def memory(model: str, steps: int) -> Iterator[Figure]:
         )  # fmt: skip
         options = ("--memory", str(OFFERED_MB), "--threads", "1")
         with cleave.serve(stages_on="any") as server, joined(server.url, 1, *options) as devices:
-            wait_for_devices(server.fleet, 1)
+            server.fleet.wait_for(1)
             trainer = make_trainer(job, server.fleet)
             before = devices[0].resident_bytes()
             for _ in range(steps):
@@ -194,7 +194,7 @@ def idle(repeats: int) -> Iterator[Figure]:
             began_s = time.perf_counter()
             with joined(server.url, 1, "--backend", "numpy", "--threads", "1") as devices:
                 starts.append(time.perf_counter() - began_s)
-                wait_for_devices(server.fleet, 1)
+                server.fleet.wait_for(1)
                 pid = devices[0].process.pid
                 resident.append(resident_bytes(pid) / 1e6)
                 loaded.append("onnxruntime" in Path(f"/proc/{pid}/maps").read_text())

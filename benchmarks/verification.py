@@ -52,7 +52,7 @@ from typing import Any
 import numpy as np
 
 import cleave
-from benchmarks.common import joined, make_trainer, wait_for_devices
+from benchmarks.common import joined, make_trainer
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.device.core import Order
@@ -116,7 +116,7 @@ def training_cost(batch: int, seq: int, rounds: int, steps: int) -> None:
             server = stack.enter_context(cleave.serve(verify=checking))
             options = ("--backend", "numpy", "--threads", "1")
             stack.enter_context(joined(server.url, 1, *options))
-            wait_for_devices(server.fleet, 1)
+            server.fleet.wait_for(1)
             trainers[checking] = server, make_trainer(job, server.fleet)
             trainers[checking][1].train_step()
         for _ in range(rounds):

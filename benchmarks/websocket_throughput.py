@@ -27,7 +27,7 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
 import cleave
-from benchmarks.common import spread, wait_for_devices
+from benchmarks.common import spread
 from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import Outcome
 from cleave.device.core import Order
@@ -244,7 +244,7 @@ def main() -> None:
         ]
         for process in processes:
             process.start()
-        wait_for_devices(server.fleet, options.devices)
+        server.fleet.wait_for(options.devices)
         script = record_traffic(server, layers, options.in_flight)
         moved = sum(size for part in script for _, size in part)
         bare = BareServer(script, options.rounds + 1)

@@ -26,6 +26,9 @@ SCALE: Final = "scale"
 FIRST: Final = "first"
 """The first row of a slice of the LM head."""
 
+SLICE_COLUMNS: Final = 2
+"""Of a slice's output: of each token the log-sum-exp, and the target's logit."""
+
 LOSS: Final = "loss"
 """The scaled loss of all tokens together."""
 

@@ -59,7 +59,7 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
     varying = {names.X, names.TARGETS}
 
     def logits(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        return (outside.logits(_parameters(given), given[names.X]),)
+        return (outside.logits(parameters_in(given), given[names.X]),)
 
     _, used = core_aten(TracedGraph(logits, inputs, ("logits",), varying))
     parameters = tuple(n for n in held if names.parameter(n) in used)
@@ -74,7 +74,8 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
     )
 
 
-def _parameters(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters among a graph's inputs, by their names in the model."""
     prefix = names.parameter("")
     return {n.removeprefix(prefix): t for n, t in given.items() if n.startswith(prefix)}
 
@@ -87,7 +88,7 @@ class _Loss:
     trainable: Sequence[str]
 
     def gradients(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        held = _parameters(given)
+        held = parameters_in(given)
 
         def loss(x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
             logits = self.outside.logits({**held, **trained}, x).flatten(0, 1).float()

@@ -29,13 +29,10 @@ from torch import Tensor, nn
 from cleave import graph_names as names
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.errors import LayerGraphError
-from cleave.graphs.loss_graph import LossGraph
+from cleave.graphs.loss_graph import LossGraph, parameters_in
 from cleave.graphs.outside import OutsideLayers
 from cleave.graphs.tracing import TracedGraph, to_onnx
 from cleave.machine.graph_session import Array
-
-SLICE_COLUMNS: Final = 2
-"""Of what a slice's forward pass returns of a token: log-sum-exp, and the target's logit."""
 
 _EXAMPLE_TOKENS: Final = 2
 
@@ -115,13 +112,13 @@ class _Slice:
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the log-sum-exp and the target's logit, shape (tokens, 2)."""
-        logits = self._logits(given, _parameters(given), given[names.X])
+        logits = self._logits(given, parameters_in(given), given[names.X])
         own = torch.where(_is_target(given, logits), logits, 0.0).sum(1)
         return (torch.stack([torch.logsumexp(logits, 1), own], 1),)
 
     def backward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients of the input and, added to the sums, of the parameters."""
-        held = _parameters(given)
+        held = parameters_in(given)
 
         def logits_of(x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
             return self._logits(given, {**held, **trained}, x)
@@ -141,11 +138,6 @@ def _is_target(given: Mapping[str, Tensor], logits: Tensor) -> Tensor:
     """Say of each logit whether it is the target's."""
     column = torch.arange(logits.shape[1]) + given[names.FIRST]
     return column[None] == given[names.TARGETS][:, None]
-
-
-def _parameters(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    prefix = names.parameter("")
-    return {n.removeprefix(prefix): t for n, t in given.items() if n.startswith(prefix)}
 
 
 def combined(of_slices: Sequence[Array], targets: Array, scale: float) -> tuple[float, Array]:

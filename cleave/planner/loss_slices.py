@@ -154,7 +154,7 @@ def _dealt(
     groups: list[list[DeviceRates]] = [[] for _ in range(count)]
     speed = [0.0] * count
     for seconds, device in chosen:
-        slowest = min(range(count), key=lambda n: (speed[n] > 0, speed[n]))
+        slowest = speed.index(min(speed))
         groups[slowest].append(device)
         speed[slowest] += 1 / seconds
     last = len(model.layers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Final
@@ -69,12 +70,9 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     for slices in ways_to_slice(model, devices, ps, best):
         sliced = {device for part in slices.stages for device in part.devices}
         others = [device for device in able if device.device not in sliced]
-        try:
-            plan = _search(tables, others, ps, slices) if others else best
-        except DeviceMemoryError:
-            continue  # the others are too few for the layers
-        if plan.step_s < best.step_s:
-            best = plan
+        if others:
+            with suppress(DeviceMemoryError):  # they may be too few for the layers
+                best = min(best, _search(tables, others, ps, slices), key=lambda p: p.step_s)
     return best
 
 

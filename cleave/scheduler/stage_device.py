@@ -40,7 +40,6 @@ from cleave.scheduler.traffic import TrafficKind
 _PIECE_BYTES = 8 * 2**20  # of sums in one message: others get a turn
 _AWAITED_BYTES = 16 * 2**20  # of sums at once: a device holds what it was asked for twice
 _FP32 = 4
-_SUMMARY_COLUMNS = 2  # of what a slice of the loss finds of a token
 
 
 @dataclass(slots=True, eq=False)
@@ -156,10 +155,10 @@ class StageDevice:
         part, held = self._slice(work, stage, unit.batch)
         tokens = work.tokens[unit.batch]
         x_array = self._put(x)
-        made = {names.Y: _FP32 * _SUMMARY_COLUMNS * tokens}
+        made = {names.Y: _FP32 * names.SLICE_COLUMNS * tokens}
         flops = round(part.forward_flops * tokens)
         found = self._run(unit, part.forward, {names.X: x_array} | held, made, flops)
-        self._fetch(unit, names.Y, found[names.Y], 0, tokens, _SUMMARY_COLUMNS, "fp32")
+        self._fetch(unit, names.Y, found[names.Y], 0, tokens, names.SLICE_COLUMNS, "fp32")
         self._rename(x)
         self._forget(part.targets[unit.batch])
         if unit.keep is Keep.NOTHING:

@@ -20,6 +20,7 @@ LETTERS: Final = "ABCD"
 """Of the choices of a question."""
 
 _COLUMNS: Final = 2 + len(LETTERS)
+_LARGEST_LOSS: Final = 709.0  # whose exponential is a double
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """Return e to the loss."""
-        return math.exp(self.loss)
+        """Return e to the loss; infinity where that is too large for a number."""
+        return math.inf if self.loss > _LARGEST_LOSS else math.exp(self.loss)
 
 
 def perplexity(
@@ -50,7 +51,8 @@ def perplexity(
 ) -> Perplexity:
     """Return how well a model predicts documents, one after another.
 
-    They are cut into windows; the first token of each is not predicted.
+    They are cut into windows, of which each begins with the last token of the one before. So every
+    token but the first is predicted once, from those before it in its window.
 
     Args:
         trained: the model.
@@ -70,7 +72,6 @@ def perplexity(
         ids += [*found.tolist(), trained.tokenizer.eos_id]
     if len(ids) < 2:
         raise UsageError(f"{source!r} has one token only; give more text")
-    # Full windows, and what is left; each begins with the last token of the one before.
     starts = range(0, len(ids) - 1, seq)
     windows = [torch.tensor(ids[start : start + seq + 1]) for start in starts]
     total, done = 0.0, 0
@@ -159,7 +160,7 @@ def read_questions(path: Path) -> list[Question]:
     if not rows:
         raise UsageError(f"{str(path)!r} has no questions; give a CSV file that has some")
     for number, row in enumerate(rows, 1):
-        if len(row) != _COLUMNS or row[-1].strip() not in LETTERS:
+        if len(row) != _COLUMNS or row[-1].strip() not in tuple(LETTERS):
             raise UsageError(
                 f"line {number} of {str(path)!r} is no question: it has {len(row)} columns and "
                 f"ends in {row[-1][:20]!r}, not {_COLUMNS} with the letter A, B, C or D at the end"

@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -286,7 +286,7 @@ def _card(run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str,
             ("held-out loss", f"{evals[-1]['eval_loss']:.4f} after step {evals[-1]['step']}")
         )
     rows += facts.items()
-    rows.append(("versions", ", ".join(f"{name} {_version(name)}" for name in _VERSIONS)))
+    rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return (
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- cleave\n---\n\n"
@@ -294,10 +294,3 @@ def _card(run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str,
         "Trained with Cleave on a fleet of devices: the same loss as on one machine.\n\n"
         f"| | |\n| --- | --- |\n{table}\n"
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

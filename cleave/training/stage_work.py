@@ -16,7 +16,7 @@ from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Buffer, DType
 from cleave.graphs.layer_parts import LayerPart, tensors_of
-from cleave.graphs.loss_slices import SLICE_COLUMNS, SliceGraphs, combined
+from cleave.graphs.loss_slices import SliceGraphs, combined
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
 from cleave.planner.coding import coded_ratio
@@ -216,7 +216,7 @@ class ModelWork:
             targets: of the micro-batch.
             scale: what each token's loss counts.
         """
-        shape = targets.numel(), SLICE_COLUMNS
+        shape = targets.numel(), names.SLICE_COLUMNS
         found = [arrays.unpack(each, *shape, DType.FP32).float32() for each in payloads]
         loss, total = combined(found, targets.flatten().numpy(), scale)
         return loss, _floats(total)

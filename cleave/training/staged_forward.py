@@ -24,8 +24,9 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.outside import Embedded, OutsideLayers
 from cleave.machine.backends import TorchBackend
+from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PsCompute, StagePlan
+from cleave.planner.stages import PsCompute, StageModel, StagePlan
 from cleave.scheduler.stage_work import OutputReady, StepFailed, StepResult, StepWork
 from cleave.training.audits import Auditor
 from cleave.training.stage_work import ModelWork
@@ -103,7 +104,7 @@ class StagedForward:
             self._staged[key] = StagedModel(
                 ModelWork(self._model, graphs, dtype),
                 self._fleet.runtime,
-                plan_stages,
+                _plan_layers,
                 PsCompute(speed.flops_per_s, 0.0),
                 auditor=Auditor(self._audit),
             )
@@ -120,6 +121,11 @@ class StagedForward:
         """Note that a pass is over."""
         if self._under_way is one:
             self._under_way = None
+
+
+def _plan_layers(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+    """Plan stages without slices of the loss, which the caller computes."""
+    return plan_stages(replace(model, most_slices=1), devices, ps)
 
 
 @dataclass(eq=False)
@@ -155,7 +161,7 @@ class _Pass:
             for piece, one in zip(pieces, self.embedded, strict=True)
         ]
         self.work = self.staged.step_work(
-            replace(self.plan, stages=tuple(stages), slices=()), self.parts, given, 1.0
+            replace(self.plan, stages=tuple(stages)), self.parts, given, 1.0
         )
         self.staged.runtime.begin_step(self.work)
         outputs: dict[int, Tensor] = {}

@@ -10,15 +10,13 @@ import typer
 
 from cleave.errors import UsageError
 from cleave_cli.render.say import say
-from cleave_cli.using import progress_bar, using
+from cleave_cli.trained_model import Devices, Model, Step, progress_bar, trained_model
 
 _WINDOW = 1024  # tokens of a window, unless the model takes fewer
 
 
 def evaluate(
-    model: Annotated[
-        Path, typer.Argument(help="A run folder, or a Hugging Face folder.", show_default=False)
-    ],
+    model: Model,
     data: Annotated[
         str, typer.Option(help="Text to predict: a file, folder, JSONL, Parquet.")
     ] = "",
@@ -34,12 +32,8 @@ def evaluate(
         int, typer.Option(help="Tokens of a window; 0: 1024, or what the model takes.", min=0)
     ] = 0,
     batch: Annotated[int, typer.Option(help="Windows at once.", min=1)] = 4,
-    devices: Annotated[
-        int, typer.Option(help="Emulated devices that multiply; 0: this machine alone.")
-    ] = 0,
-    step: Annotated[
-        int, typer.Option(help="Of a run's checkpoint; 0: the newest that is whole.", min=0)
-    ] = 0,
+    devices: Devices = 0,
+    step: Step = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Say how well a model predicts a text, or answers multiple-choice questions.
@@ -62,7 +56,7 @@ def evaluate(
     asked = read_questions(choices) if choices is not None else []
     shown = read_questions(examples)[:shots] if examples is not None else []
     found: dict[str, Any]
-    with using(model, step, devices) as trained:
+    with trained_model(model, step, devices) as trained:
         if data:
             window = seq or min(_WINDOW, trained.most_tokens)
             with progress_bar("reading", hidden=as_json) as report:

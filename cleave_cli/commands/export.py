@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cleave.errors import UsageError
+from cleave_cli.trained_model import Step
 
 if TYPE_CHECKING:
     from cleave.training.run_folder import RunFolder
@@ -20,9 +21,7 @@ def export(
         Path | None,
         typer.Argument(help="The new folder; by default `export` in the run folder."),
     ] = None,
-    step: Annotated[
-        int, typer.Option(help="Of the checkpoint; 0: the newest that is whole.", min=0)
-    ] = 0,
+    step: Step = 0,
     best: Annotated[
         bool, typer.Option("--best", help="The one with the lowest held-out loss (--keep-best).")
     ] = False,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cleave.errors import UsageError
 from cleave_cli.render.say import printable
-from cleave_cli.using import using
+from cleave_cli.trained_model import Devices, Model, Step, trained_model
 
 
 def generate(
-    model: Annotated[
-        Path, typer.Argument(help="A run folder, or a Hugging Face folder.", show_default=False)
-    ],
+    model: Model,
     prompt: Annotated[str, typer.Option(help="The text; - to read it from stdin.")] = "-",
     tokens: Annotated[int, typer.Option(help="That are added at most.", min=1)] = 100,
     temperature: Annotated[
@@ -26,12 +23,8 @@ def generate(
         float, typer.Option(help="Of the likeliest tokens that have this share together.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the choice of tokens.")] = 0,
-    devices: Annotated[
-        int, typer.Option(help="Emulated devices that multiply; 0: this machine alone.")
-    ] = 0,
-    step: Annotated[
-        int, typer.Option(help="Of a run's checkpoint; 0: the newest that is whole.", min=0)
-    ] = 0,
+    devices: Devices = 0,
+    step: Step = 0,
 ) -> None:
     """Print a text and what a model adds to it, as it comes.
 
@@ -49,7 +42,7 @@ def generate(
     if not text:
         raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
     settings: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "seed": seed}
-    with using(model, step, devices) as trained:
+    with trained_model(model, step, devices) as trained:
         typer.echo(printable(text), nl=False)
         for piece in continued(trained, text, tokens, **settings):
             typer.echo(printable(piece), nl=False)

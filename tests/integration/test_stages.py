@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -69,14 +68,6 @@ class Strikes:
                     self._processes.strike(slot, Fault.KILL)
 
 
-def wait_for_devices(server: Server) -> None:
-    """Wait until all processes have joined."""
-    until_s = time.monotonic() + WAIT_S
-    while server.fleet.device_count < DEVICES:
-        assert time.monotonic() < until_s, "the processes do not join"
-        time.sleep(0.05)
-
-
 def backward(message: Message) -> bool:
     """Say whether a device is asked for a backward pass: of many outputs."""
     return isinstance(message, messages.RunGraph) and len(message.outputs) > 3
@@ -105,13 +96,13 @@ def test_a_killed_process_costs_no_exactness(
         cleave.serve(stages_on="any") as server,
         Processes(lambda slot: server.url, DEVICES) as processes,
     ):
-        wait_for_devices(server)
+        server.fleet.wait_for(DEVICES, WAIT_S)
         strikes = Strikes(server, processes, when)
         work = ModelWork(model, graphs, DType.FP32)
         staged = StagedModel(work, server.fleet.runtime, planner, PsCompute(1e11, 0.0))
 
         def disturbed(ids: Tensor) -> Any:
-            wait_for_devices(server)
+            server.fleet.wait_for(DEVICES, WAIT_S)
             strikes.arm()
             targets = torch.full_like(ids, -100)
             targets[:, :-1] = ids[:, 1:]
@@ -119,7 +110,7 @@ def test_a_killed_process_costs_no_exactness(
 
         found = trained(model, disturbed, batches, clip=1.0)
         staged.close()
-        wait_for_devices(server)  # none is just connecting when the server closes
+        server.fleet.wait_for(DEVICES, WAIT_S)  # none is just connecting when the server closes
     assert strikes.struck == len(batches)
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
     assert found == pytest.approx(expected, rel=1e-4)

@@ -503,13 +503,17 @@ def slices_on(groups: Sequence[tuple[int, ...]], layers: int) -> tuple[PlannedSt
     )
 
 
-def test_a_loss_that_no_device_holds_goes_to_several() -> None:
+def large_head() -> tuple[StageModel, list[DeviceRates], PsCompute]:
     """A head of 2 GB, devices of 1.2 GB, and a PS that takes a minute for it."""
     layer = LayerCost(0, 28_000_000, 28_000_000, 56_000_000, 84e6, 28e6, 40e3, 28_000_000)
     head = LayerCost(0, 500_000_000, 500_000_000, 10**9, 1.5e9, 0.5e9, 800e3, 10**9)
     model = StageModel([layer] * 4, head, 768, 2, [512] * 8, most_slices=50_000)
     fleet = [DeviceRates(n, 1e8, 1e8, 1e12, 0.01, 1_200_000_000) for n in range(12)]
-    ps = PsCompute(1e11, 0.1)
+    return model, fleet, PsCompute(1e11, 0.1)
+
+
+def test_a_loss_that_no_device_holds_goes_to_several() -> None:
+    model, fleet, ps = large_head()
     plan = plan_stages(model, fleet, ps)
     check_right(plan, model, fleet)
     assert len(plan.slices) > 1

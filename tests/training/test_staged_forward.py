@@ -11,7 +11,9 @@ from torch import Tensor
 
 import cleave
 from cleave.errors import UsageError
+from cleave.training import staged_forward
 from tests.graphs.models import plain_gradients, small_model, trained, with_lora
+from tests.planner.test_stage_search import large_head
 from tests.training.test_staged import TOKENS, assert_close, batches
 
 pytestmark = pytest.mark.slow
@@ -81,3 +83,8 @@ def test_what_stages_cannot_do_is_refused_and_says_why() -> None:
             model(input_ids=ids, output_hidden_states=True)
         with pytest.raises(UsageError, match="inputs_embeds"):
             model(inputs_embeds=torch.zeros(1, TOKENS, 32))
+
+
+def test_no_device_is_planned_for_a_loss_that_the_caller_computes() -> None:
+    plan = staged_forward._plan_layers(*large_head())
+    assert plan.slices == ()

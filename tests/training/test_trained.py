@@ -147,6 +147,10 @@ def test_what_cannot_be_used_says_why(run: RunFolder, tmp_path: Path) -> None:
     path.write_text("1 + 1?,1,2,3,4,B\n2 + 2?,1,2,3,4\n")
     with pytest.raises(UsageError, match=r"line 2 of .* is no question: it has 5 columns"):
         read_questions(path)
+    for letter in ("", "AB", "E"):
+        path.write_text(f"1 + 1?,1,2,3,4,{letter}\n")
+        with pytest.raises(UsageError, match=f"line 1 of .* ends in '{letter}'"):
+            read_questions(path)
     for command, said in (
         (["eval", str(run.path)], "give either --data with a text, or --choices"),
         (["eval", str(run.path), "--data", str(tmp_path / "no.txt")], "no file or folder"),

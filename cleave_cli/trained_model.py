@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+import typer
 from rich.console import Console
 from rich.progress import Progress
 
@@ -16,8 +17,19 @@ if TYPE_CHECKING:
     from cleave.training.trained import TrainedModel
 
 
+Model: TypeAlias = Annotated[
+    Path, typer.Argument(help="A run folder, or a Hugging Face folder.", show_default=False)
+]
+Devices: TypeAlias = Annotated[
+    int, typer.Option(help="Emulated devices that multiply; 0: this machine alone.")
+]
+Step: TypeAlias = Annotated[
+    int, typer.Option(help="Of a run's checkpoint; 0: the newest that is whole.", min=0)
+]
+
+
 @contextmanager
-def using(model: Path, step: int, devices: int) -> Iterator[TrainedModel]:
+def trained_model(model: Path, step: int, devices: int) -> Iterator[TrainedModel]:
     """Open a model, and close its fleet at the end.
 
     Args:
