@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from typing import Final
 
 import typer
 from rich.console import Console
@@ -32,8 +30,6 @@ from cleave_cli.commands import (
     train,
 )
 from cleave_cli.render.say import printable
-
-_OBJECTS_BETWEEN_COLLECTIONS: Final = 100_000
 
 app = typer.Typer(
     name="cleave",
@@ -84,9 +80,6 @@ app.add_typer(simulate.app)
 
 def main() -> None:
     """Run the command line; print an error as one sentence on stderr, with exit code 1 or 2."""
-    # Torch and transformers make a million objects that stay. To look through them as often as
-    # Python does by default takes a fifth of the time until a job begins.
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     # `--debug` is accepted anywhere on the line, where people tend to add it.
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
