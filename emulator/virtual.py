@@ -11,13 +11,13 @@ Payloads are not really coded, for most emulations have none: where a session wo
 
 from __future__ import annotations
 
-import heapq
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -277,12 +277,13 @@ class VirtualRuntime(Runtime):
         """See `Runtime.wait`. Runs the event heap until the future is done."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
+        stuck, job = self.manager.scheduler.stuck, future.job.id
         with collector_paused():
             while not future.done:
                 if timeout_s is not None and self.next_event_s > until_s:
                     self.now_s = max(self.now_s, until_s)
                     break
-                if timeout_s is None and (reason := self.stuck(future)):
+                if timeout_s is None and (reason := stuck(job)):
                     raise FleetError(f"the GEMM cannot finish: {reason}")
                 if not self._heap:
                     raise FleetError(
@@ -377,10 +378,10 @@ class VirtualRuntime(Runtime):
     # --- time ---
 
     def _at(self, when_s: float, what: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self._heap, (when_s, next(self._sequence), what, arguments))
+        heappush(self._heap, (when_s, next(self._sequence), what, arguments))
 
     def _step(self) -> None:
-        when_s, _, what, arguments = heapq.heappop(self._heap)
+        when_s, _, what, arguments = heappop(self._heap)
         if when_s > self.now_s:
             self.now_s = when_s
         self.events += 1
@@ -442,50 +443,61 @@ class VirtualRuntime(Runtime):
     # --- links and compute ---
 
     def _send_down(self, device: _VirtualDevice, message: Message, kind: TrafficKind) -> None:
-        saved_bytes = 0
-        if isinstance(message, messages.Put) and self.manager.sessions[device.id].codes_puts:
+        nbytes = wire_size(message)
+        if type(message) is messages.Put and self.manager.sessions[device.id].codes_puts:
             saved_bytes = coding_saves(message)
             self._counters.saved.down.count(kind, saved_bytes)
-        nbytes = wire_size(message) - saved_bytes
+            nbytes -= saved_bytes
         self._counters.traffic.down.count(kind, nbytes)
-        self._transmit(device, device.down, Direction.DOWN, message, nbytes, self._to_device)
+        self._transmit(device, device.down, message, nbytes)
 
     def _send_up(self, device: _VirtualDevice, message: Message) -> None:
         session = self.manager.sessions.get(device.id)
         kind = session.kind_of(message) if session is not None else TrafficKind.OTHER
-        saved_bytes = 0
-        if isinstance(message, messages.Result) and device.core.codes_results:
+        nbytes = wire_size(message)
+        if device.core.codes_results and type(message) is messages.Result:
             saved_bytes = coding_saves(message)
             self._counters.saved.up.count(kind, saved_bytes)
-        nbytes = wire_size(message) - saved_bytes
+            nbytes -= saved_bytes
         self._counters.traffic.up.count(kind, nbytes)
-        self._transmit(device, device.up, Direction.UP, message, nbytes, self._to_ps)
+        self._transmit(device, device.up, message, nbytes)
 
-    def _transmit(
-        self,
-        device: _VirtualDevice,
-        link: Link,
-        direction: Direction,
-        message: Message,
-        nbytes: int,
-        deliver: Callable[[_VirtualDevice, Message, int], None],
-    ) -> None:
+    def _transmit(self, device: _VirtualDevice, link: Link, message: Message, nbytes: int) -> None:
+        """Let a message travel one direction of a device's link."""
+        if not link.shared:
+            times_s = link.transmit(self.now_s, nbytes)
+            self._left(device, link, message, nbytes, self.now_s, *times_s)
+            return
         at_s = self.now_s
 
         def left(begin_s: float, end_s: float) -> None:
-            arrives_s = link.arrival_s(end_s)
-            self._at(arrives_s, deliver, device, message, nbytes)
-            if self.observers:
-                self._tell(
-                    Transfer(at_s, device.id, direction, message, nbytes, begin_s, end_s, arrives_s)
-                )
+            times_s = begin_s, end_s, link.arrival_s(end_s)
+            self._left(device, link, message, nbytes, at_s, *times_s)
 
-        if not link.shared:
-            left(*link.occupy(at_s, nbytes))
-            return
         link.queue.append(Departure(nbytes, left))
         if len(link.queue) == 1:
             self._depart_next(link)
+
+    def _left(
+        self,
+        device: _VirtualDevice,
+        link: Link,
+        message: Message,
+        nbytes: int,
+        at_s: float,
+        begin_s: float,
+        end_s: float,
+        arrives_s: float,
+    ) -> None:
+        """Let a message arrive that was sent at `at_s` and left its sender from `begin_s` on."""
+        down = link is device.down
+        arrive = self._to_device if down else self._to_ps
+        self._at(arrives_s, arrive, device, message, nbytes)
+        if self.observers:
+            direction = Direction.DOWN if down else Direction.UP
+            self._tell(
+                Transfer(at_s, device.id, direction, message, nbytes, begin_s, end_s, arrives_s)
+            )
 
     def _depart_next(self, link: Link) -> None:
         """Let the next piece of a message on a shared line depart; the one before it has left."""

@@ -288,8 +288,8 @@ class Runtime(ABC):
         waiting = deque(instructions)
         while waiting:
             match waiting.popleft():
-                case Send(session, message, kind):
-                    self.send(session, message, kind)
+                case Send() as asked:  # most of them: unpacked faster than by a pattern
+                    self.send(asked.session, asked.message, asked.kind)
                 case Check() as check:
                     waiting.extend(self.check(check))
                 case Place(task, payload):

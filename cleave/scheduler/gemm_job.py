@@ -175,6 +175,7 @@ class GemmJob:
         partial = cut.tile.is_partial(self.gemm)
         each = self.element.partial if partial else self.element.finished
         out = _PARTIAL if partial else self.out
+        ratios = coded_ratio(self.dtype), coded_ratio(out)
         a_strips = {m: [self._a(device_memory, m, k) for k in cut.k_cuts] for m in cut.m_cuts}
         b_strips = {n: [self._b(device_memory, k, n) for k in cut.k_cuts] for n in cut.n_cuts}
         for block in wavefront(cut):
@@ -192,8 +193,7 @@ class GemmJob:
                     partial,
                     out,
                 ),
-                coded_ratio(self.dtype),
-                coded_ratio(out),
+                *ratios,
             )
 
     def _a(self, device_memory: HeldArrays, m: Span, k: Span) -> ArrayRef:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from itertools import product
 from typing import Any
 
+from cleave.gemm import Span
 from cleave.scheduler.tasks import Task
 
 
@@ -20,21 +22,19 @@ class ReductionOrder:
         self._parked: dict[Task, Any] = {}
         # All cuts together divide C into cells. In a cell a task waits for the one before it in k,
         # which waited for the one before that.
-        rows = _cells({span for task in tasks for span in task.detail.block.m})
-        columns = _cells({span for task in tasks for span in task.detail.block.n})
+        blocks = [task.detail.block for task in tasks]
+        rows = _cells({block.m for block in blocks})
+        columns = _cells({block.n for block in blocks})
         latest: dict[tuple[int, int], Task] = {}
         for task in sorted(tasks, key=lambda u: u.detail.block.k):
             block = task.detail.block
-            before = set()
-            for row in range(rows[block.m.start], rows[block.m.stop]):
-                for column in range(columns[block.n.start], columns[block.n.stop]):
-                    cell = (row, column)
-                    if cell in latest:
-                        before.add(latest[cell])
-                    latest[cell] = task
-            self._waits[task] = len(before)
+            cells = list(product(rows[block.m], columns[block.n]))
+            before = dict.fromkeys(map(latest.get, cells))
+            latest.update(dict.fromkeys(cells, task))
             for lower in before:
-                self._followers[lower].append(task)
+                if lower is not None:
+                    self._waits[task] += 1
+                    self._followers[lower].append(task)
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
         """Replace tasks that have not arrived by others that cover the same elements."""
@@ -75,6 +75,8 @@ class ReductionOrder:
         return ready
 
 
-def _cells(bounds: set[int]) -> dict[int, int]:
-    """Number boundaries in ascending order."""
-    return {bound: number for number, bound in enumerate(sorted(bounds))}
+def _cells(spans: Set[Span]) -> dict[Span, range]:
+    """Return, by span, which of the cells it covers that all spans together make."""
+    bounds = sorted({bound for span in spans for bound in span})
+    numbers = {bound: number for number, bound in enumerate(bounds)}
+    return {span: range(numbers[span.start], numbers[span.stop]) for span in spans}

@@ -130,10 +130,10 @@ class Scheduler:
         """Take one event and return the instructions that follow from it, in order."""
         self._instructions = []
         self._now_s = now_s
-        self.story.add(now_s, event)
-        self._handlers[type(event)](event, now_s)
-        for instruction in self._instructions:
-            self.story.add(now_s, instruction)
+        try:
+            self._handlers[type(event)](event, now_s)
+        finally:  # of a fault, too, people read what led to it
+            self.story.add(now_s, event, self._instructions)
         return self._instructions
 
     def validate(self) -> None:

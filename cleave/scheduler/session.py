@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
+from typing import Final
 
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.allowance import Allowance, CancelledRuns, is_answer
@@ -22,6 +23,8 @@ from cleave.scheduler.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 from profiles.device_profile import DeviceKind
 from profiles.power_limits import believable_j
+
+_ANSWERS: Final = (Result, TaskError, Computed)
 
 
 class DeviceState(Enum):
@@ -142,7 +145,7 @@ class Session:
 
     def too_much(self, message: Message, nbytes: int, now_s: float) -> str:
         """Return why a message exceeds what a device may send unasked; empty if it does not."""
-        if isinstance(message, Result | TaskError | Computed) and (
+        if isinstance(message, _ANSWERS) and (
             self._measures(message.id) or is_answer(message.id, self.expected, self.cancelled_runs)
         ):
             return ""

@@ -9,8 +9,8 @@ these return decisions; only this one tells the scheduler and ends sessions.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from cleave.arrays import Buffer
@@ -32,7 +32,6 @@ from cleave.scheduler.instructions import (
     Dismiss,
     Drained,
     ForRuntime,
-    Instruction,
     Note,
     Overdue,
     Refuse,
@@ -123,6 +122,15 @@ class SessionManager:
         self._buffers: dict[int, Buffer] = {}
         self._regions = WeakValueDictionary[int, Buffer]()  # by array, while messages send it
         self._stuck_s: float | None = None  # when it was last said that a job is
+        self._handlers: dict[type[Any], Callable[[Any, float], list[ForRuntime]]] = {
+            SendArray: self._send_array,
+            SendRun: self._send_run,
+            SendDrop: self._send_drop,
+            SendCancel: self._send_cancel,
+            Stuck: self._report_stuck,
+            Overdue: self._note_overdue,
+            Drained: self._end_drained,
+        }
 
     @property
     def ready_devices(self) -> int:
@@ -507,15 +515,16 @@ class SessionManager:
 
     def _do(self, event: events.Event, now_s: float) -> list[ForRuntime]:
         """Tell the scheduler an event; turn what it wants sent into messages, pass on the rest."""
-        if isinstance(event, events.FleetChange):
-            self.epoch += 1
         done: list[ForRuntime] = []
         for instruction in self.scheduler.handle(event, now_s):
-            done += self._in_messages(instruction, now_s)
-        return done + self._carry_out(self._of_stages(event), now_s)
+            done += self._handlers.get(type(instruction), _pass_on)(instruction, now_s)
+        if isinstance(event, events.FleetChange):
+            self.epoch += 1
+            done += self._carry_out(self._of_stages(event), now_s)
+        return done
 
-    def _of_stages(self, event: events.Event) -> Sequence[Decision]:
-        """Tell the step by stages what an event means for it."""
+    def _of_stages(self, event: events.FleetChange) -> Sequence[Decision]:
+        """Tell the step by stages what a change of the fleet means for it."""
         match event:
             case events.DeviceLost(device) | events.DeviceDraining(device):
                 return self.stages.lost(device)
@@ -526,50 +535,68 @@ class SessionManager:
             case _:
                 return []
 
-    def _in_messages(self, instruction: Instruction, now_s: float) -> list[ForRuntime]:
-        """Turn an instruction of the scheduler into messages, and note what is awaited."""
-        match instruction:
-            case SendArray(device, array):
-                region = self._regions.get(array.id)
-                if region is None:  # one for all devices, so that it is coded once
-                    region = self._buffers[array.operand].region(array.rows, array.columns)
-                    self._regions[array.id] = region
-                (rows, columns), dtype = region.shape, region.dtype.value
-                asked = self.sessions[device]
-                asked.pace.array(asked.travelling_down(array.nbytes, coded_ratio(dtype)))
-                put = messages.Put(array.id, rows, columns, dtype, region)
-                return [Send(device, put, TrafficKind.TILES)]
-            case SendRun(device, run, task):
-                asked = self.sessions[device]
-                asked.expected[run] = task
-                asked.cancelled_runs.sent(run)
-                up_bytes = asked.travelling_up(task.output_bytes, task.output_ratio)
-                asked.pace.asked(run, task.flops, up_bytes, now_s)
-                return [Send(device, _run_message(run, task))]
-            case SendDrop(device, ids):
-                return [Send(device, messages.Drop(ids))]
-            case SendCancel(device, runs):
-                freed = self.sessions[device]
-                for run in runs:
-                    if (awaited := freed.expected.pop(run, None)) is not None:
-                        freed.cancelled_runs.cancelled(run, awaited.output_bytes)
-                if freed.rates is not None:
-                    freed.pace.given_up(runs, freed.rates, now_s)
-                return [Send(device, messages.Cancel(runs))]
-            case Stuck(_, reason):
-                if self._stuck_s is not None and now_s - self._stuck_s < STUCK_S:
-                    return []
-                self._stuck_s = now_s
-                return [Note(f"training waits: {reason}")]
-            case Overdue(device, overdue):
-                self.epoch += 1
-                session = self.sessions[device]
-                session.reason = "it does not answer" if overdue else session.restriction
-                return [instruction]
-            case Drained(device):
-                return self._dismiss(device, ByeCode.DRAINED, now_s)
-            case _:
-                return [instruction]
+    # --- instructions of the scheduler, turned into messages ---
+
+    def _send_array(self, instruction: SendArray, now_s: float) -> list[ForRuntime]:
+        """Send an array; its view is made once for all devices, so that it is coded once."""
+        array = instruction.array
+        region = self._regions.get(array.id)
+        if region is None:
+            region = self._buffers[array.operand].region(array.rows, array.columns)
+            self._regions[array.id] = region
+        (rows, columns), dtype = region.shape, region.dtype.value
+        if self.observe:
+            session = self.sessions[instruction.device]
+            session.pace.array(session.travelling_down(array.nbytes, coded_ratio(dtype)))
+        put = messages.Put(array.id, rows, columns, dtype, region)
+        return [Send(instruction.device, put, TrafficKind.TILES)]
+
+    def _send_run(self, instruction: SendRun, now_s: float) -> list[ForRuntime]:
+        """Ask a device for a task, and note that its answer is awaited."""
+        run, task = instruction.run, instruction.task
+        session = self.sessions[instruction.device]
+        session.expected[run] = task
+        session.cancelled_runs.sent(run)
+        if self.observe:
+            up_bytes = session.travelling_up(task.output_bytes, task.output_ratio)
+            session.pace.asked(run, task.flops, up_bytes, now_s)
+        return [Send(instruction.device, _run_message(run, task))]
+
+    def _send_drop(self, instruction: SendDrop, now_s: float) -> list[ForRuntime]:
+        """Tell a device what to forget."""
+        return [Send(instruction.device, messages.Drop(instruction.ids))]
+
+    def _send_cancel(self, instruction: SendCancel, now_s: float) -> list[ForRuntime]:
+        """Cancel runs of a device, and await their answers no more."""
+        session = self.sessions[instruction.device]
+        for run in instruction.runs:
+            if (awaited := session.expected.pop(run, None)) is not None:
+                session.cancelled_runs.cancelled(run, awaited.output_bytes)
+        if session.rates is not None:
+            session.pace.given_up(instruction.runs, session.rates, now_s)
+        return [Send(instruction.device, messages.Cancel(instruction.runs))]
+
+    def _report_stuck(self, instruction: Stuck, now_s: float) -> list[ForRuntime]:
+        """Say that a job waits, unless that was said a moment ago."""
+        if self._stuck_s is not None and now_s - self._stuck_s < STUCK_S:
+            return []
+        self._stuck_s = now_s
+        return [Note(f"training waits: {instruction.reason}")]
+
+    def _note_overdue(self, instruction: Overdue, now_s: float) -> list[ForRuntime]:
+        """Note that a device does not answer in time, or answers again, and pass that on."""
+        self.epoch += 1
+        session = self.sessions[instruction.session]
+        session.reason = "it does not answer" if instruction.overdue else session.restriction
+        return [instruction]
+
+    def _end_drained(self, instruction: Drained, now_s: float) -> list[ForRuntime]:
+        """End the session of a device that has answered everything."""
+        return self._dismiss(instruction.device, ByeCode.DRAINED, now_s)
+
+
+def _pass_on(instruction: ForRuntime, now_s: float) -> list[ForRuntime]:
+    return [instruction]
 
 
 def _run_message(run: int, task: Task) -> messages.Run:

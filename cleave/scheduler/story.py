@@ -7,6 +7,7 @@ debugger, in a failing test, and in the server's log after a fault.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -15,40 +16,53 @@ from cleave.scheduler.instructions import Instruction, Place
 from cleave.scheduler.tasks import ArrayRef, Task
 
 LENGTH: Final = 10_000
-"""Entries that are kept; the oldest are removed first."""
+"""Events and instructions that are kept, the latest event's in any case; the oldest are removed
+first."""
 
 _PLAIN: Final = (bool, int, float, str, tuple)
 
 
 class Story:
-    """The scheduler's latest events and instructions, oldest first."""
+    """The scheduler's latest events, each with the instructions that followed, oldest first."""
 
     def __init__(self, length: int = LENGTH) -> None:
-        self._times_s: deque[float] = deque(maxlen=length)
-        self._said: deque[Event | Instruction] = deque(maxlen=length)
+        self._most = length
+        self._length = 0
+        self._said: deque[tuple[float, Event, Sequence[Instruction | Task]]] = deque()
 
-    def add(self, at_s: float, said: Event | Instruction) -> None:
-        """Note an event or an instruction, without its payload."""
-        if isinstance(said, ResultArrived):  # a payload may be a hundred megabytes
-            said = ResultArrived(said.device, said.run, None)
-        elif isinstance(said, Place):
-            said = Place(said.task, None)
-        self._times_s.append(at_s)
-        self._said.append(said)
+    def add(self, at_s: float, event: Event, instructions: Sequence[Instruction]) -> None:
+        """Note an event and its instructions, without their payloads."""
+        if isinstance(event, ResultArrived):  # a payload may be a hundred megabytes
+            event = ResultArrived(event.device, event.run, None)
+            kept: Sequence[Instruction | Task] = [
+                i.task if type(i) is Place else i
+                for i in instructions  # it has a payload too
+            ]
+        else:
+            kept = instructions
+        self._said.append((at_s, event, kept))
+        self._length += 1 + len(instructions)
+        while self._length > self._most and len(self._said) > 1:
+            self._length -= 1 + len(self._said.popleft()[2])
 
     def tell(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
-        """Return what happened, one line per entry.
+        """Return what happened, one line per event or instruction.
 
         Args:
-            device, job, run: only entries about this device, job or run; all unless given.
+            device, job, run: only what is about this device, job or run; all unless given.
         """
         return [
             _line(at_s, said)
-            for at_s, said in zip(self._times_s, self._said, strict=True)
+            for at_s, event, instructions in self._said
+            for said in (event, *map(_as_instruction, instructions))
             if _about(said, device, job, run)
         ]
+
+
+def _as_instruction(kept: Instruction | Task) -> Instruction:
+    return Place(kept, None) if isinstance(kept, Task) else kept
 
 
 def _about(said: Event | Instruction, device: int | None, job: int | None, run: int | None) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from cleave.gemm import Span
@@ -19,19 +21,16 @@ TASK = Task(7, (ARRAY,), 128, 64, None)
 @pytest.fixture
 def story() -> Story:
     made = Story()
-    made.add(0.0, events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)))
-    made.add(1.0, SendArray(1, ARRAY))
-    made.add(1.0, SendRun(1, 5, TASK))
-    made.add(2.0, events.ResultArrived(1, 5, b"x" * 64))
-    made.add(2.0, Place(TASK, b"x" * 64))
-    made.add(3.0, SendCancel(2, (6, 8)))
-    made.add(4.0, events.Tick())
+    rates = DeviceRates(1, 1e6, 1e6, 1e9)
+    made.add(1.0, events.DeviceReady(rates), [SendArray(1, ARRAY), SendRun(1, 5, TASK)])
+    made.add(2.0, events.ResultArrived(1, 5, b"x" * 64), [Place(TASK, b"x" * 64)])
+    made.add(3.0, events.Tick(), [SendCancel(2, (6, 8))])
     return made
 
 
 def test_the_story_of_a_device(story: Story) -> None:
     assert story.tell(device=1) == [
-        "0.000 s: DeviceReady (rates of device 1, careful False)",
+        "1.000 s: DeviceReady (rates of device 1, careful False)",
         "1.000 s: SendArray (device 1, array 3, 64 bytes)",
         "1.000 s: SendRun (device 1, run 5, task of job 7 with arrays 3)",
         "2.000 s: ResultArrived (device 1, run 5)",
@@ -46,10 +45,37 @@ def test_the_stories_of_a_job_and_of_a_run(story: Story) -> None:
 
 
 def test_the_oldest_makes_room() -> None:
-    story = Story(length=2)
+    story = Story(length=3)
     for at_s in range(3):
-        story.add(float(at_s), events.Tick())
-    assert [line.split()[0] for line in story.tell()] == ["1.000", "2.000"]
+        story.add(float(at_s), events.Tick(), [SendCancel(2, (6,))])
+    assert [line.split()[0] for line in story.tell()] == ["2.000", "2.000"]
+
+
+def test_the_latest_event_is_kept_whole() -> None:
+    story = Story(length=2)
+    story.add(0.0, events.Tick(), [])
+    story.add(1.0, events.Tick(), [SendCancel(2, (run,)) for run in range(5)])
+    assert len(story.tell()) == 6
+
+
+def test_payloads_are_not_kept() -> None:
+    class Payload:
+        pass
+
+    payload = Payload()
+    gone = weakref.ref(payload)
+    story = Story()
+    story.add(0.0, events.ResultArrived(1, 5, payload), [Place(TASK, payload)])
+    del payload
+    assert gone() is None
+
+
+def test_a_fault_is_in_the_story() -> None:
+    scheduler = Scheduler()
+    scheduler.handle(events.DeviceReady(DeviceRates(1, 1e6, 1e6, 1e9)), 0.0)
+    with pytest.raises(AttributeError):
+        scheduler.handle(events.Submitted(None), 1.0)  # type: ignore[arg-type]
+    assert scheduler.story.tell()[-1].startswith("1.000 s: Submitted")
 
 
 def test_the_scheduler_keeps_its_story() -> None:
