@@ -161,6 +161,7 @@ def build_corpus(
     source: str | None,
     tokenizer: Encoder,
     *,
+    held_out: str | None = None,
     validation_fraction: float = 0.02,
     min_tokens: int = 2,
     max_tokens: int = MAX_TOKENS,
@@ -174,8 +175,12 @@ def build_corpus(
     leaves either split fewer than `min_tokens` tokens (one sequence, plus one), as with a single
     document, the last part of all tokens becomes the validation split instead.
 
-    Reading stops after about `max_tokens` tokens; `progress`, which is called with one line at a
-    time, says so. The default source is cached in `cache_dir` (default: that of the user).
+    With `held_out`, another source, all of its text is the validation split and all of `source` the
+    training split.
+
+    Reading stops after about `max_tokens` tokens of each source; `progress`, which is called with
+    one line at a time, says so. The default source is cached in `cache_dir` (default: that of the
+    user).
 
     Raises UsageError when the source cannot be read or has too little text for both splits.
     """
@@ -185,7 +190,7 @@ def build_corpus(
         )
     tell = progress or _silent
 
-    def encode() -> Corpus:
+    def encode(source: str | None) -> Corpus:
         documents = read_documents(source)
         return _encode(documents, tokenizer, validation_fraction, max_tokens, tell)
 
@@ -193,9 +198,12 @@ def build_corpus(
         recipe = f"1 {tokenizer.fingerprint} {validation_fraction!r} {max_tokens}"
         key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
         stem = f"stdlib-{python_fingerprint()}-{key}"
-        corpus = _cached(cache_dir or cache_folder(), stem, tokenizer.vocab_size, encode, tell)
+        folder = cache_dir or cache_folder()
+        corpus = _cached(folder, stem, tokenizer.vocab_size, lambda: encode(None), tell)
     else:
-        corpus = encode()
+        corpus = encode(source)
+    if held_out is not None:
+        return Corpus(_whole(corpus), _whole(encode(held_out)))
     return _with_enough(corpus, validation_fraction, min_tokens, source)
 
 
@@ -297,12 +305,17 @@ def _packed(parts: Sequence[Tokens]) -> Tokens:
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
+def _whole(corpus: Corpus) -> Tokens:
+    """Return the tokens of both splits, those for training first."""
+    return _packed([corpus.train, corpus.validation])
+
+
 def _with_enough(
     corpus: Corpus, validation_fraction: float, min_tokens: int, source: str | None
 ) -> Corpus:
     if min(len(corpus.train), len(corpus.validation)) >= min_tokens:
         return corpus
-    tokens = _packed([corpus.train, corpus.validation])
+    tokens = _whole(corpus)
     if len(tokens) < 2 * min_tokens:
         name = "Python's standard library" if source is None else repr(source)
         raise UsageError(

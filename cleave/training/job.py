@@ -91,6 +91,7 @@ class JobSpec:
         weight_decay: weight decay of matrices.
         clip: largest gradient norm; 0 for no clipping.
         seed: seed of weights and data order.
+        eval_data: what held-out losses are of, as `data`; empty for a part of `data`.
         eval_every, eval_batches: steps between held-out losses (0: never), and batches in each.
         checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them, with one
             more at the end; 0 for none at all.
@@ -126,6 +127,7 @@ class JobSpec:
     weight_decay: float = 0.1
     clip: float = 1.0
     seed: int = 0
+    eval_data: str = ""
     eval_every: int = 0
     eval_batches: int = 8
     checkpoint_every: int | str = DEFAULT
@@ -165,9 +167,11 @@ class JobSpec:
             raise UsageError(
                 f"--fallback-after is {self.fallback_after_s}; give seconds, 0 or more"
             )
-        for name in ("keep_best", "early_stop"):
+        for name in ("eval_data", "keep_best", "early_stop"):
             if getattr(self, name) and not self.eval_every:
-                raise UsageError(f"--{_flag(name)} goes by held-out losses; give --eval-every")
+                raise UsageError(
+                    f"--{_flag(name)} is of use with held-out losses; give --eval-every as well"
+                )
         if self.journal and not self.interval:
             raise UsageError(
                 "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "

@@ -129,8 +129,8 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
 
     source = resolve_model(job.model)
     job.check_model(source.spec)
-    if job.data:
-        read_documents(job.data)  # where there is none says so before a tokenizer is made
+    for path in filter(None, (job.data, job.eval_data)):
+        read_documents(path)  # where there is none says so before a tokenizer is made
     if source.folder:
         tokenizer = folder_tokenizer(source.folder)
     else:
@@ -141,7 +141,13 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
             f"the tokenizer of {job.model!r} has {tokenizer.vocab_size} tokens and the model only "
             f"{source.spec.vocabulary}; the folder's files do not belong together"
         )
-    corpus = build_corpus(job.data or None, tokenizer, min_tokens=job.seq + 1, progress=note)
+    corpus = build_corpus(
+        job.data or None,
+        tokenizer,
+        held_out=job.eval_data or None,
+        min_tokens=job.seq + 1,
+        progress=note,
+    )
     corpus.check(job.seq)
     return Dataset(source, tokenizer, corpus)
 

@@ -85,6 +85,9 @@ def train(
     weight_decay: Annotated[float, typer.Option(help="On matrices.")] = 0.1,
     clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 for none.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    eval_data: Annotated[
+        str, typer.Option(help="Of held-out losses, as --data [default: 2% of --data]")
+    ] = "",
     eval_every: Annotated[int, typer.Option(help="Steps between held-out losses; 0: never.")] = 0,
     eval_batches: Annotated[int, typer.Option(help="Batches per held-out loss.")] = 8,
     checkpoint_every: Annotated[

@@ -256,6 +256,17 @@ def test_each_split_has_the_tokens_it_needs_or_an_error_says_so(
     assert len(corpus.train) + len(corpus.validation) == total
 
 
+def test_a_held_out_source_leaves_all_of_the_other_to_training(tmp_path: Path) -> None:
+    documents = [f"document {i}" for i in range(200)]
+    source = write_jsonl(tmp_path / "d.jsonl", documents)
+    other = write_jsonl(tmp_path / "other.jsonl", ["mine", "and mine"])
+    corpus = build_corpus(source, Bytes(), held_out=other)
+    assert sorted(documents_of(corpus.train)) == sorted(documents)
+    assert sorted(documents_of(corpus.validation)) == ["and mine", "mine"]
+    with pytest.raises(UsageError, match="validation split has 14 tokens"):
+        corpus.check(20)
+
+
 def test_check_names_the_split_that_is_too_short() -> None:
     corpus = Corpus(np.zeros(100, np.int32), np.zeros(10, np.int32))
     corpus.check(9)

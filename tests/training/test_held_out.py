@@ -36,9 +36,9 @@ def test_a_resumed_run_stands_where_it_stood() -> None:
     assert HeldOut.of([], 9) == HeldOut(inf, 0)
 
 
-@pytest.mark.parametrize("name", ["keep_best", "early_stop"])
+@pytest.mark.parametrize("name", ["eval_data", "keep_best", "early_stop"])
 def test_without_held_out_losses_it_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="goes by held-out losses; give --eval-every"):
+    with pytest.raises(UsageError, match="is of use with held-out losses; give --eval-every"):
         JobSpec("opt-nano", **{name: 1})  # type: ignore[arg-type]
 
 
@@ -52,11 +52,13 @@ def run_of(tmp_path: Path, **job: Any) -> tuple[RunFolder, list[Any]]:
     return run, seen
 
 
+@pytest.mark.parametrize("given", ["data", "eval_data"])
 def test_a_wrong_path_is_refused_before_a_tokenizer_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "default_tokenizer", lambda **_: pytest.fail("it was made"))
-    job = JobSpec("opt-nano", str(tmp_path / "none.txt"))
+    none = str(tmp_path / "none.txt")
+    job = JobSpec("opt-nano", **{given: none}, eval_every=1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="There is no file or folder"):
         trainer.prepare(job, TrainContext(None, lambda record: None))
 
