@@ -34,9 +34,9 @@ class Story:
         """Note an event and its instructions, without their payloads."""
         if isinstance(event, ResultArrived):  # a payload may be a hundred megabytes
             event = ResultArrived(event.device, event.run, None)
+            # A `Place` has a payload too; its task is kept.
             kept: Sequence[Instruction | Task] = [
-                i.task if type(i) is Place else i
-                for i in instructions  # it has a payload too
+                i.task if isinstance(i, Place) else i for i in instructions
             ]
         else:
             kept = instructions
