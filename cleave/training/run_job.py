@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -62,9 +62,8 @@ class JobRequest:
         if not self.resume:
             spec = JobSpec.from_dict(self.job)
         else:
-            saved = JobSpec.from_dict(RunFolder(_existing(self.resume)).read_config())
-            JobSpec.from_dict({"model": saved.model, **self.job})
-            spec = replace(saved, **self.job)
+            saved = RunFolder(_existing(self.resume)).read_config()
+            spec = JobSpec.from_dict({**saved, **self.job})
         spec.check_model(resolve_model(spec.model).spec)
         return spec
 

@@ -16,6 +16,7 @@ from cleave.training.export import load_weights
 from cleave.training.held_out import HeldOut
 from cleave.training.job import JobSpec
 from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
+from cleave.training.run_job import JobRequest
 from cleave.training.trainer import TrainContext, train
 from cleave_cli.main import app
 
@@ -40,6 +41,18 @@ def test_a_resumed_run_stands_where_it_stood() -> None:
 def test_without_held_out_losses_it_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is of use with held-out losses; give --eval-every"):
         JobSpec("opt-nano", **{name: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("changed", [{"keep_best": True}, {"early_stop": 2}])
+def test_a_resumed_run_may_have_held_out_losses_already(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    run = RunFolder.create(tmp_path, "mine")
+    run.write_config(JobSpec("opt-nano", eval_every=5).to_dict())
+    spec = JobRequest(changed, resume=str(run.path)).spec()
+    assert spec == JobSpec("opt-nano", eval_every=5, **changed)
+    with pytest.raises(UsageError, match="setting 'steps' of a job is 'x', not int"):
+        JobRequest({"steps": "x"}, resume=str(run.path)).spec()
 
 
 def run_of(tmp_path: Path, **job: Any) -> tuple[RunFolder, list[Any]]:
