@@ -4,7 +4,8 @@
 
 OPT-125M, batch 4, sequence 512, fp32 and bf16: the same model does offloaded and plain steps in
 turn; prints the median ratio of five interleaved pairs. A step is forward, backward, clipping
-and AdamW.
+and AdamW. With `--coding off` payloads count as plain, as they did before there was coding, so that
+plans are those of before.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="opt-125m")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--coding", default="auto", choices=("auto", "on", "off"))
     options = parser.parse_args()
     for dtype, limit in (("fp32", 1.35), ("bf16", 1.6)):
         job = JobSpec(options.model, steps=1000, batch=4, seq=512, dtype=dtype)
         trainer = make_trainer(job, None)
         ratios, plain_s, ours_s = [], [], []
-        with cleave.emulated(8) as fleet:
+        with cleave.emulated(8, coding=options.coding) as fleet:
             for pair in range(options.pairs + 1):
                 plain = seconds(trainer)
                 cleave.offload(trainer.model, fleet)
