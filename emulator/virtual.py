@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.stage_runs import StagesOn
 from cleave.scheduler.stage_work import StageArray, StageOutcome, StepWork
+from cleave.scheduler.story import Story
 from cleave.scheduler.traffic import TrafficKind
 from emulator.activity import Activity, Direction, Presence, Transfer, execution
 from emulator.compute import EmulatedProcessor
@@ -60,6 +61,11 @@ from emulator.links import Departure, Link, SharedLines, links_of
 from profiles import availability
 from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
+
+STORY_LENGTH: Final = 1_000
+"""Events and instructions that the story keeps. Runs in virtual time can be repeated, and what the
+story keeps makes Python's collector look at a program's other objects again, a tenth of a second
+each time."""
 
 
 class Arithmetic(Enum):
@@ -138,6 +144,7 @@ class VirtualRuntime(Runtime):
                 coding=coding,
                 card=ps,
                 expected_devices=max(1, len(profiles)),
+                story=Story(STORY_LENGTH),
             ),
             np.random.default_rng(random.Random(f"{seed} secrets").getrandbits(128)),
         )

@@ -209,10 +209,12 @@ def _is_costly(node: fx.Node) -> bool:
         return isinstance(node.args[0], fx.Node) and isinstance(
             node.args[0].target, torch._ops.HigherOrderOperator
         )
+    if node.target not in (*_PRODUCTS, *_BATCHED_PRODUCTS):
+        return False
+    if all(isinstance(size, int) for size in _sizes(node)):
+        return False  # it is made of parameters alone, as in DoRA, and is no activation
     if node.target in _PRODUCTS:
         return True
-    if node.target not in _BATCHED_PRODUCTS:
-        return False
     made_of = sum(prod(_known(given)) for given in node.all_input_nodes)
     return prod(_known(node)) <= made_of
 

@@ -89,11 +89,14 @@ class Scheduler:
     """Decides which device does which task.
 
     It takes events (`handle`) and returns instructions; it sends nothing.
+
+    Args:
+        story: where it notes what happens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, story: Story | None = None) -> None:
         self.counters = Counters()
-        self.story = Story()
+        self.story = story or Story()
         self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest last
         self._devices: dict[int, DeviceLoad] = {}
         self._jobs: dict[int, Job] = {}

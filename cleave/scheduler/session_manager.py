@@ -52,6 +52,7 @@ from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.stage_runs import StageRuns, StagesOn
 from cleave.scheduler.stage_work import StageArray, StageOrder, StepFailed, StepResult, StepWork
+from cleave.scheduler.story import Story
 from cleave.scheduler.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 from cleave.scheduler.trials import Trials
@@ -79,6 +80,7 @@ class SessionManager:
         coding: on which links payloads are coded: a value of `--coding`.
         card: the server's network card, which devices share; None for no limit.
         expected_devices: how many share it at least, also before all have joined.
+        story: where the scheduler notes what happens.
     """
 
     def __init__(
@@ -95,8 +97,9 @@ class SessionManager:
         coding: CodingPolicy | str = CodingPolicy.OFF,
         card: PsRates | None = None,
         expected_devices: int = 1,
+        story: Story | None = None,
     ) -> None:
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(story)
         self.sessions: dict[int, Session] = {}
         any_device = StagesOn.of(stages_on) is StagesOn.ANY
         self.stages = StageRuns(self.sessions, self.scheduler.names, any_device=any_device)

@@ -33,6 +33,8 @@ from cleave.training.run_folder import sync_folder
 _FORMAT = 1
 _TENSORS = "tensors.safetensors"
 _META = "meta.json"
+WEIGHTS = "model."
+"""Before the names of parameters among a checkpoint's tensors."""
 _TEMPORARY = ".tmp-"
 # ".replaced": the old checkpoint of a step while that step is written a second time.
 _NAME = re.compile(r"step-(\d{6,})(\.replaced)?")

@@ -14,14 +14,20 @@ import torch
 
 from cleave.errors import UsageError
 from cleave.machine.cache_folder import cache_folder
+from cleave.training.conversations import Completion, Conversation, Document
 from cleave.training.documents import read_documents
 from cleave.training.run_folder import write_atomically
 
 Tokens = npt.NDArray[np.int32]
-"""A 1-D array of token ids."""
+"""A 1-D array of token ids. One that is not learned, as of a question, is there as `~id`, which is
+negative, so that what is learned stays with its token wherever it is cut."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""(input_ids, labels), both int64 (batch, seq), with labels[:, t] == the token after t."""
+"""(input_ids, labels), both int64 (batch, seq), with labels[:, t] == the token after t, or IGNORED
+where that is not learned."""
+
+IGNORED = -100
+"""A label that counts for nothing, as everywhere in torch and transformers."""
 
 # 1 GiB of int32 in memory: a bound for streamed data sets, which may have no end.
 MAX_TOKENS = 2**28
@@ -40,6 +46,7 @@ class Encoder(Protocol):
     @property
     def fingerprint(self) -> str: ...
     def encode_batch(self, texts: list[str], /) -> list[Tokens]: ...
+    def encode_answers(self, document: Conversation | Completion, /) -> Tokens: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +82,8 @@ class BatchLoader:
 
     Sequence i is tokens[i * seq : (i + 1) * seq + 1]: neighbours share one token, which is a label
     of the first and an input of the second. Each epoch returns every sequence once, in a new
-    permutation; a batch may span two epochs. An incomplete last sequence is left out.
+    permutation; a batch may span two epochs. An incomplete last sequence is left out, and so is one
+    of which nothing is learned.
     """
 
     def __init__(self, tokens: Tokens, *, batch: int, seq: int, seed: int) -> None:
@@ -87,7 +95,8 @@ class BatchLoader:
         self._batch = batch
         self._seq = seq
         self._seed = seed
-        self._count = _sequence_count(tokens, seq)
+        self._rows = _learned_rows(tokens, seq)
+        self._count = len(self._rows)
         self._epoch = 0
         self._position = 0
         self._order = self._permutation()
@@ -109,7 +118,7 @@ class BatchLoader:
                 self._epoch += 1
                 self._position = 0
                 self._order = self._permutation()
-        return _sequences(self._tokens, rows, self._seq)
+        return _sequences(self._tokens, self._rows[rows], self._seq)
 
     def state(self) -> LoaderState:
         """Return the position of the next batch, for `restore`."""
@@ -138,17 +147,17 @@ def validation_batches(
 ) -> Iterator[Batch]:
     """Return at most `limit` batches like `BatchLoader`'s, a fixed choice from all of `tokens`.
 
-    Batches are full, so that the mean of their losses is the mean over their tokens. Only if there
-    are fewer than `batch` sequences, one smaller batch holds them all. Raises UsageError when there
-    is no sequence at all.
+    Batches are full. Only if there are fewer than `batch` sequences, one smaller batch holds them
+    all. Raises UsageError when there is no sequence at all.
     """
     _check_sizes(batch, seq)
-    count = _sequence_count(tokens, seq)
+    chosen = _learned_rows(tokens, seq)
+    count = len(chosen)
     batch = min(batch, count)
     batches = count // batch if limit is None else min(limit, count // batch)
     total = batches * batch
     rows = np.arange(total, dtype=np.int64) * count // max(total, 1)
-    return (_sequences(tokens, rows[i : i + batch], seq) for i in range(0, total, batch))
+    return (_sequences(tokens, chosen[rows[i : i + batch]], seq) for i in range(0, total, batch))
 
 
 def python_fingerprint() -> str:
@@ -227,10 +236,38 @@ def _sequence_count(tokens: Tokens, seq: int) -> int:
     return count
 
 
+def _learned_rows(tokens: Tokens, seq: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of the sequences of which something is learned."""
+    count = _sequence_count(tokens, seq)
+    labels = tokens[1 : count * seq + 1].reshape(count, seq)
+    rows = np.flatnonzero((labels >= 0).any(axis=1)) if len(tokens) else np.empty(0, np.int64)
+    if not len(rows):
+        raise UsageError(
+            f"No sequence of {seq} tokens has an answer to learn: give more text, or a longer "
+            "sequence length."
+        )
+    return rows
+
+
 def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int) -> Batch:
     positions = rows[:, None] * seq + np.arange(seq + 1)
-    ids = torch.from_numpy(tokens[positions].astype(np.int64))
-    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    marked = torch.from_numpy(tokens[positions].astype(np.int64))
+    return ids_of(marked[:, :-1]), labels_of(marked[:, 1:])
+
+
+def learned_tokens(labels: torch.Tensor) -> int:
+    """Return how many labels count."""
+    return int((labels != IGNORED).sum())
+
+
+def ids_of(marked: torch.Tensor) -> torch.Tensor:
+    """Return token ids, whether they are learned or not; see `Tokens`."""
+    return torch.where(marked < 0, ~marked, marked)
+
+
+def labels_of(marked: torch.Tensor) -> torch.Tensor:
+    """Return labels: token ids, and IGNORED where one is not learned; see `Tokens`."""
+    return torch.where(marked < 0, IGNORED, marked)
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -238,15 +275,35 @@ def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int) -> Batch:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Part of a document, for one split; `last` if the document ends with it."""
+    """A document, or a part of one's text, for one split; `last` if the document ends with it."""
 
-    text: str
+    document: Document
     validation: bool
     last: bool
 
+    @property
+    def text(self) -> str:
+        return self.document if isinstance(self.document, str) else self.document.text
+
+
+def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
+    """Return the tokens of each document, without a token for its end."""
+    texts = [document for document in documents if isinstance(document, str)]
+    of_texts = iter(tokenizer.encode_batch(texts))
+    return [
+        next(of_texts) if isinstance(document, str) else tokenizer.encode_answers(document)
+        for document in documents
+    ]
+
+
+def end_of(document: Document, tokenizer: Encoder) -> Tokens:
+    """Return the token after a document; where a conversation ends, its template has said."""
+    eos = tokenizer.eos_id
+    return np.array([~eos if isinstance(document, Conversation) else eos], np.int32)
+
 
 def _encode(
-    documents: Iterable[str],
+    documents: Iterable[Document],
     tokenizer: Encoder,
     validation_fraction: float,
     max_tokens: int,
@@ -254,18 +311,16 @@ def _encode(
 ) -> Corpus:
     train: list[Tokens] = []
     validation: list[Tokens] = []
-    end = np.array([tokenizer.eos_id], np.int32)
     total = 0
     tell("Reading and encoding the training text")
     for batch in _batches(_pieces(documents, validation_fraction)):
-        for piece, tokens in zip(
-            batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True
-        ):
+        found = encode_documents([piece.document for piece in batch], tokenizer)
+        for piece, tokens in zip(batch, found, strict=True):
             split = validation if piece.validation else train
             split.append(tokens)
             total += len(tokens)
             if piece.last:
-                split.append(end)
+                split.append(end_of(piece.document, tokenizer))
                 total += 1
         tell(f"Encoded {total / 1e6:.1f} million tokens")
         if total >= max_tokens:
@@ -274,11 +329,15 @@ def _encode(
     return Corpus(_packed(train), _packed(validation))
 
 
-def _pieces(documents: Iterable[str], validation_fraction: float) -> Iterator[_Piece]:
-    """Cut long documents where a line begins: encoding takes many times the text's memory."""
+def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
+    """Cut long texts where a line begins: encoding takes many times the text's memory."""
     for document in documents:
-        digest = hashlib.sha256(document.encode("utf-8")).digest()
+        text = document if isinstance(document, str) else document.text
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
         validation = int.from_bytes(digest[:8], "big") < validation_fraction * 2**64
+        if not isinstance(document, str):
+            yield _Piece(document, validation, last=True)
+            continue
         start = 0
         while len(document) - start > _PIECE_CHARS:
             end = document.rfind("\n", start + 1, start + _PIECE_CHARS)

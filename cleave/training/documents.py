@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cleave.errors import UsageError
+from cleave.training.conversations import FIELDS, FIELDS_TEXT, Document, document_of
 
 # fmt: off
 _TEXT_SUFFIXES = frozenset((
@@ -18,7 +19,6 @@ _TEXT_SUFFIXES = frozenset((
 ))
 # fmt: on
 _SUFFIXES = _TEXT_SUFFIXES | {".jsonl", ".parquet"}
-_FIELDS = ("text", "content")
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # Not library source: what is installed beside it, its tests, tables of code points, and what
 # differs between two builds of the same version.
@@ -28,14 +28,15 @@ _NOT_LIBRARY = re.compile(
 )
 
 
-def read_documents(source: str | None) -> Iterator[str]:
+def read_documents(source: str | None) -> Iterator[Document]:
     """Return the documents of `source` in a fixed order, without blank ones.
 
     For None, these are the source files of Python's standard library, one document per module.
     Otherwise `source` is one of:
 
-    * a `.jsonl` file: the field "text" (or "content") of every line;
-    * a `.parquet` file: the column "text" (or "content");
+    * a `.jsonl` file: of every line the field "messages", or "prompt" and "completion", or "text",
+      or "content"; see `cleave.training.conversations`;
+    * a `.parquet` file: the columns of these names;
     * any other file: one document, UTF-8;
     * a folder: its text, `.jsonl` and `.parquet` files and those of its subfolders, sorted by
       path, without hidden ones and without text files that are not UTF-8;
@@ -60,10 +61,10 @@ def read_documents(source: str | None) -> Iterator[str]:
     raise UsageError(f"There is no file or folder {source!r}: check the path.")
 
 
-def _nonempty(documents: Iterable[str], name: str) -> Iterator[str]:
+def _nonempty(documents: Iterable[Document], name: str) -> Iterator[Document]:
     found = False
     for document in documents:
-        if document and not document.isspace():
+        if not isinstance(document, str) or (document and not document.isspace()):
             found = True
             yield document
     if not found:
@@ -77,7 +78,7 @@ def _standard_library() -> Iterator[str]:
             yield text
 
 
-def _read_folder(folder: Path) -> Iterator[str]:
+def _read_folder(folder: Path) -> Iterator[Document]:
     paths = _walk(folder, lambda name: not name.startswith("."))
     chosen = [path for path in paths if path.suffix.lower() in _SUFFIXES]
     if not chosen:
@@ -106,7 +107,7 @@ def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
     return sorted(found)
 
 
-def _read_file(path: Path) -> Iterator[str]:
+def _read_file(path: Path) -> Iterator[Document]:
     match path.suffix.lower():
         case ".jsonl":
             yield from _read_jsonl(path)
@@ -128,19 +129,19 @@ def _decoded(path: Path) -> str | None:
         raise _unreadable(path, error) from error
 
 
-def _read_jsonl(path: Path) -> Iterator[str]:
+def _read_jsonl(path: Path) -> Iterator[Document]:
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.isspace():
-                    yield _text_of_line(path, number, line)
+                    yield _document_of_line(path, number, line)
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
-def _text_of_line(path: Path, number: int, line: str) -> str:
+def _document_of_line(path: Path, number: int, line: str) -> Document:
     where = f"Line {number} of {str(path)!r}"
     try:
         record = json.loads(line)
@@ -148,16 +149,17 @@ def _text_of_line(path: Path, number: int, line: str) -> str:
         raise UsageError(f"{where} is not JSON ({error}): every line must be one object.") from None
     if not isinstance(record, dict):
         raise UsageError(f'{where} is not a JSON object: write it as {{"text": ...}}.')
-    for field in _FIELDS:
-        if isinstance(text := record.get(field), str):
-            # JSON can spell halves of surrogate pairs, which no tokenizer takes.
-            return text.encode("utf-8", "replace").decode("utf-8")
-    raise UsageError(
-        f'{where} has no string "text" or "content" but {_listed(record)}: rename its field.'
-    )
+    return _document_at(where, record)
 
 
-def _read_parquet(path: Path) -> Iterator[str]:
+def _document_at(where: str, record: dict[str, Any]) -> Document:
+    try:
+        return document_of(record)
+    except UsageError as error:
+        raise UsageError(f"{where} {error}") from None
+
+
+def _read_parquet(path: Path) -> Iterator[Document]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -168,27 +170,27 @@ def _read_parquet(path: Path) -> Iterator[str]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names
-            field = next((name for name in _FIELDS if name in columns), None)
-            if field is None:
+            fields = next((f for f in FIELDS if set(f) <= set(columns)), None)
+            if fields is None:
                 raise UsageError(
-                    f'{str(path)!r} has no column "text" or "content" but {_listed(columns)}: '
-                    "rename the one that holds the text."
+                    f"{str(path)!r} has no column {FIELDS_TEXT} but {_listed(columns)}: rename the "
+                    f"one that holds the text."
                 )
-            for rows in file.iter_batches(columns=[field], batch_size=1024):
-                for text in rows.column(0).to_pylist():
-                    if text is not None and not isinstance(text, str):
-                        raise UsageError(
-                            f"The column {field!r} of {str(path)!r} holds {type(text).__name__}, "
-                            "not strings: give a file whose column is text."
-                        )
-                    yield text or ""
+            chosen = [name for name in (*fields, "tools") if name in columns]
+            row = 0
+            for rows in file.iter_batches(columns=chosen, batch_size=1024):
+                for record in rows.to_pylist():
+                    row += 1
+                    if record[fields[-1]] is None:  # a missing text
+                        continue
+                    yield _document_at(f"Row {row} of {str(path)!r}", record)
     except (pyarrow.ArrowException, OSError) as error:
         raise UsageError(
             f"{str(path)!r} cannot be read as Parquet ({_first_line(error)}): check the file."
         ) from error
 
 
-def _read_dataset(name: str) -> Iterator[str]:
+def _read_dataset(name: str) -> Iterator[Document]:
     try:
         import datasets
     except ImportError:
@@ -201,10 +203,10 @@ def _read_dataset(name: str) -> Iterator[str]:
         rows = iter(datasets.load_dataset(name, split="train", streaming=True))
     except Exception as error:
         raise _unreachable(name, error) from error
-    return _texts_of_rows(rows, name)
+    return _documents_of_rows(rows, name)
 
 
-def _texts_of_rows(rows: Iterator[dict[str, Any]], name: str) -> Iterator[str]:
+def _documents_of_rows(rows: Iterator[dict[str, Any]], name: str) -> Iterator[Document]:
     while True:
         try:
             row = next(rows, None)
@@ -212,13 +214,7 @@ def _texts_of_rows(rows: Iterator[dict[str, Any]], name: str) -> Iterator[str]:
             raise _unreachable(name, error) from error
         if row is None:
             return
-        text = next((row[field] for field in _FIELDS if isinstance(row.get(field), str)), None)
-        if text is None:
-            raise UsageError(
-                f'The data set {name!r} has no string field "text" or "content" but '
-                f"{_listed(row)}: choose another, or export its text to a .jsonl file."
-            )
-        yield text
+        yield _document_at(f"The data set {name!r}", row)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from cleave.errors import UsageError
+from cleave.training.data import IGNORED, encode_documents, end_of, ids_of, labels_of
 from cleave.training.documents import read_documents
 from cleave.training.trained import TrainedModel
 
@@ -52,7 +54,8 @@ def perplexity(
     """Return how well a model predicts documents, one after another.
 
     They are cut into windows, of which each begins with the last token of the one before. So every
-    token but the first is predicted once, from those before it in its window.
+    token but the first is predicted once, from those before it in its window. Of conversations, and
+    of prompts with completions, only answers count.
 
     Args:
         trained: the model.
@@ -66,27 +69,31 @@ def perplexity(
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
-    ids: list[int] = []
+    parts = []
     for document in read_documents(source):
-        (found,) = trained.tokenizer.encode_batch([document])
-        ids += [*found.tolist(), trained.tokenizer.eos_id]
-    if len(ids) < 2:
-        raise UsageError(f"{source!r} has one token only; give more text")
-    starts = range(0, len(ids) - 1, seq)
-    windows = [torch.tensor(ids[start : start + seq + 1]) for start in starts]
+        parts += encode_documents([document], trained.tokenizer)
+        parts.append(end_of(document, trained.tokenizer))
+    tokens = np.concatenate(parts)
+    if not (counted := int((tokens[1:] >= 0).sum())):
+        raise UsageError(f"{source!r} has no token to predict; give more text")
+    starts = range(0, len(tokens) - 1, seq)
+    windows = [torch.from_numpy(tokens[s : s + seq + 1].astype(np.int64)) for s in starts]
     total, done = 0.0, 0
     with torch.no_grad():
         for group in _groups(windows, batch):
             given = torch.stack(group)
             model: Any = trained.model
-            logits = model(input_ids=given[:, :-1], use_cache=False).logits
+            logits = model(input_ids=ids_of(given[:, :-1]), use_cache=False).logits
             losses = F.cross_entropy(
-                logits.flatten(0, 1).float(), given[:, 1:].flatten(), reduction="sum"
+                logits.flatten(0, 1).float(),
+                labels_of(given[:, 1:]).flatten(),
+                ignore_index=IGNORED,
+                reduction="sum",
             )
             total += float(losses)
             done += len(group)
             progress(done, len(windows))
-    return Perplexity(total / (len(ids) - 1), len(ids) - 1)
+    return Perplexity(total / counted, counted)
 
 
 def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.Tensor]]:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.checkpoint import LoadedCheckpoint, load_checkpoint, load_latest
+from cleave.training.adapters import adapted_model, add_adapters
+from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.disk import cannot_write
+from cleave.training.lora import LoraSpec
 from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
-from cleave.workload.models.build import ModelSource, quiet_transformers
+from cleave.workload.models.build import ModelSource, quiet_transformers, resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +36,6 @@ DESCRIPTION: Final = "model"
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """In which weights can be written."""
 
-_WEIGHTS: Final = "model."  # before the names of parameters in a checkpoint
 _DESCRIBING: Final = (
     "config.json",
     "generation_config.json",
@@ -47,6 +48,7 @@ _DESCRIBING: Final = (
     "tokenizer.model",
     "chat_template.jinja",
 )
+_OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
 _VERSIONS: Final = ("cleave", "torch", "transformers")
 
 
@@ -59,12 +61,14 @@ class Exported:
         step: the optimizer step after which the weights were so.
         parameters: how many there are.
         dtype: in which they were written.
+        whole: whether it is a whole model, and not adapters.
     """
 
     folder: Path
     step: int
     parameters: int
     dtype: str
+    whole: bool = True
 
 
 def keep_description(
@@ -128,15 +132,17 @@ def export_run(
     step: int = 0,
     best: bool = False,
     dtype: str = "fp32",
+    merge: bool = False,
     facts: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Write a run's model as a Hugging Face folder.
+    """Write a run's model as a Hugging Face folder; of a run with adapters, the adapters.
 
     Args:
         run: the run.
         into: the new folder; one that is there must be empty.
-        step, best: see `load_weights`.
+        step, best: see `find_checkpoint`.
         dtype: of the weights, one of `DTYPES`.
+        merge: of a run with adapters: write the whole model, with adapters merged into its weights.
         facts: what the model card says besides.
 
     Raises:
@@ -148,15 +154,28 @@ def export_run(
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise UsageError(f"{str(into)!r} exists already; give a new folder, or an empty one")
     job = run.read_config()
-    number, held = load_weights(run, step, best=best)
+    adapters = bool(job.get("lora"))
+    if merge and not adapters:
+        raise UsageError(
+            f"--merge is for runs with adapters (--lora), and {str(run.path)!r} has none"
+        )
+    checkpoint = find_checkpoint(run, step, best=best)
+    whole = merge or not adapters
+    base = None if whole else _base_folder(job)
+    held = _merged(job, checkpoint) if merge else weights_of(checkpoint)
     weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in held.items()}
     temporary = _beside(into)
     try:
         temporary.mkdir(parents=True)
-        for file in sorted(description_of(run).iterdir()):
-            shutil.copyfile(file, temporary / file.name)
-        _write_weights(temporary, weights, DTYPES[dtype])
-        card = _card(run, job, number, facts or {})
+        description = description_of(run)
+        for file in sorted(description.iterdir()):
+            if whole or file.name not in _OF_WHOLE_MODELS:
+                shutil.copyfile(file, temporary / file.name)
+        if base is None:
+            _write_weights(temporary, weights, DTYPES[dtype])
+        else:
+            _write_adapters(temporary, description, job, base, weights)
+        card = _card(run, job, checkpoint.step, facts or {}, base)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         if into.exists():
             into.rmdir()
@@ -166,7 +185,7 @@ def export_run(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     count = sum(tensor.numel() for tensor in weights.values())
-    return Exported(into, number, count, dtype)
+    return Exported(into, checkpoint.step, count, dtype, whole)
 
 
 def _beside(path: Path) -> Path:
@@ -174,10 +193,8 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
-def load_weights(
-    run: RunFolder, step: int = 0, *, best: bool = False
-) -> tuple[int, dict[str, Tensor]]:
-    """Return the weights of a checkpoint of a run by parameter, and its step.
+def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> LoadedCheckpoint:
+    """Load a checkpoint of a run.
 
     Args:
         run: the run.
@@ -188,12 +205,37 @@ def load_weights(
         UsageError: when there is no such checkpoint.
         CleaveError: when it is damaged.
     """
-    checkpoint = _best(run) if best else _checkpoint(run, step)
-    return checkpoint.step, {
-        name.removeprefix(_WEIGHTS): tensor
+    return _best(run) if best else _checkpoint(run, step)
+
+
+def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
+    """Return the weights that a checkpoint holds, by parameter."""
+    return {
+        name.removeprefix(WEIGHTS): tensor
         for name, tensor in checkpoint.tensors.items()
-        if name.startswith(_WEIGHTS)
+        if name.startswith(WEIGHTS)
     }
+
+
+def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
+    """Return the weights of a run's model with its adapters merged into them, by parameter."""
+    merged: Any = adapted_model(job, checkpoint).merge_and_unload()
+    return {name: parameter.detach() for name, parameter in merged.named_parameters()}
+
+
+def _base_folder(job: Mapping[str, Any]) -> Path:
+    """Return the folder of the model that a run's adapters belong to.
+
+    Raises:
+        UsageError: when it is in no folder.
+    """
+    folder = resolve_model(job["model"]).folder
+    if folder is None:
+        raise UsageError(
+            f"the run's adapters belong to fresh weights of {job['model']!r}, which are in no "
+            f"folder; give --merge to write the whole model"
+        )
+    return folder.resolve()
 
 
 def _best(run: RunFolder) -> LoadedCheckpoint:
@@ -263,7 +305,40 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dty
         generation.write_bytes(kept)
 
 
-def _card(run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str, str]) -> str:
+def _write_adapters(
+    folder: Path,
+    description: Path,
+    job: Mapping[str, Any],
+    base: Path,
+    weights: Mapping[str, Tensor],
+) -> None:
+    """Write adapters and their configuration with `peft`'s own code.
+
+    Args:
+        folder: where.
+        description: of the model that they belong to.
+        job: the run's settings.
+        base: the folder of that model.
+        weights: what was trained, by parameter of the model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    local = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(description, **local)
+    with torch.device("meta"):
+        adapted = add_adapters(AutoModelForCausalLM.from_config(config), LoraSpec.of(job["lora"]))
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    held = {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
+    adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
+
+
+def _card(
+    run: RunFolder,
+    job: Mapping[str, Any],
+    step: int,
+    facts: Mapping[str, str],
+    base: Path | None,
+) -> str:
     """Return the model card: what was trained, on what, by what, and what it took."""
     records = list(run.records())
     steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
@@ -276,6 +351,8 @@ def _card(run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str,
         ("travelled in", str(job.get("dtype"))),
         ("method", str(job.get("method"))),
     ]
+    if job.get("lora"):
+        rows.append(("adapters", f"LoRA, {job['lora']}" + ("" if base else ", merged")))
     if steps:
         rows.append(("training loss", f"{steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}"))
         rows.append(("tokens", f"{sum(r['tokens'] for r in steps):,}"))
@@ -288,8 +365,9 @@ def _card(run: RunFolder, job: Mapping[str, Any], step: int, facts: Mapping[str,
     rows += facts.items()
     rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    library = f"peft\nbase_model: {base}" if base else "transformers"
     return (
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- cleave\n---\n\n"
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- cleave\n---\n\n"
         f"# {run.path.resolve().name}\n\n"
         "Trained with Cleave on a fleet of devices: the same loss as on one machine.\n\n"
         f"| | |\n| --- | --- |\n{table}\n"

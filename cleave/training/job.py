@@ -10,6 +10,7 @@ from typing import Any, Self
 from cleave.errors import UsageError
 from cleave.planner.methods import Method
 from cleave.training.interval import DEFAULT, Interval
+from cleave.training.lora import LoraSpec
 from cleave.training.schedule import Decay
 from cleave.workload.registry import ModelSpec
 
@@ -80,11 +81,13 @@ class JobSpec:
         batch, seq: sequences per micro-batch, tokens per sequence.
         accumulate: micro-batches per step.
         dtype: `fp32` or `bf16`.
-        learning_rate: peak learning rate; 0 for the model's published one.
+        learning_rate: peak learning rate; 0 for the model's published one, or that of adapters.
         warmup_steps: steps of linear warm-up; -1 for a tenth of the run, 100 at most.
         schedule: see `cleave.training.schedule.Decay`.
         floor: the share of the peak that the learning rate falls to.
         decay_steps: of `wsd`: its last steps, in which the rate falls; -1 for a tenth of the run.
+        lora: adapters to train beside frozen weights, as `LoraSpec.of` reads them; empty to train
+            all weights.
         optimizer: see `OptimizerKind`.
         beta1, beta2: of AdamW's moments.
         momentum: of SGD and Muon.
@@ -120,6 +123,7 @@ class JobSpec:
     schedule: str = "cosine"
     floor: float = 0.1
     decay_steps: int = -1
+    lora: str = ""
     optimizer: str = "adamw"
     beta1: float = 0.9
     beta2: float = 0.95
@@ -163,6 +167,7 @@ class JobSpec:
         if not 0 <= self.audit <= 1:
             raise UsageError(f"--audit is {self.audit}; give a chance, from 0 to 1")
         Interval.of(self.checkpoint_every)
+        self._check_adapters()
         if not 0 <= self.fallback_after_s < float("inf"):
             raise UsageError(
                 f"--fallback-after is {self.fallback_after_s}; give seconds, 0 or more"
@@ -195,6 +200,13 @@ class JobSpec:
                 raise UsageError(
                     f"--{name} is {getattr(self, name)!r}; use one of {', '.join(values)}"
                 )
+
+    def _check_adapters(self) -> None:
+        if self.lora and LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:
+            raise UsageError(
+                "--lora has dropout, which stages cannot have: their passes are done twice and "
+                "must be equal; leave it out, or give --method tiles"
+            )
 
     @property
     def interval(self) -> Interval:

@@ -27,13 +27,12 @@ from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import restore_rng, rng_state
 from cleave.training.job import FallbackMode, JobSpec, OffloadMode
 from cleave.training.journal import Journal, JournaledFleet
-from cleave.training.methods import predict_without_stages
-from cleave.training.offload import offload, restore
+from cleave.training.methods import predict_without_stages, tile_gemms
+from cleave.training.offload import restore, send
 from cleave.training.stage_setup import staged_model
 from cleave.training.staged import Rows, StagedModel
 from cleave.workload.models.build import disable_checkpointing, enable_checkpointing
 from cleave.workload.registry import ModelSpec
-from cleave.workload.step import step_gemms
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,8 @@ class JobFleet:
             self._tiles = self._selection
             if journal is not None:
                 self._tiles = JournaledFleet(self._selection, journal)
-            offload(model, self._tiles)
+            if said := send(model, self._tiles).shortfall:
+                reports.note(said)
 
     def gradients(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float | None:
         """Add the gradients of a step's mean loss to the parameters by stages.
@@ -160,9 +160,8 @@ class JobFleet:
             self._looks = False
             self.staged = self._new_staged()
             return
-        job = self._job
-        gemms = step_gemms(self._spec, job.batch * job.accumulate, job.seq)
-        predicted = predict_without_stages(gemms, DType(job.dtype), self._fleet, self._selector)
+        gemms, dtype = tile_gemms(self._job, self._spec), DType(self._job.dtype)
+        predicted = predict_without_stages(gemms, dtype, self._fleet, self._selector)
         said = f"no stages: {self._fleet.runtime.why_no_stages()}; {predicted}"
         if said != self._said:
             self._said = said
@@ -188,7 +187,7 @@ class JobFleet:
             if self._checkpointing:
                 enable_checkpointing(self._model)
             if self._tiles is not None:
-                offload(self._model, self._tiles)
+                send(self._model, self._tiles)
             restore_rng(random)
 
 

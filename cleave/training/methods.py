@@ -13,7 +13,15 @@ from cleave.planner.methods import CountedTimes, Prediction, tiles_step_s
 from cleave.planner.plan import ElementBytes
 from cleave.planner.stage_prediction import local_step_s
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
-from cleave.workload.step import StepGemm
+from cleave.training.job import JobSpec
+from cleave.workload.registry import ModelSpec
+from cleave.workload.step import GemmKind, StepGemm, step_gemms
+
+
+def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
+    """Return the GEMMs of a job's step by tiles; frozen weights have no gradients."""
+    found = step_gemms(spec, job.batch * job.accumulate, job.seq)
+    return [g for g in found if not job.lora or g.kind is not GemmKind.WEIGHT_GRADIENT]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,10 @@ from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute
 from cleave.training.audits import Auditor
 from cleave.training.job import FallbackMode, JobSpec
-from cleave.training.methods import MethodChoice
+from cleave.training.methods import MethodChoice, tile_gemms
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
 from cleave.workload.registry import ModelSpec
-from cleave.workload.step import step_gemms
 
 
 def staged_model(
@@ -68,7 +67,7 @@ def staged_model(
     dtype = DType(job.dtype)
     speed = measure_ps(TorchBackend(), dtype, time.perf_counter)
     ps = PsCompute(speed.flops_per_s, 0.0)
-    gemms = step_gemms(spec, job.batch * job.accumulate, job.seq)
+    gemms = tile_gemms(job, spec)
     local = job.fallback == FallbackMode.LOCAL.value
 
     def in_parts() -> ModelWork:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cleave.errors import UsageError
 from cleave.machine.cache_folder import cache_folder
+from cleave.training.conversations import Completion, Conversation, Message, Template, rendered
 from cleave.training.data import Tokens, python_fingerprint
 from cleave.training.documents import read_documents
 from cleave.training.run_folder import write_atomically
@@ -27,8 +28,15 @@ _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 class TextTokenizer:
     """A tokenizer: text to token ids and back."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
-        """Wrap a copy of `tokenizer`; `eos_id` is the token put after every document."""
+    def __init__(self, tokenizer: Tokenizer, eos_id: int, template: Template | None = None) -> None:
+        """Wrap a copy of `tokenizer`.
+
+        Args:
+            tokenizer: of the `tokenizers` library.
+            eos_id: the token put after every document.
+            template: renders conversations; None refuses them.
+        """
+        self._template = template
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         # A model folder may carry these, meant for batches of its own use.
         self._tokenizer.no_truncation()
@@ -61,6 +69,32 @@ class TextTokenizer:
         """Return the ids of each text, 1-D int32, without begin or end tokens."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def encode_answers(self, document: Conversation | Completion) -> Tokens:
+        """Return the ids of a conversation, or of a prompt and its completion.
+
+        Those that are not in answers are marked as not learned, see `Tokens`.
+
+        Raises:
+            UsageError: when there is no chat template, or it cannot render the conversation.
+        """
+        if isinstance(document, Completion):
+            text = document.text
+            answers = [(len(document.prompt), len(text))]
+        elif self._template is None:
+            raise UsageError(
+                'The data has conversations ("messages"), and the tokenizer has no chat template: '
+                'give a model whose folder has one, or "prompt" and "completion" instead.'
+            )
+        else:
+            text, answers = rendered(document, self._template)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = np.array(encoding.ids, np.int32)
+        starts = np.array([start for start, _ in encoding.offsets], np.int64)
+        learned = np.zeros(len(ids), np.bool_)
+        for first, stop in answers:
+            learned |= (starts >= first) & (starts < stop)
+        return np.where(learned, ids, ~ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` (ints, or a 1-D array or tensor), including special tokens."""
@@ -119,11 +153,46 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
             f"The tokenizer in {str(folder)!r} names no end-of-text token: "
             'add "eos_token" to its tokenizer_config.json.'
         )
-    return TextTokenizer(tokenizer, eos_id)
+    return TextTokenizer(tokenizer, eos_id, _template_of(folder))
+
+
+def _template_of(folder: Path) -> Template | None:
+    """Return what renders conversations for the model of a folder; None where nothing does."""
+    stated = _json_object(folder / "tokenizer_config.json").get("chat_template")
+    if not stated and not (folder / "chat_template.jinja").is_file():
+        return None
+    loaded: list[Any] = []
+
+    def render(messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool) -> str:
+        from transformers import AutoTokenizer
+
+        try:
+            if not loaded:
+                loaded.append(
+                    AutoTokenizer.from_pretrained(
+                        folder, local_files_only=True, trust_remote_code=False
+                    )
+                )
+            return str(
+                loaded[0].apply_chat_template(
+                    list(messages),
+                    tools=None if tools is None else list(tools),
+                    tokenize=False,
+                    add_generation_prompt=prompt,
+                )
+            )
+        except Exception as error:  # what templates raise is no closed list
+            raise UsageError(
+                f"The chat template in {str(folder)!r} cannot render a conversation "
+                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
+                "check the roles of its messages and their order."
+            ) from error
+
+    return render
 
 
 def _train(vocab_size: int) -> Tokenizer:
-    documents = list(read_documents(None))
+    documents = [d for d in read_documents(None) if isinstance(d, str)]
     random.Random(0).shuffle(documents)
     chosen = []
     chars = 0

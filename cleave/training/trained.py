@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from cleave.errors import UsageError
-from cleave.training.export import description_of, load_weights
+from cleave.training.adapters import ADAPTER_CONFIG, adapted_model, open_adapters
+from cleave.training.export import description_of, find_checkpoint, weights_of
 from cleave.training.run_folder import RunFolder
 from cleave.training.tokenizer import TextTokenizer, folder_tokenizer
 from cleave.workload.models.build import load_folder, quiet_transformers
@@ -41,7 +42,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
     """Load a model.
 
     Args:
-        path: a run folder, or a folder that a model was saved in, as by an export.
+        path: a run folder, or a folder that a model or adapters were saved in, as by an export.
         step: of a run: of its checkpoint; 0 for the newest that is whole.
 
     Raises:
@@ -51,6 +52,8 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
         return _of_run(RunFolder(path), step)
     if step:
         raise UsageError(f"--step goes with a run folder, and {str(path)!r} is none")
+    if (path / ADAPTER_CONFIG).is_file():
+        return _ready(open_adapters(path).get_base_model(), folder_tokenizer(path), str(path))
     model, _ = load_folder(path)
     return _ready(model, folder_tokenizer(path), str(path))
 
@@ -58,8 +61,12 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
 def _of_run(run: RunFolder, step: int) -> TrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    number, weights = load_weights(run, step)
-    folder = description_of(run)
+    checkpoint, folder = find_checkpoint(run, step), description_of(run)
+    tokenizer, title = folder_tokenizer(folder), f"{run.path} after step {checkpoint.step}"
+    job = run.read_config()
+    if job.get("lora"):
+        return _ready(adapted_model(job, checkpoint).get_base_model(), tokenizer, title)
+    weights = weights_of(checkpoint)
     local = {"local_files_only": True, "trust_remote_code": False}
     with quiet_transformers():
         config = AutoConfig.from_pretrained(folder, **local)
@@ -67,7 +74,7 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    return _ready(model, folder_tokenizer(folder), f"{run.path} after step {number}")
+    return _ready(model, tokenizer, title)
 
 
 def _ready(model: Any, tokenizer: TextTokenizer, title: str) -> TrainedModel:

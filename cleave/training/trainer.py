@@ -22,7 +22,16 @@ from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept
 from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.methods import Method
+from cleave.training.adapters import (
+    FROZEN,
+    add_adapters,
+    check_frozen,
+    frozen_digest,
+    load_trained,
+    trained_parameters,
+)
 from cleave.training.checkpoint import (
+    WEIGHTS,
     DamagedCheckpointError,
     LoadedCheckpoint,
     load_latest,
@@ -31,7 +40,15 @@ from cleave.training.checkpoint import (
     save_checkpoint,
     set_aside,
 )
-from cleave.training.data import BatchLoader, Corpus, LoaderState, build_corpus, validation_batches
+from cleave.training.data import (
+    IGNORED,
+    BatchLoader,
+    Corpus,
+    LoaderState,
+    build_corpus,
+    learned_tokens,
+    validation_batches,
+)
 from cleave.training.disk import Patience
 from cleave.training.documents import read_documents
 from cleave.training.export import keep_description
@@ -50,6 +67,7 @@ from cleave.training.journal import (
     discard,
     holds_beginning,
 )
+from cleave.training.lora import LEARNING_RATE, LoraSpec
 from cleave.training.offload import hold_weights, restore
 from cleave.training.optimizer import Optimizer, update_rule
 from cleave.training.records import (
@@ -68,15 +86,15 @@ from cleave.training.schedule import Decay, Schedule
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.workload.models.build import (
     ModelSource,
-    build_model,
     enable_checkpointing,
-    load_folder,
+    load_model,
     resolve_model,
 )
 from cleave.workload.registry import ModelSpec
 
 _TOKENIZER_SIZE = 4096
 _BYTES_PER_PARAMETER = 16  # fp32 weight, gradient and two moments
+_BYTES_PER_FROZEN = 4
 JOURNAL = "journal"
 
 
@@ -129,6 +147,8 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
 
     source = resolve_model(job.model)
     job.check_model(source.spec)
+    if job.lora:
+        LoraSpec.of(job.lora).config()  # says at once when peft is missing
     for path in filter(None, (job.data, job.eval_data)):
         read_documents(path)  # where there is none says so before a tokenizer is made
     if source.folder:
@@ -184,13 +204,14 @@ def train(
     for fault in damaged:
         aside = set_aside(fault.path).name
         context.report(NoteRecord(f"passed over: {fault} It is kept as {aside}."))
-    spec, folder = dataset.source.spec, dataset.source.folder
+    spec = dataset.source.spec
     size = f"{spec.parameters / 1e6:.1f}M parameters"
     context.report(NoteRecord(f"building {spec.name} ({size})"))
-    if folder:
-        model, spec = load_folder(folder)
-    else:
-        model = build_model(spec, seed=job.seed)
+    model, spec = load_model(dataset.source, seed=job.seed)
+    if job.lora:
+        add_adapters(model, LoraSpec.of(job.lora), seed=job.seed)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        context.report(NoteRecord(f"training {trained:,} parameters of adapters"))
     base = checkpoint.step if checkpoint else 0
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
@@ -248,7 +269,7 @@ class Trainer:
         self.step = 0
         self.context = context
         self.patience = context.patience(lambda: self.step)
-        lean = _lean(job, spec) and job.method != Method.STAGES.value  # which leaves nothing here
+        lean = _lean(job, model) and job.method != Method.STAGES.value  # which leaves nothing here
         if lean:
             enable_checkpointing(model)
         self.journal = _open_journal(job, run, context, base, self.patience)
@@ -267,6 +288,7 @@ class Trainer:
             )
         self.job = job
         self.model = model.train()
+        self._frozen = frozen_digest(model)
         self.corpus = dataset.corpus
         self.tokenizer = dataset.tokenizer
         self.folder = run
@@ -282,7 +304,7 @@ class Trainer:
             in_backward=lean and job.accumulate == 1,
         )
         warmup = job.warmup_steps if job.warmup_steps >= 0 else min(100, job.steps // 10)
-        peak = job.learning_rate or default_learning_rate(spec)
+        peak = job.learning_rate or (LEARNING_RATE if job.lora else default_learning_rate(spec))
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
         self.schedule = Schedule(
             peak, max(1, warmup), job.steps, Decay(job.schedule), job.floor, decay
@@ -430,34 +452,39 @@ class Trainer:
     def _backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
         """Compute gradients of the mean loss over all micro-batches; return that loss."""
         total = 0.0
+        learned = [learned_tokens(labels) for _, labels in batches]
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
-            for ids, labels in batches:
-                loss = self._loss(ids, labels) / len(batches)
+            for (ids, labels), count in zip(batches, learned, strict=True):
+                loss = self._loss(ids, labels) / (sum(learned) / count)
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
         return total
 
     def _loss(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss of all tokens that are learned."""
         bf16 = self.job.dtype == Precision.BF16.value
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
             logits = self.model(input_ids=ids, use_cache=False).logits
-        return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED
+        )
 
     def evaluate(self) -> float:
-        """Return the mean loss on held-out text, in nats per token."""
+        """Return the mean loss on held-out text, in nats per token that is learned."""
         job = self.job
+        total, learned = 0.0, 0
         self.model.eval()
         try:
             with torch.no_grad():
-                losses = [
-                    self._loss(ids, labels).item()
-                    for ids, labels in validation_batches(
-                        self.corpus.validation, job.batch, job.seq, job.eval_batches
-                    )
-                ]
+                for ids, labels in validation_batches(
+                    self.corpus.validation, job.batch, job.seq, job.eval_batches
+                ):
+                    count = learned_tokens(labels)
+                    total += self._loss(ids, labels).item() * count
+                    learned += count
         finally:
             self.model.train()
-        return sum(losses) / len(losses)
+        return total / learned
 
     # --- checkpoints ---
 
@@ -492,6 +519,7 @@ class Trainer:
         loader = self.loader.state()
         return {
             "job": self.job.to_dict(),
+            FROZEN: self._frozen,
             "tokenizer": self.tokenizer.fingerprint,
             "epoch": loader.epoch,
             "position": loader.position,
@@ -520,7 +548,7 @@ class Trainer:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
-            **{f"model.{n}": p.detach() for n, p in self.model.named_parameters()},
+            **{WEIGHTS + name: values for name, values in trained_parameters(self.model).items()},
             **self.optimizer.tensors(),
             **rng_state(),
         }
@@ -534,16 +562,8 @@ class Trainer:
         Raises:
             CleaveError: when the checkpoint is of another model.
         """
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                saved = checkpoint.tensors.get(f"model.{name}")
-                if saved is None or saved.shape != parameter.shape:
-                    found = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
-                    raise CleaveError(
-                        f"the checkpoint is of another model: for {name!r} of "
-                        f"{self.job.model} it has {found}, not shape {tuple(parameter.shape)}"
-                    )
-                parameter.copy_(saved)
+        check_frozen(self.model, checkpoint.meta, self.job.model)
+        load_trained(self.model, checkpoint.tensors, self.job.model)
         if checkpoint.step:  # before the first step it has no state
             self.optimizer.load_tensors(checkpoint.tensors)
         restore_rng(checkpoint.tensors)
@@ -604,13 +624,17 @@ def _open_journal(
     return Journal(folder, base, say=say, clock=context.clock, patience=patience)
 
 
-def _lean(job: JobSpec, spec: ModelSpec) -> bool:
+def _lean(job: JobSpec, model: nn.Module) -> bool:
     if job.memory != MemoryMode.AUTO.value:
         return job.memory == MemoryMode.LEAN.value
     memory_bytes = total_memory_bytes()
     if memory_bytes is None:  # the system does not tell: spare it
         return True
-    return spec.parameters * _BYTES_PER_PARAMETER > memory_bytes / 2
+    needed_bytes = sum(
+        p.numel() * (_BYTES_PER_PARAMETER if p.requires_grad else _BYTES_PER_FROZEN)
+        for p in model.parameters()
+    )
+    return needed_bytes > memory_bytes / 2
 
 
 _MAY_CHANGE = (

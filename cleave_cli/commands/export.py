@@ -26,32 +26,39 @@ def export(
         bool, typer.Option("--best", help="The one with the lowest held-out loss (--keep-best).")
     ] = False,
     dtype: Annotated[str, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = "fp32",
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of --lora: the whole model, adapters merged into it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Write a run's model as a folder that transformers loads: from_pretrained(FOLDER).
 
     It has the weights of a checkpoint, configuration, tokenizer, and a model card that says what
-    the model was trained on, by which devices, and what that took.
+    the model was trained on, by which devices, and what that took. Of a run with adapters (--lora)
+    it has the adapters, for peft, unless --merge is given.
 
     Examples:
 
       cleave export runs/20261121-101500
 
-      cleave export runs/20261121-101500 my-model --dtype bf16
+      cleave export runs/20261121-101500 my-model --dtype bf16 --merge
     """
     from cleave.training.export import export_run
     from cleave.training.run_folder import RunFolder
 
     held = RunFolder(run)
     into = folder or run / "export"
-    done = export_run(held, into, step=step, best=best, dtype=dtype, facts=_facts(held))
+    done = export_run(
+        held, into, step=step, best=best, dtype=dtype, merge=merge, facts=_facts(held)
+    )
     if as_json:
         found = {"folder": str(done.folder), "step": done.step, "parameters": done.parameters}
-        typer.echo(json.dumps({**found, "dtype": done.dtype}))
+        typer.echo(json.dumps({**found, "dtype": done.dtype, "adapters": not done.whole}))
         return
     count = f"{done.parameters / 1e6:.1f}M parameters in {done.dtype}"
     typer.echo(f"{done.folder}: {count}, after step {done.step}")
-    typer.echo(f"load it with: AutoModelForCausalLM.from_pretrained({str(done.folder)!r})")
+    loader = "AutoModelForCausalLM" if done.whole else "AutoPeftModelForCausalLM"
+    typer.echo(f"load it with: {loader}.from_pretrained({str(done.folder)!r})")
 
 
 def _facts(run: RunFolder) -> dict[str, str]:

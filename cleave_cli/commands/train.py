@@ -78,6 +78,10 @@ def train(
     decay_steps: Annotated[
         int, typer.Option(help="Of wsd: its last steps, that fall; -1: a tenth of the run.")
     ] = -1,
+    lora: Annotated[
+        str,
+        typer.Option(help="Train adapters: r=16,alpha=32,targets=q_proj+v_proj,dora,save=lm_head."),
+    ] = "",
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, adafactor, or muon.")] = "adamw",
     beta1: Annotated[float, typer.Option(help="Of AdamW.")] = 0.9,
     beta2: Annotated[float, typer.Option(help="Of AdamW.")] = 0.95,

@@ -197,6 +197,16 @@ def load_folder(path: str | Path, *, dropout: float = 0.0) -> "tuple[PreTrainedM
     return _for_training(model), spec
 
 
+def load_model(source: ModelSource, *, seed: int) -> "tuple[PreTrainedModel, ModelSpec]":
+    """Load the model of a folder, or build one of the registry; see `load_folder`, `build_model`.
+
+    ``seed`` is that of fresh weights.
+    """
+    if source.folder is not None:
+        return load_folder(source.folder)
+    return build_model(source.spec, seed=seed), source.spec
+
+
 def enable_checkpointing(model: "PreTrainedModel") -> None:
     """Keep only each layer's input for the backward pass, and recompute the rest from it.
 

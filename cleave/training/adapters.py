@@ -1,0 +1,159 @@
+"""Models with adapters (LoRA, by `peft`): made for training, and made again from a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cleave.errors import CleaveError, UsageError
+from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint
+from cleave.training.lora import ALL_LINEAR, LoraSpec
+from cleave.workload.models.build import load_folder, load_model, resolve_model
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+ADAPTER_CONFIG: Final = "adapter_config.json"
+"""What a folder with adapters has, and one with a whole model does not."""
+
+FROZEN: Final = "frozen"
+"""What a checkpoint calls the digest of the weights that it does not hold."""
+
+_SAMPLES: Final = 4096  # elements of each frozen weight that its digest is of
+
+
+def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> PeftModel:
+    """Freeze a model's weights and add adapters beside them, in place.
+
+    Args:
+        model: the model; it stays usable as before, and its own parameters keep their memory.
+        spec: which adapters.
+        seed: of their first values. They change nothing at first: B is zero.
+
+    Returns:
+        `peft`'s wrapper of the model, which saves and merges adapters.
+
+    Raises:
+        UsageError: when the model has no such layers, or `peft` is not installed.
+    """
+    config = spec.config()
+    from peft import get_peft_model
+
+    linear = {name.rpartition(".")[2] for name, m in model.named_modules() if _is_linear(m)}
+    modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} - {""}
+    for asked, known in ((spec.targets, linear | {ALL_LINEAR}), (spec.save, modules)):
+        if missing := [name for name in asked if name not in known]:
+            raise UsageError(
+                f"--lora names {missing[0]!r}, which {type(model).__name__} does not have; it has "
+                f"{', '.join(sorted(linear))}"
+            )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """Return a digest of the frozen weights, of some thousand elements of each; "" without any.
+
+    Adapters are worth nothing beside other weights, and checkpoints do not hold the frozen ones.
+    """
+    found = hashlib.sha256()
+    frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
+    for name, parameter in frozen:
+        flat = parameter.detach().reshape(-1)
+        found.update(f"{name} {tuple(parameter.shape)}".encode())
+        sample = flat[:: max(1, flat.numel() // _SAMPLES)]
+        found.update(np.ascontiguousarray(sample.float().numpy()).tobytes())
+    return found.hexdigest() if frozen else ""
+
+
+def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
+    """Refuse frozen weights that are not those that a checkpoint's adapters were trained beside.
+
+    Args:
+        model: with its frozen weights.
+        meta: of the checkpoint.
+        name: of the model that was trained.
+
+    Raises:
+        CleaveError: when they are others.
+    """
+    if frozen_digest(model) != meta.get(FROZEN, ""):
+        raise CleaveError(
+            f"the weights of {name!r} have changed since adapters were trained beside them; put "
+            f"the old ones back"
+        )
+
+
+def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftModel:
+    """Return the model of a run with adapters, as it was at a checkpoint.
+
+    Args:
+        job: the run's settings.
+        checkpoint: of that run.
+
+    Raises:
+        CleaveError: when the frozen weights are not there, or have changed.
+    """
+    seed = job.get("seed", 0)
+    model, _ = load_model(resolve_model(job["model"]), seed=seed)
+    adapted = add_adapters(model, LoraSpec.of(job["lora"]), seed=seed)
+    check_frozen(model, checkpoint.meta, job["model"])
+    load_trained(model, checkpoint.tensors, job["model"])
+    return adapted
+
+
+def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a checkpoint holds of a model: the parameters that are trained, by name."""
+    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Fill the parameters that are trained from a checkpoint's tensors.
+
+    Raises:
+        CleaveError: when it is of another model.
+    """
+    for parameter, values in trained_parameters(model).items():
+        saved = tensors.get(WEIGHTS + parameter)
+        if saved is None or saved.shape != values.shape:
+            found = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
+            raise CleaveError(
+                f"the checkpoint is of another model: for {parameter!r} of {name} it has {found}, "
+                f"not shape {tuple(values.shape)}"
+            )
+        values.copy_(saved)
+
+
+def open_adapters(folder: Path) -> PeftModel:
+    """Load a folder of adapters, and the folder of the model that they belong to.
+
+    Raises:
+        UsageError: when one of them is not there or cannot be loaded.
+    """
+    try:
+        from peft import PeftConfig, PeftModel
+    except ImportError as error:
+        raise UsageError(
+            f"{str(folder)!r} has adapters, which need peft ({error}); install it with: "
+            f"pip install 'cleave[lora]'"
+        ) from error
+    base = str(PeftConfig.from_pretrained(folder).base_model_name_or_path)
+    if not Path(base).is_dir():
+        raise UsageError(
+            f"the adapters in {str(folder)!r} belong to the model in {base!r}, which is not there; "
+            f"put it back, or change base_model_name_or_path in {ADAPTER_CONFIG}"
+        )
+    model, _ = load_folder(base)
+    return PeftModel.from_pretrained(model, str(folder))

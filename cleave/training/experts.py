@@ -1,0 +1,74 @@
+"""Experts of a mixture, which transformers keeps in one module, as slices of 3-D parameters.
+
+Their own forward (the eager one) multiplies by one expert after another, with `F.linear` or `@`. An
+offloaded module runs that forward, and these products go to the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+_DIMENSIONS: Final = 3  # experts, outputs, inputs
+_PRODUCTS: Final = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+
+Product = Callable[[Tensor, Tensor, "Tensor | None", bool], Tensor]
+"""Multiplies x by a weight, which is transposed or not, and adds a bias."""
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Say whether a module is a transformers' one of experts, whose products can be offloaded."""
+    own = module.parameters(recurse=False)
+    forward = type(module).forward
+    return any(p.dim() == _DIMENSIONS for p in own) and hasattr(forward, "__wrapped__")
+
+
+class _Products(TorchFunctionMode):
+    """Sends products by slices of some parameters to a fleet."""
+
+    def __init__(self, parameters: Sequence[Tensor], product: Product) -> None:
+        super().__init__()
+        self._parameters = {id(p) for p in parameters}
+        self._product = product
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is nn.functional.linear and not given and self._is_expert(args[1]):
+            x, weight, *bias = args
+            return self._product(x, weight, bias[0] if bias else None, False)
+        if func in _PRODUCTS and not given and self._is_expert(args[1]):
+            return self._product(args[0], args[1], None, True)
+        return func(*args, **given)
+
+    def _is_expert(self, weight: Tensor) -> bool:
+        return weight.dim() == _DIMENSIONS - 1 and id(weight._base) in self._parameters
+
+
+def offloaded_experts(base: type[nn.Module], product: Callable[..., Tensor]) -> type[nn.Module]:
+    """Return the class that a module of experts gets.
+
+    Args:
+        base: its own class.
+        product: called with the module, x, weight, bias, and whether the weight is transposed.
+    """
+    eager: Callable[..., Any] = base.forward.__wrapped__  # type: ignore[attr-defined]
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
+            return product(self, x, weight, bias, transposed)
+
+        with _Products(list(self.parameters(recurse=False)), multiply):
+            return eager(self, *args, **kwargs)
+
+    name = f"Offloaded{base.__name__}"
+    return type(name, (base,), {"forward": forward, "__doc__": "Experts on a fleet."})

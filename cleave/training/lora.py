@@ -1,0 +1,133 @@
+"""What `--lora` asks for: small trained matrices beside frozen weights (arXiv 2106.09685)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from cleave.errors import UsageError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ALL_LINEAR: Final = "all-linear"
+"""As a target: every linear layer but the LM head."""
+
+LEARNING_RATE: Final = 2e-4
+"""Dettmers et al., QLoRA, arXiv 2305.14314, appendix B.2, for models of up to 13B parameters."""
+
+_FORM: Final = "as in --lora r=16,alpha=32,targets=q_proj+v_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """Which weights get adapters, and of what size.
+
+    Attributes:
+        rank: of an adapter B A.
+        alpha: its product is scaled by alpha / rank.
+        targets: names of linear layers, as `q_proj`; or only `ALL_LINEAR`.
+        dropout: chance that an adapter's input is dropped; stages need 0.
+        dora: whether the norms of the columns are trained, too (DoRA, arXiv 2402.09353).
+        save: names of modules that are trained, and saved, whole.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    dropout: float = 0.0
+    dora: bool = False
+    save: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read a value of `--lora`, as `r=16,alpha=32,targets=q_proj+v_proj,dora`.
+
+        Settings that are left out have their defaults, and alpha is then twice the rank.
+
+        Raises:
+            UsageError: when it cannot be read.
+        """
+        given: dict[str, str] = {}
+        for item in filter(None, (part.strip() for part in text.split(","))):
+            name, _, value = (part.strip() for part in item.partition("="))
+            if name not in _READERS:
+                raise UsageError(
+                    f"--lora has {item!r}; give some of {', '.join(_READERS)}, {_FORM}"
+                )
+            if name in given:
+                raise UsageError(f"--lora has {name} twice; give it once")
+            given[name] = value
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            attribute, read, needs = _READERS[name]
+            try:
+                values[attribute] = read(value)
+            except ValueError:
+                raise UsageError(f"--lora has {name}={value}; give {needs}, {_FORM}") from None
+        values.setdefault("alpha", 2.0 * values.get("rank", cls().rank))
+        return cls(**values)
+
+    def config(self) -> LoraConfig:
+        """Return this as `peft` has it.
+
+        Raises:
+            UsageError: when `peft` is not installed.
+        """
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise UsageError(
+                f"--lora needs peft ({error}); install it with: pip install 'cleave[lora]'"
+            ) from error
+        every = self.targets == (ALL_LINEAR,)
+        return LoraConfig(
+            task_type="CAUSAL_LM",
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=ALL_LINEAR if every else list(self.targets),
+            lora_dropout=self.dropout,
+            use_dora=self.dora,
+            modules_to_save=list(self.save) or None,
+        )
+
+
+def _rank(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
+
+
+def _alpha(text: str) -> float:
+    if not 0 < (value := float(text)) < float("inf"):
+        raise ValueError
+    return value
+
+
+def _share(text: str) -> float:
+    if not 0 <= (value := float(text)) < 1:
+        raise ValueError
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split("+"))
+    if not all(names):
+        raise ValueError
+    return names
+
+
+def _flag(text: str) -> bool:
+    if text not in ("", "true", "false"):
+        raise ValueError
+    return text != "false"
+
+
+_READERS: Final[dict[str, tuple[str, Any, str]]] = {
+    "r": ("rank", _rank, "a whole number, 1 or more"),
+    "alpha": ("alpha", _alpha, "a number above 0"),
+    "targets": ("targets", _names, f"names of linear layers with + between them, or {ALL_LINEAR}"),
+    "dropout": ("dropout", _share, "a chance, from 0 to below 1"),
+    "dora": ("dora", _flag, "true or false"),
+    "save": ("save", _names, "names of modules with + between them"),
+}

@@ -1,0 +1,198 @@
+"""Linear layers whose multiplications run on a fleet: their forward and backward."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cleave import arrays
+from cleave.errors import UsageError
+from cleave.fleet.product import Multiplier, Operand, Pending, Side
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ATTRIBUTE = "_cleave_operand"
+
+
+class Operands:
+    """Gives tensors their operands, one to a tensor that is used twice.
+
+    An operand must live as long as its tensor's values may be needed again, and no longer, or
+    activation checkpointing would save nothing. An activation (a tensor with a `grad_fn`) holds its
+    operand itself. A leaf (a weight, an input) may be changed through `.data` or numpy without
+    autograd's knowledge, so its operand lives only from a layer's forward to its backward.
+    """
+
+    def __init__(self, fleet: Multiplier, min_flops: float = 0.0) -> None:
+        self.fleet, self.min_flops = fleet, min_flops
+        self.held: list[Operand] = []  # of weights, across accumulated micro-batches
+        self.holding = False
+        self._leaves: weakref.WeakValueDictionary[tuple[Any, ...], Operand] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def of(self, tensor: Tensor) -> Operand:
+        """Return the operand of a tensor, whose leading dimensions become rows."""
+        if tensor.is_inference():  # has no version to tell changes by
+            return self._new(tensor)
+        version = tensor._version
+        if tensor.grad_fn is not None:
+            known: tuple[int, Operand] | None = getattr(tensor, _ATTRIBUTE, None)
+            if known is not None and known[0] == version:
+                return known[1]
+            operand = self._new(tensor)
+            setattr(tensor, _ATTRIBUTE, (version, operand))
+            return operand
+        key = (tensor.data_ptr(), version, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        leaf = self._leaves.get(key)
+        if leaf is None:
+            leaf = self._leaves[key] = self._new(tensor)
+            if self.holding and isinstance(tensor, nn.Parameter):
+                self.held.append(leaf)
+        return leaf
+
+    def _new(self, tensor: Tensor) -> Operand:
+        """Make an operand of a tensor's memory, without copying."""
+        return self.fleet.operand(arrays.from_torch(tensor.detach().reshape(-1, tensor.shape[-1])))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Operands:
+        return self  # a copied model multiplies on the same fleet
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(
+            "an offloaded model cannot be pickled; call cleave.restore(model) first, "
+            "or save model.state_dict()"
+        )
+
+
+class _LinearFunction(torch.autograd.Function):
+    """Computes y = x @ W^T + bias, or x @ W + bias, with all three GEMMs on the fleet."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        operands: Operands,
+        weight_transposed: bool,
+    ) -> Tensor:
+        """Return y; the fleet fills its memory."""
+        x_operand, w_operand = operands.of(x), operands.of(weight)
+        width = weight.shape[1] if weight_transposed else weight.shape[0]
+        y = torch.empty(x.numel() // max(1, x.shape[-1]), width, dtype=x.dtype)
+        if x.shape[-1] == 0:
+            y = torch.zeros(x.shape[:-1].numel(), width, dtype=x.dtype)
+        else:
+            _multiply(
+                operands.fleet, Side(x_operand), Side(w_operand, not weight_transposed), y
+            ).result()
+        if bias is not None:
+            y += bias
+        ctx.save_for_backward(x, weight)
+        ctx.operands, ctx.weight_transposed, ctx.has_bias = (
+            operands,
+            weight_transposed,
+            bias is not None,
+        )
+        # Leaves have no other owner of their operands until backward; see `Operands`.
+        ctx.leaves = [
+            operand
+            for tensor, operand in ((x, x_operand), (weight, w_operand))
+            if tensor.grad_fn is None
+        ]
+        return y.view(*x.shape[:-1], width)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients; the fleet fills the memory of those of x and the weight."""
+        (dy,) = grads
+        x, weight = ctx.saved_tensors
+        operands: Operands = ctx.operands
+        need_x, need_w, need_bias, *_ = ctx.needs_input_grad
+        dy2 = dy.reshape(-1, dy.shape[-1])
+        dx = dw = dbias = None
+        futures = []
+        if dy2.shape[0] == 0 or 0 in weight.shape:
+            dx = torch.zeros_like(x) if need_x else None
+            dw = torch.zeros_like(weight) if need_w else None
+        else:
+            x_side, w_side = Side(operands.of(x)), Side(operands.of(weight), ctx.weight_transposed)
+            dy_operand = operands.fleet.operand(arrays.from_torch(dy2))
+            # Both are in flight before either is waited for.
+            if need_x:
+                dx = torch.empty(x.shape, dtype=x.dtype)
+                dx2 = dx.view(-1, x.shape[-1])
+                futures.append(_multiply(operands.fleet, Side(dy_operand), w_side, dx2))
+            if need_w:
+                dw = torch.empty(weight.shape, dtype=weight.dtype)
+                x_turned, dy_turned = Side(x_side.operand, True), Side(dy_operand, True)
+                left, right = (
+                    (x_turned, Side(dy_operand)) if ctx.weight_transposed else (dy_turned, x_side)
+                )
+                futures.append(_multiply(operands.fleet, left, right, dw))
+            # The PS has this to do while the fleet multiplies.
+            dbias = dy2.sum(0) if ctx.has_bias and need_bias else None
+            for future in futures:
+                future.result()
+        if dbias is None and ctx.has_bias and need_bias:
+            dbias = dy2.sum(0)
+        ctx.leaves = None
+        return dx, dw, dbias, None, None
+
+
+def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
+    """Start out = a @ b; blocks are written into `out`'s own memory."""
+    return fleet.submit(a, b, arrays.from_torch(out))
+
+
+def product(
+    module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_transposed: bool
+) -> Tensor:
+    """Cast for autocast, check dtypes, and return y."""
+    operands: Operands = module._cleave
+    if 2 * x.numel() * weight.shape[1 if weight_transposed else 0] < operands.min_flops:
+        return nn.functional.linear(x, weight.T if weight_transposed else weight, bias)
+    if torch.is_autocast_enabled("cpu"):  # as F.linear is cast under autocast
+        dtype = torch.get_autocast_dtype("cpu")
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    if x.dtype not in DTYPES or x.dtype is not weight.dtype:
+        raise UsageError(
+            f"an offloaded layer got {x.dtype} input for {weight.dtype} weights; "
+            f"use float32, bfloat16 or float16 for both"
+        )
+    y: Tensor = _LinearFunction.apply(x, weight, bias, operands, weight_transposed)  # type: ignore[no-untyped-call]
+    return y
+
+
+class OffloadedLinear(nn.Linear):
+    """Multiplies on a fleet what an `nn.Linear` multiplies here."""
+
+    _cleave: Operands
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return y of shape (..., out_features) for an input of shape (..., in_features)."""
+        return product(self, input, self.weight, self.bias, weight_transposed=False)
+
+
+def conv1d() -> type[nn.Module] | None:
+    """Return transformers' Conv1D (GPT-2's linear layer, with a weight (in, out)), or None."""
+    try:
+        from transformers.pytorch_utils import Conv1D
+    except ImportError:
+        return None
+    cls: type[nn.Module] = Conv1D
+    return cls
+
+
+def offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
+    """Return the class that transformers' Conv1D layers get."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return product(self, x, self.weight, self.bias, weight_transposed=True)
+
+    return type("OffloadedConv1D", (base,), {"forward": forward, "__doc__": "Conv1D on a fleet."})

@@ -1,0 +1,260 @@
+"""LoRA in `cleave train`: as `peft` and plain PyTorch train it, and as others load it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from typer.testing import CliRunner
+
+import cleave
+from cleave.errors import CleaveError, UsageError
+from cleave.training.adapters import add_adapters
+from cleave.training.data import BatchLoader
+from cleave.training.export import export_run, find_checkpoint
+from cleave.training.job import JobSpec
+from cleave.training.lora import LoraSpec
+from cleave.training.records import Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.tokenizer import default_tokenizer
+from cleave.training.trained import open_trained
+from cleave.training.trainer import TrainContext, prepare, train
+from cleave.workload.models.build import load_folder
+from cleave_cli.main import app
+from tests.graphs.models import small_model
+
+TEXT = "def step(a, b):\n    return a\n"
+
+
+@given(
+    st.integers(1, 512),
+    st.floats(0.5, 512),
+    st.lists(st.sampled_from(["q_proj", "v_proj", "fc1"]), min_size=1, max_size=3, unique=True),
+    st.booleans(),
+)
+def test_what_it_reads(rank: int, alpha: float, targets: list[str], dora: bool) -> None:
+    text = f"r={rank}, alpha={alpha!r},targets={'+'.join(targets)},dora={str(dora).lower()}"
+    assert LoraSpec.of(text) == LoraSpec(rank, alpha, tuple(targets), dora=dora)
+
+
+def test_defaults() -> None:
+    assert LoraSpec.of("r=4") == LoraSpec(4, 8.0, ("all-linear",))
+    assert LoraSpec.of("r=4,dora,save=lm_head+embed_tokens").save == ("lm_head", "embed_tokens")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rank=4", "'rank=4'; give some of r, alpha"),
+        ("r=0", "r=0; give a whole number"),
+        ("r=4,r=8", "r twice"),
+        ("r=4,alpha=nan", "alpha=nan; give a number above 0"),
+        ("targets=q_proj++v_proj", "give names of linear layers with +"),
+        ("dropout=1", "dropout=1; give a chance"),
+        ("dora=maybe", "dora=maybe; give true or false"),
+    ],
+)
+def test_what_it_refuses(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says.replace("+", r"\+")):
+        JobSpec("opt-nano", lora=text)
+
+
+def test_dropout_and_stages_do_not_go_together() -> None:
+    with pytest.raises(UsageError, match="--lora has dropout"):
+        JobSpec("opt-nano", lora="r=4,dropout=0.1", method="stages")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a small Llama and its tokenizer."""
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("base") / "small"
+    tokenizer = default_tokenizer(vocab_size=300, progress=lambda text: None)
+    model: Any = small_model("llama", vocab_size=tokenizer.vocab_size)
+    model.save_pretrained(folder)
+    end = tokenizer.decode([tokenizer.eos_id])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.library_tokenizer, bos_token=end, eos_token=end
+    ).save_pretrained(folder)
+    return folder
+
+
+SMALL = "r=4,targets=q_proj+down_proj"
+
+
+def job_of(base: Path, corpus: Path, lora: str = SMALL, **more: Any) -> JobSpec:
+    settings = {"method": "local", "steps": 4, "checkpoint_every": 1, **more}
+    return JobSpec(str(base), str(corpus), batch=2, seq=16, lora=lora, **settings)
+
+
+def losses(job: JobSpec, run: RunFolder, fleet: Any = None, **more: Any) -> list[float]:
+    found = []
+
+    def report(record: Record) -> None:
+        if isinstance(record, StepRecord):
+            found.append(record.loss)
+
+    train(job, run, TrainContext(fleet, report), **more)
+    return found
+
+
+def run_in(tmp_path: Path, name: str = "mine") -> RunFolder:
+    return RunFolder.create(tmp_path / "runs", name)
+
+
+def plain_losses(job: JobSpec) -> list[float]:
+    """Train with `peft` and PyTorch alone."""
+    from peft import LoraConfig, get_peft_model
+
+    data = prepare(job, TrainContext(None, lambda record: None))
+    model, _ = load_folder(job.model)
+    torch.manual_seed(job.seed)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
+    adapted = get_peft_model(model, config)
+    trained = [p for p in adapted.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=2e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    loader = BatchLoader(data.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
+    found = []
+    for _ in range(job.steps):
+        ids, labels = loader.next_batch()
+        logits = adapted(input_ids=ids, use_cache=False).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("method", ["local", "tiles", "stages"])
+def test_the_losses_are_those_of_peft(
+    tmp_path: Path, base: Path, corpus_file: Path, method: str
+) -> None:
+    job = job_of(base, corpus_file, method=method, schedule="constant", warmup_steps=0)
+    with cleave.emulated(3) as fleet:
+        found = losses(job, run_in(tmp_path), None if method == "local" else fleet)
+    assert found == pytest.approx(plain_losses(job), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", ["r=4,dora", "r=4,targets=q_proj,save=lm_head"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_losses_of_stages_are_those_of_one_machine(
+    tmp_path: Path, base: Path, corpus_file: Path, lora: str, dtype: str
+) -> None:
+    alone = losses(job_of(base, corpus_file, lora, dtype=dtype), run_in(tmp_path, "alone"))
+    with cleave.emulated(3) as fleet:
+        job = job_of(base, corpus_file, lora, dtype=dtype, method="stages")
+        staged = losses(job, run_in(tmp_path, "staged"), fleet)
+    assert staged == pytest.approx(alone, rel=1e-4 if dtype == "fp32" else 2e-2)
+
+
+def test_checkpoints_hold_what_is_trained_and_a_run_goes_on(
+    tmp_path: Path, base: Path, corpus_file: Path
+) -> None:
+    whole = losses(job_of(base, corpus_file), run_in(tmp_path, "whole"))
+    run = run_in(tmp_path)
+    first = losses(job_of(base, corpus_file, steps=2), run)
+    held = find_checkpoint(run).tensors
+    assert all(".lora_" in name for name in held if name.startswith("model."))
+    assert first + losses(job_of(base, corpus_file), run, resume=True) == whole
+
+
+def test_other_frozen_weights_are_refused(tmp_path: Path, base: Path, corpus_file: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(base, folder)
+    run = run_in(tmp_path)
+    losses(job_of(folder, corpus_file, steps=1), run)
+    other, _ = load_folder(folder)
+    with torch.no_grad():
+        other.get_parameter("model.layers.1.mlp.up_proj.weight").add_(0.01)
+    other.save_pretrained(folder)
+    with pytest.raises(CleaveError, match="have changed since adapters were trained"):
+        losses(job_of(folder, corpus_file, steps=2), run, resume=True)
+    with pytest.raises(CleaveError, match="have changed since adapters were trained"):
+        open_trained(run.path)
+
+
+def logits(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=torch.tensor([ids])).logits
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", ["r=4", "r=4,dora,targets=q_proj", "r=4,save=lm_head"])
+def test_others_load_what_is_exported(
+    tmp_path: Path, base: Path, corpus_file: Path, lora: str
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = run_in(tmp_path)
+    losses(job_of(base, corpus_file, lora, learning_rate=0.01), run)
+    ours = open_trained(run.path)
+    ids = ours.tokenizer.encode_batch([TEXT])[0].tolist()
+    expected = logits(ours.model, ids)
+    assert not torch.allclose(expected, logits(load_folder(base)[0], ids), atol=1e-3)
+
+    said = CliRunner().invoke(app, ["export", str(run.path), "--json"], catch_exceptions=False)
+    folder = Path(json.loads(said.stdout)["folder"])
+    assert json.loads(said.stdout)["adapters"]
+    assert not (folder / "config.json").exists()
+    assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(folder), ids), expected)
+    assert AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"] == ids
+    assert torch.equal(logits(open_trained(folder).model, ids), expected)
+    assert f"LoRA, {lora}" in (folder / "README.md").read_text()
+
+    export_run(run, tmp_path / "merged", merge=True)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "merged", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert torch.allclose(logits(model, ids), expected, atol=1e-4)
+
+
+def test_exports_that_cannot_be(tmp_path: Path, base: Path, corpus_file: Path) -> None:
+    fresh = run_in(tmp_path, "fresh")
+    losses(job_of(Path("opt-nano"), corpus_file, "r=2", steps=1), fresh)
+    with pytest.raises(UsageError, match="fresh weights of 'opt-nano'"):
+        export_run(fresh, tmp_path / "adapters")
+    assert export_run(fresh, tmp_path / "merged", merge=True).parameters > 10_000
+    plain = run_in(tmp_path, "plain")
+    losses(job_of(Path("opt-nano"), corpus_file, "", steps=1), plain)
+    with pytest.raises(UsageError, match="--merge is for runs with adapters"):
+        export_run(plain, tmp_path / "never", merge=True)
+
+
+def test_layers_that_are_not_there(tmp_path: Path, base: Path, corpus_file: Path) -> None:
+    for lora, name in (("targets=qkv", "'qkv'"), ("save=head", "'head'")):
+        with pytest.raises(UsageError, match=f"--lora names {name}.*it has .*q_proj"):
+            losses(job_of(base, corpus_file, lora), run_in(tmp_path, name.strip("'")))
+
+
+def test_adapters_multiply_here_whatever_came_first(base: Path) -> None:
+    """The same traffic, whether a model is offloaded before or after it gets adapters."""
+    counted = []
+    ids = torch.arange(32).reshape(2, 16)
+    for early in (True, False):
+        with cleave.emulated(3) as fleet:
+            model, _ = load_folder(base)
+            if early:
+                cleave.offload(model, fleet)
+            add_adapters(model, LoraSpec(4))
+            if not early:
+                cleave.offload(model, fleet)
+            model(input_ids=ids, labels=ids).loss.backward()
+            counters = fleet.counters()
+            counted.append((counters.gemms, counters.downlink_bytes, counters.uplink_bytes))
+            cleave.restore(model)
+    assert counted[0] == counted[1]
