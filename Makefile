@@ -6,7 +6,7 @@ NPM := $(shell command -v npm)
 PAGES := cleave/server/web/index.html
 PAGE_SOURCES := $(shell find web_client -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -name '*.wasm')
 
-.PHONY: demo test unit coverage lint setup web clean
+.PHONY: demo example test unit coverage lint setup web clean
 
 # Without npm everything but the web pages works.
 setup: $(VENV)/ready $(if $(NPM),web)
@@ -24,6 +24,10 @@ $(VENV)/ready: pyproject.toml constraints.txt setup.py
 
 demo: setup
 	$(BIN)/cleave train --model opt-125m --devices 8 --method tiles --steps 20 --eval-every 10
+
+# Fine-tunes a real model with two joined devices, as docs/finetuning.md tells it; a few minutes.
+example: setup
+	examples/smollm2/run.sh smollm2
 
 # One thread for each worker: two of each would wait for one another on two cores.
 test: setup

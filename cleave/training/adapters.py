@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from cleave.errors import CleaveError, UsageError
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint
 from cleave.training.lora import ALL_LINEAR, LoraSpec
-from cleave.workload.models.build import load_folder, load_model, resolve_model
+from cleave.workload.models.build import (
+    load_folder,
+    load_model,
+    quiet_transformers,
+    resolve_model,
+)
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -54,7 +59,7 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
                 f"--lora names {missing[0]!r}, which {type(model).__name__} does not have; it has "
                 f"{', '.join(sorted(linear))}"
             )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
         return get_peft_model(model, config)
 
@@ -156,4 +161,5 @@ def open_adapters(folder: Path) -> PeftModel:
             f"put it back, or change base_model_name_or_path in {ADAPTER_CONFIG}"
         )
     model, _ = load_folder(base)
-    return PeftModel.from_pretrained(model, str(folder))
+    with quiet_transformers():
+        return PeftModel.from_pretrained(model, str(folder))

@@ -81,13 +81,8 @@ class TextTokenizer:
         if isinstance(document, Completion):
             text = document.text
             answers = [(len(document.prompt), len(text))]
-        elif self._template is None:
-            raise UsageError(
-                'The data has conversations ("messages"), and the tokenizer has no chat template: '
-                'give a model whose folder has one, or "prompt" and "completion" instead.'
-            )
         else:
-            text, answers = rendered(document, self._template)
+            text, answers = rendered(document, self._chat_template())
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         starts = np.array([start for start, _ in encoding.offsets], np.int64)
@@ -95,6 +90,22 @@ class TextTokenizer:
         for first, stop in answers:
             learned |= (starts >= first) & (starts < stop)
         return np.where(learned, ids, ~ids)
+
+    def question(self, text: str) -> str:
+        """Return a user's message up to where the assistant's answer begins, as chat models expect.
+
+        Raises:
+            UsageError: when there is no chat template.
+        """
+        return self._chat_template()([{"role": "user", "content": text}], None, True)
+
+    def _chat_template(self) -> Template:
+        if self._template is None:
+            raise UsageError(
+                'There are conversations ("messages", or --chat), and the tokenizer has no chat '
+                "template: use a model whose folder has one, or plain text."
+            )
+        return self._template
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` (ints, or a 1-D array or tensor), including special tokens."""

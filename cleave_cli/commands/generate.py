@@ -15,6 +15,9 @@ from cleave_cli.trained_model import Devices, Model, Step, trained_model
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Option(help="The text; - to read it from stdin.")] = "-",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="It is a question to a chat model; print the answer.")
+    ] = False,
     tokens: Annotated[int, typer.Option(help="That are added at most.", min=1)] = 100,
     temperature: Annotated[
         float, typer.Option(help="0: always the likeliest token; higher: more varied.", min=0.0)
@@ -32,6 +35,8 @@ def generate(
 
       cleave generate runs/20261121-101500 --prompt 'def add(a, b):'
 
+      cleave generate my-chat-model --chat --prompt 'What does os.walk do?'
+
       cleave generate my-model --temperature 0.8 --top-p 0.95 < prompt.txt
     """
     from cleave.training.generation import continued
@@ -43,7 +48,10 @@ def generate(
         raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
     settings: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "seed": seed}
     with trained_model(model, step, devices) as trained:
-        typer.echo(printable(text), nl=False)
+        if chat:
+            text = trained.tokenizer.question(text)
+        else:
+            typer.echo(printable(text), nl=False)
         for piece in continued(trained, text, tokens, **settings):
             typer.echo(printable(piece), nl=False)
     typer.echo()

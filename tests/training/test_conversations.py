@@ -181,6 +181,10 @@ def test_tokens_of_answers_are_learned_and_no_others(base: Path) -> None:
     assert learned(tokenizer, tokens) == "It is 4."
 
 
+def test_a_question_ends_where_the_answer_begins(base: Path) -> None:
+    assert folder_tokenizer(base).question("Why?") == "<|user|>Why?<|endoftext|>\n<|assistant|>"
+
+
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     tokenizer = default_tokenizer(vocab_size=300, progress=lambda text: None)
     with pytest.raises(UsageError, match="has no chat template"):

@@ -6,6 +6,7 @@ so that looking up a model's sizes needs neither.
 
 import json
 import textwrap
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -351,7 +352,9 @@ def quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():  # `peft` still calls what transformers renames
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
