@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError, UsageError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 """What a folder with adapters has, and one with a whole model does not."""
+
+_ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 
 FROZEN: Final = "frozen"
 """What a checkpoint calls the digest of the weights that it does not hold."""
@@ -154,12 +157,22 @@ def open_adapters(folder: Path) -> PeftModel:
             f"{str(folder)!r} has adapters, which need peft ({error}); install it with: "
             f"pip install 'cleave[lora]'"
         ) from error
-    base = str(PeftConfig.from_pretrained(folder).base_model_name_or_path)
-    if not Path(base).is_dir():
+    if not (folder / _ADAPTER_WEIGHTS).is_file():  # `peft` would look for them online
         raise UsageError(
-            f"the adapters in {str(folder)!r} belong to the model in {base!r}, which is not there; "
-            f"put it back, or change base_model_name_or_path in {ADAPTER_CONFIG}"
+            f"{str(folder)!r} has {ADAPTER_CONFIG} and no {_ADAPTER_WEIGHTS}; copy the folder again"
         )
-    model, _ = load_folder(base)
-    with quiet_transformers():
-        return PeftModel.from_pretrained(model, str(folder))
+    try:
+        base = str(PeftConfig.from_pretrained(folder).base_model_name_or_path)
+        if not Path(base).is_dir():
+            raise UsageError(
+                f"the adapters in {str(folder)!r} belong to the model in {base!r}, which is not "
+                f"there; put it back, or change base_model_name_or_path in {ADAPTER_CONFIG}"
+            )
+        model, _ = load_folder(base)
+        with quiet_transformers():
+            return PeftModel.from_pretrained(model, str(folder))
+    except (KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"the adapters in {str(folder)!r} cannot be loaded ({first}); copy the folder again"
+        ) from error

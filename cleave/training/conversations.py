@@ -104,9 +104,10 @@ def _conversation(messages: Any, tools: Any) -> Conversation:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(key), str) for key in ("role", "content")
-    )
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return False
+    calls = value.get("content") is None and bool(value.get("tool_calls"))  # and says nothing
+    return calls or isinstance(value.get("content"), str)
 
 
 def _kind(value: object) -> str:

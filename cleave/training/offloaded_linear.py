@@ -82,12 +82,14 @@ class _LinearFunction(torch.autograd.Function):
         """Return y; the fleet fills its memory."""
         x_operand, w_operand = operands.of(x), operands.of(weight)
         width = weight.shape[1] if weight_transposed else weight.shape[0]
-        y = torch.empty(x.numel() // max(1, x.shape[-1]), width, dtype=x.dtype)
+        # What is returned must be no view, or nobody could change it in place.
+        y = torch.empty(*x.shape[:-1], width, dtype=x.dtype)
         if x.shape[-1] == 0:
-            y = torch.zeros(x.shape[:-1].numel(), width, dtype=x.dtype)
+            y.zero_()
         else:
+            flat = y.view(-1, width)
             _multiply(
-                operands.fleet, Side(x_operand), Side(w_operand, not weight_transposed), y
+                operands.fleet, Side(x_operand), Side(w_operand, not weight_transposed), flat
             ).result()
         if bias is not None:
             y += bias
@@ -103,7 +105,7 @@ class _LinearFunction(torch.autograd.Function):
             for tensor, operand in ((x, x_operand), (weight, w_operand))
             if tensor.grad_fn is None
         ]
-        return y.view(*x.shape[:-1], width)
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable

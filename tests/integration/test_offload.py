@@ -192,6 +192,15 @@ def test_a_graph_may_be_used_twice(fleet: Fleet) -> None:
     torch.testing.assert_close(first, second)
 
 
+def test_what_a_layer_returns_may_be_changed_in_place(fleet: Fleet) -> None:
+    layer, values = nn.Linear(5, 3), torch.randn(2, 4, 5)
+    expected = layer(values).mul_(2).detach()
+    cleave.offload(layer, fleet)
+    found = layer(values).mul_(2)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+
+
 def test_restore_gives_back_the_plain_model(fleet: Fleet) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     parameters, layer = list(model.parameters()), model[0]

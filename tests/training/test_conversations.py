@@ -66,6 +66,7 @@ TURNS = [
 
 
 TOOL = {"name": "add"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": "2 2"}]}
 
 
 # --- what a record holds ---

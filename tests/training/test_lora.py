@@ -235,6 +235,23 @@ def test_exports_that_cannot_be(tmp_path: Path, base: Path, corpus_file: Path) -
         export_run(plain, tmp_path / "never", merge=True)
 
 
+def test_damaged_folders_of_adapters_are_one_sentence(tmp_path: Path, base: Path) -> None:
+    config, weights = tmp_path / "adapter_config.json", tmp_path / "adapter_model.safetensors"
+    good = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base)}
+    config.write_text(json.dumps(good))
+    with pytest.raises(UsageError, match="and no adapter_model"):
+        open_trained(tmp_path)
+    weights.write_bytes(b"damaged")
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        open_trained(tmp_path)
+    config.write_text("{")
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        open_trained(tmp_path)
+    config.write_text(json.dumps({**good, "base_model_name_or_path": "/nowhere"}))
+    with pytest.raises(UsageError, match="'/nowhere', which is not there"):
+        open_trained(tmp_path)
+
+
 def test_layers_that_are_not_there(tmp_path: Path, base: Path, corpus_file: Path) -> None:
     for lora, name in (("targets=qkv", "'qkv'"), ("save=head", "'head'")):
         with pytest.raises(UsageError, match=f"--lora names {name}.*it has .*q_proj"):
