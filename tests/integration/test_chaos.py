@@ -17,7 +17,7 @@ from tests.faults.plan import Direction, Fault, Script, Seen
 from tests.faults.processes import Processes
 from tests.faults.proxy import Proxy, Setting
 
-LEAST_STEPS, MOST_STEPS = 3, 40
+LEAST_STEPS, MOST_STEPS = 3, 200
 PROBING = 48
 """Messages each way at most while a device is probed."""
 
@@ -85,11 +85,13 @@ def test_every_kind_of_fault_changes_no_bit_of_any_loss(
             lambda slot, fault: processes.strike(slot, fault),
             lambda slot: processes.gone(slot),
         ) as proxy,
-        Processes(proxy.url, 4) as processes,
+        Processes(proxy.url, len(SCRIPTS)) as processes,
     ):
         audit(served.live, ledger, InvariantBackend())
         trainer = make_trainer(job, Fleet(served.live, FullDepthPlanner()))
         while trainer.step < (MOST_STEPS if expected - set(proxy.counts()) else LEAST_STEPS):
+            # Steps are short beside a restart: without this they all could pass during one.
+            served.fleet.wait_for(len(SCRIPTS), timeout=120)
             ours.append(trainer.train_step().loss)
         blocks = served.fleet.counters().blocks
         reissued = served.fleet.counters().reissued
