@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -32,7 +33,7 @@ gc.set_threshold(100_000)
 NOT_UNIT = ("android", "faults", "integration", "web")
 """Folders of tests that need a JVM, a browser, processes, or a network."""
 
-LONGEST = ("test_join.py", "test_blocked_attention.py", "test_staged.py")
+LONGEST = ("test_join.py", "test_blocked_attention.py", "test_staged.py", "test_lora.py")
 """Left for last, these would keep one worker busy while the other has nothing to do."""
 
 
@@ -73,6 +74,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         )
         if not any(which(program) for program in programs)
     ]
+    if find_spec("wandb") is None:
+        missing.append("curves in Weights & Biases: pip install 'cleave[wandb]'")
     if missing:
         terminalreporter.section("not tested on this machine")
         for line in missing:

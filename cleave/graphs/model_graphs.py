@@ -215,23 +215,44 @@ def _key(
 
 
 def _plain_attributes(module: nn.Module, path: str) -> dict[str, Any]:
-    """Return what a module holds besides tensors, as far as it can change what it computes.
+    """Return what a module holds besides tensors, as far as it can change what it computes."""
+    return {
+        name: _described(held, path)
+        for name, held in vars(module).items()
+        if name not in ("layer_idx", "training") and not name.startswith("_")
+    }
 
-    What has no description of its own is described by its address: then nothing is shared.
+
+def _described(held: Any, path: str, depth: int = 3) -> Any:
+    """Return a description of what a module holds, as JSON has it.
+
+    What has no description of its own is described by its class and what it holds, to some depth,
+    and beyond that by its address: then nothing is shared.
+
+    Args:
+        held: what is described.
+        path: the module's name in the model, which is left out of texts.
+        depth: of what it holds.
     """
-    found: dict[str, Any] = {}
-    for name, held in vars(module).items():
-        if name in ("layer_idx", "training") or name.startswith("_"):
-            continue
-        if isinstance(held, bool | int | float | str | None):
-            found[name] = held
-        elif callable(held):
-            found[name] = getattr(held, "__qualname__", type(held).__qualname__)
-        elif hasattr(held, "to_json_string"):  # a configuration of transformers
-            found[name] = held.to_json_string()
-        else:
-            found[name] = repr(held).replace(path, "*") if path else repr(held)
-    return found
+    if isinstance(held, bool | int | float | None):
+        return held
+    if isinstance(held, str):
+        return _without(path, held)
+    if depth and isinstance(held, dict):
+        return {str(key): _described(value, path, depth - 1) for key, value in held.items()}
+    if callable(held):
+        return getattr(held, "__qualname__", type(held).__qualname__)
+    if hasattr(held, "to_json_string"):  # a configuration of transformers
+        return held.to_json_string()
+    kind: Any = type(held)
+    if depth and kind.__repr__ is object.__repr__ and not hasattr(kind, "__slots__"):
+        inside = _described(vars(held), path, depth - 1) if hasattr(held, "__dict__") else {}
+        return [kind.__qualname__, _digest(_source(kind)), inside]
+    return _without(path, repr(held))
+
+
+def _without(path: str, text: str) -> str:
+    return text.replace(path, "*") if path else text
 
 
 def _source(kind: type) -> str:

@@ -101,6 +101,7 @@ class JobSpec:
         save_total_limit: how many of the latest checkpoints are kept.
         keep_best: whether the one with the lowest held-out loss is kept as well.
         early_stop: stop after so many held-out losses that were not the lowest; 0 for never.
+        report_to: what else draws the run's curves, see `cleave.training.trackers`.
         memory: see `MemoryMode`.
         method: see `cleave.planner.methods.Method`.
         audit: the chance that a device's part of a step by stages is computed again here, see
@@ -138,6 +139,7 @@ class JobSpec:
     save_total_limit: int = 2
     keep_best: bool = False
     early_stop: int = 0
+    report_to: str = ""
     memory: str = "auto"
     method: str = "auto"
     audit: float = 0.05

@@ -84,6 +84,7 @@ from cleave.training.records import (
 from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.schedule import Decay, Schedule
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
+from cleave.training.trackers import Trackers, tracker_kinds
 from cleave.workload.models.build import (
     ModelSource,
     enable_checkpointing,
@@ -149,6 +150,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     job.check_model(source.spec)
     if job.lora:
         LoraSpec.of(job.lora).config()  # says at once when peft is missing
+    tracker_kinds(job.report_to)
     for path in filter(None, (job.data, job.eval_data)):
         read_documents(path)  # where there is none says so before a tokenizer is made
     if source.folder:
@@ -292,6 +294,7 @@ class Trainer:
         self.corpus = dataset.corpus
         self.tokenizer = dataset.tokenizer
         self.folder = run
+        self.trackers = Trackers({}, self._note)
         self.saved: int | None = None  # the step of the last checkpoint
         self.saved_s = context.clock()
         self.heldout = HeldOut()
@@ -316,12 +319,14 @@ class Trainer:
             self.fleet.close()
         if self.journal is not None:
             self.journal.close()
+        self.trackers.close()
 
     def run(self) -> DoneRecord:
         """Do the remaining steps; report and return the run's final record."""
         job, report = self.job, self._report
         where = str(self.folder.path)
         self.context.report(StartRecord(self.step, job.steps, where))
+        self.trackers = Trackers.open(job, self.folder, self.step, self._note)
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         began_s, first = time.perf_counter(), self._counters()
@@ -597,6 +602,7 @@ class Trainer:
 
     def _report(self, record: Record) -> None:
         self.patience.insist(lambda: self.folder.append(to_dict(record)))
+        self.trackers.report(record)
         self.context.report(record)
 
 
@@ -639,7 +645,7 @@ def _lean(job: JobSpec, model: nn.Module) -> bool:
 
 _MAY_CHANGE = (
     "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
-    "early_stop", "memory", "method", "audit",
+    "early_stop", "report_to", "memory", "method", "audit",
     "offload", "journal", "fallback", "fallback_after_s",
 )  # fmt: skip
 

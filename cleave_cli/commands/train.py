@@ -104,6 +104,9 @@ def train(
     early_stop: Annotated[
         int, typer.Option(help="Stop after so many held-out losses that are not lowest; 0: never.")
     ] = 0,
+    report_to: Annotated[
+        str, typer.Option(help="Curves also to: tensorboard, wandb, or tensorboard+wandb.")
+    ] = "",
     memory: Annotated[
         str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
     ] = "auto",

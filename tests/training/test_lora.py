@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 import cleave
 from cleave.errors import CleaveError, UsageError
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
 from cleave.training.adapters import add_adapters
 from cleave.training.data import BatchLoader
 from cleave.training.export import export_run, find_checkpoint
@@ -87,6 +89,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SMALL = "r=4,targets=q_proj+down_proj"
+DORA = "r=4,dora,targets=q_proj"
 
 
 def job_of(base: Path, corpus: Path, lora: str = SMALL, **more: Any) -> JobSpec:
@@ -145,7 +148,15 @@ def test_the_losses_are_those_of_peft(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", ["r=4,dora,targets=q_proj", "r=4,targets=q_proj,save=lm_head"])
+def test_layers_with_equal_adapters_share_a_graph(base: Path) -> None:
+    model, _ = load_folder(base)
+    add_adapters(model, LoraSpec.of(DORA))
+    found = model_graphs(model, 16, GraphCache.of_user())
+    assert len({id(graphs) for graphs in found.layers}) == 1 < len(found.layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [DORA, f"{SMALL},save=lm_head"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_losses_of_stages_are_those_of_one_machine(
     tmp_path: Path, base: Path, corpus_file: Path, lora: str, dtype: str
@@ -192,7 +203,7 @@ def logits(model: Any, ids: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", ["r=4", "r=4,dora,targets=q_proj", "r=4,save=lm_head"])
+@pytest.mark.parametrize("lora", ["r=4", DORA, "r=4,save=lm_head"])
 def test_others_load_what_is_exported(
     tmp_path: Path, base: Path, corpus_file: Path, lora: str
 ) -> None:
