@@ -2,7 +2,8 @@
 
 Links (`emulator.links`), processors (`emulator.compute`) and presence are modelled; all other code
 is the code that runs over a network. The clock moves only while the caller waits for a result, so
-GEMMs submitted before the first wait start at the same virtual time. The PS's own processing takes
+GEMMs submitted before the first wait start at the same virtual time. Threads may share a fleet; one
+at a time moves the clock. The PS's own processing takes
 time at its rates, or none.
 
 Payloads are not really coded, for most emulations have none: where a session would carry one coded
@@ -12,14 +13,16 @@ Payloads are not really coded, for most emulations have none: where a session wo
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import wraps
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -81,6 +84,25 @@ class Arithmetic(Enum):
     """Not at all: sizes only, for models that do not fit this machine."""
 
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _alone(
+    method: Callable[Concatenate[VirtualRuntime, _Arguments], _Result],
+) -> Callable[Concatenate[VirtualRuntime, _Arguments], _Result]:
+    """Let one thread at a time be in these methods: they all move the one virtual clock."""
+
+    @wraps(method)
+    def alone(
+        self: VirtualRuntime, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return alone
+
+
 @dataclass(slots=True)
 class _VirtualDevice:
     id: int
@@ -134,6 +156,7 @@ class VirtualRuntime(Runtime):
         self.now_s = 0.0
         self.events = 0
         self.observers: list[Callable[[Activity], None]] = []
+        self._lock = threading.RLock()
         super().__init__(
             SessionManager(
                 verify=verify,
@@ -226,6 +249,7 @@ class VirtualRuntime(Runtime):
         if following is not None:
             self._expect(profile, following, later)
 
+    @_alone
     def join(self, profile: FleetDevice) -> int:
         """Let a device connect and say hello; return its id."""
         number = next(self._ids)
@@ -240,6 +264,7 @@ class VirtualRuntime(Runtime):
         self._send_up(device, hello_of(profile))
         return number
 
+    @_alone
     def lose(self, device: int, *, in_s: float = 0.0) -> None:
         """Let a device vanish, `in_s` virtual seconds from now."""
         self._at(self.now_s + in_s, self._vanish, device)
@@ -269,6 +294,7 @@ class VirtualRuntime(Runtime):
 
     # --- what a fleet asks for ---
 
+    @_alone
     def start(self, future: GemmFuture) -> None:
         """See `Runtime.start`."""
         self._forget_released()
@@ -280,6 +306,7 @@ class VirtualRuntime(Runtime):
         """See `Runtime.output`."""
         return _OUTPUTS[self.arithmetic](out)
 
+    @_alone
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
         """See `Runtime.wait`. Runs the event heap until the future is done."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
@@ -302,6 +329,7 @@ class VirtualRuntime(Runtime):
         self._counters.fleet_s += self.now_s - virtual_s
         return future.done
 
+    @_alone
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """See `Runtime.wait_until`. Runs the event heap."""
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
@@ -311,10 +339,12 @@ class VirtualRuntime(Runtime):
             self._step()
         return True
 
+    @_alone
     def withdraw(self, future: GemmFuture) -> None:
         """See `Runtime.withdraw`."""
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
+    @_alone
     def begin_step(self, work: StepWork) -> None:
         """See `Runtime.begin_step`."""
         self._forget_released()
@@ -322,10 +352,12 @@ class VirtualRuntime(Runtime):
         self.count_step(work)
         self.execute(self.manager.begin_step(work, self.now_s))
 
+    @_alone
     def give(self, batch: int, made: StageArray) -> None:
         """See `Runtime.give`."""
         self.execute(self.manager.give(batch, made, self.now_s))
 
+    @_alone
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """See `Runtime.next_outcome`. Runs the event heap until something came of the step."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
@@ -352,14 +384,17 @@ class VirtualRuntime(Runtime):
         quarantined = ErrorCode.QUARANTINED
         self.execute(self.manager.refuse(device, quarantined, reason, self.now_s))
 
+    @_alone
     def withdraw_step(self) -> None:
         """See `Runtime.withdraw_step`."""
         self.execute(self.manager.withdraw_step(self.now_s))
 
+    @_alone
     def end_steps(self) -> None:
         """See `Runtime.end_steps`."""
         self.execute(self.manager.end_steps(self.now_s))
 
+    @_alone
     def advance_for_local_work(self, flops: float) -> None:
         """See `Runtime.advance_for_local_work`. Without it, due devices would never come."""
         until_s = self.now_s + flops / ASSUMED_FLOPS_PER_S
@@ -394,6 +429,7 @@ class VirtualRuntime(Runtime):
         self.events += 1
         what(*arguments)
 
+    @_alone
     def settle(self) -> bool:
         """Let everything under way arrive, after GEMMs were awaited and operands released.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch import nn
 
 import cleave
 from emulator.virtual import VirtualRuntime
+from tests.log_lines import logged
 
 
 def model() -> nn.Sequential:
@@ -58,6 +62,102 @@ def test_arguments_of_the_wrong_kind_are_refused_at_the_call() -> None:
             offload(model(), 8)
         with pytest.raises(cleave.UsageError, match="audit is 2; give a chance"):
             offload(model(), fleet, audit=2)
+
+        with pytest.raises(cleave.UsageError, match="fallback is 'loca'; use one of wait, local"):
+            offload(model(), fleet, fallback="loca")
+        with pytest.raises(cleave.UsageError, match="fallback_after_s is -1; give seconds"):
+            offload(model(), fleet, fallback_after_s=-1)
+        with pytest.raises(cleave.UsageError, match="by stages devices are awaited"):
+            offload(model(), fleet, method="stages", fallback="local")
+
+
+def trained(one: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradients of a backward pass."""
+    one.zero_grad()
+    torch.autograd.backward((one(x) ** 2).mean())
+    return [p.grad.clone() for p in one.parameters() if p.grad is not None]
+
+
+def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(notes: list[str]) -> None:
+    plain, x = model(), torch.randn(5, 4)
+    expected = trained(plain, x)
+    with (
+        cleave.serve() as server,
+        cleave.offloaded(plain, server.fleet, fallback="local", fallback_after_s=0.0),
+    ):
+        for _ in range(2):
+            torch.testing.assert_close(trained(plain, x), expected)
+        assert server.fleet.counters().blocks == 0
+    assert [line for line in notes if "multiply" in line] == [
+        "no device is there to multiply; waiting for one",
+        "no device is there to multiply; multiplying here until one is",
+    ]
+
+
+def test_a_fleet_whose_devices_are_gone_multiplies_again_when_one_comes(notes: list[str]) -> None:
+    plain, x = model(), torch.randn(5, 4)
+    expected = trained(plain, x)
+    with cleave.emulated(1) as fleet:
+        runtime = fleet.runtime
+        assert isinstance(runtime, VirtualRuntime)
+        with cleave.offloaded(plain, fleet, fallback="local", fallback_after_s=1.0):
+            torch.testing.assert_close(trained(plain, x), expected)
+            by_fleet = fleet.counters().gemms
+            runtime.lose(next(iter(runtime.devices)))
+            torch.testing.assert_close(trained(plain, x), expected)
+            runtime.join(runtime.profiles[0])
+            fleet.wait_for(1)
+            torch.testing.assert_close(trained(plain, x), expected)
+            assert fleet.counters().gemms >= 2 * by_fleet
+    assert notes[-1] == "a device is there; the fleet multiplies again"
+
+
+def test_that_a_loop_waits_for_devices_is_logged() -> None:
+    said = threading.Event()
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage() == "no device is there to multiply; waiting for one":
+                said.set()
+
+    ends: list[BaseException] = []
+
+    def loop() -> None:
+        try:
+            plain(torch.randn(5, 4))
+        except cleave.CleaveError as error:
+            ends.append(error)
+
+    plain = model()
+    with logged(Said()), cleave.serve() as server, cleave.offloaded(plain, server.fleet):
+        thread = threading.Thread(target=loop)
+        thread.start()
+        assert said.wait(60)
+        server.close()
+        thread.join(60)
+    assert len(ends) == 1
+
+
+def test_threads_share_an_emulated_fleet() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with cleave.emulated(3) as fleet:
+
+            def loop(seed: int) -> bool:
+                torch.manual_seed(seed)
+                plain, x = model(), torch.randn(5, 4)
+                expected = trained(plain, x)
+                with cleave.offloaded(plain, fleet):
+                    for _ in range(20):
+                        torch.testing.assert_close(trained(plain, x), expected)
+                return True
+
+            with ThreadPoolExecutor(4) as pool:
+                assert list(pool.map(loop, range(4))) == [True] * 4
+            assert fleet.counters().gemms == 4 * 20 * 5
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_server_is_no_fleet_but_has_one() -> None:

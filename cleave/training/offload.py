@@ -8,19 +8,26 @@ gradient) to a fleet. `restore` changes them back.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from torch import nn
 
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
 from cleave.fleet.product import Multiplier
+from cleave.machine.backends import TorchBackend
 from cleave.planner.methods import Method
+from cleave.training.job import FallbackMode
 from cleave.training.offload_choice import OffloadChoice
 from cleave.training.offload_report import OffloadReport
 from cleave.training.offloaded_linear import Operands
+
+_log = logging.getLogger(__name__)
 
 
 def offload(
@@ -32,6 +39,8 @@ def offload(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     min_flops: float = 0.0,
+    fallback: str = "wait",
+    fallback_after_s: float = 30.0,
 ) -> OffloadReport:
     """Send a model's linear layers, or whole layers, to a fleet from now on.
 
@@ -53,6 +62,9 @@ def offload(
         include: by tiles, patterns of the names of modules, as `model.layers.*`; only these go.
         exclude: patterns of those that stay here in any case.
         min_flops: by tiles, products of fewer floating-point operations are done here.
+        fallback: by tiles, what happens while no device is there: `wait`, or `local` to multiply
+            here until one is. Either is logged.
+        fallback_after_s: seconds, on the fleet's clock, without devices before `local` begins.
 
     Returns:
         What went to the fleet and what stayed here. Where less than 90 % of the parameters that
@@ -70,6 +82,8 @@ def offload(
         include=include,
         exclude=exclude,
         min_flops=min_flops,
+        fallback=fallback,
+        fallback_after_s=fallback_after_s,
     )
     if report.shortfall and not include and not exclude:
         warnings.warn(f"{report.shortfall}; print what offload returns", stacklevel=2)
@@ -85,6 +99,8 @@ def send(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     min_flops: float = 0.0,
+    fallback: str = "wait",
+    fallback_after_s: float = 30.0,
 ) -> OffloadReport:
     """Do what `offload` does, without a warning."""
     if not isinstance(model, nn.Module):
@@ -104,9 +120,16 @@ def send(
             )
     if not 0 <= min_flops < float("inf"):
         raise UsageError(f"min_flops is {min_flops}; give a number of operations, 0 or more")
+    modes = [mode.value for mode in FallbackMode]
+    if fallback not in modes:
+        raise UsageError(f"fallback is {fallback!r}; use one of {', '.join(modes)}")
+    if not 0 <= fallback_after_s < float("inf"):
+        raise UsageError(f"fallback_after_s is {fallback_after_s}; give seconds, 0 or more")
     if method == Method.STAGES.value:
         if include or exclude or min_flops:
             raise UsageError("include, exclude and min_flops choose layers of method 'tiles'")
+        if fallback == FallbackMode.LOCAL.value:
+            raise UsageError("fallback 'local' is of method 'tiles'; by stages devices are awaited")
         return _offload_by_stages(model, fleet, audit)
     _refuse_offloaded(model)
     chosen = OffloadChoice(model, include, exclude)
@@ -116,7 +139,7 @@ def send(
             f"{type(model).__name__} has no nn.Linear or Conv1D layer to offload"
             + (" that include and exclude leave" if include or exclude else "")
         )
-    operands = Operands(fleet, min_flops)
+    operands = Operands(_with_fallback(fleet, fallback, fallback_after_s), min_flops)
     for module, becomes in found.values():
         object.__setattr__(module, "_cleave", operands)
         module.__class__ = becomes
@@ -129,6 +152,31 @@ def _refuse_offloaded(model: nn.Module) -> None:
             raise UsageError(
                 f"layer {name!r} is offloaded already; call cleave.restore(model) first"
             )
+
+
+def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
+    """Return a fleet that logs when no device is there, and multiplies here if that is wanted."""
+    local = fallback == FallbackMode.LOCAL.value
+    if not isinstance(fleet, Fleet):
+        if local:
+            raise UsageError(f"fallback 'local' needs a fleet of devices, not {_kind(fleet)}")
+        return fleet  # which decides that itself
+    if not local and fleet.clock == "virtual":  # it knows when nobody is due any more
+        return fleet
+    here = Fallback(TorchBackend(), after_s) if local else None
+    return FallbackFleet(fleet, _tell, here, say=_log.warning)
+
+
+def _tell(presence: FleetPresence) -> None:
+    level = logging.INFO if presence is FleetPresence.PRESENT else logging.WARNING
+    _log.log(level, _PRESENCE[presence])
+
+
+_PRESENCE: Final = {
+    FleetPresence.PRESENT: "a device is there; the fleet multiplies again",
+    FleetPresence.ABSENT: "no device is there to multiply; waiting for one",
+    FleetPresence.LOCAL: "no device is there to multiply; multiplying here until one is",
+}
 
 
 def _kind(value: object) -> str:
@@ -159,11 +207,14 @@ def offloaded(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     min_flops: float = 0.0,
+    fallback: str = "wait",
+    fallback_after_s: float = 30.0,
 ) -> Iterator[nn.Module]:
     """Offload a model in a `with` block, and make it a plain one again at its end.
 
     Args:
-        model, fleet, method, audit, include, exclude, min_flops: see `offload`.
+        model, fleet, method, audit, include, exclude, min_flops, fallback, fallback_after_s: see
+            `offload`.
 
     Raises:
         UsageError: see `offload`.
@@ -176,6 +227,8 @@ def offloaded(
         include=include,
         exclude=exclude,
         min_flops=min_flops,
+        fallback=fallback,
+        fallback_after_s=fallback_after_s,
     )
     try:
         yield model
