@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import cleave
 from emulator.virtual import VirtualRuntime
@@ -158,6 +159,46 @@ def test_threads_share_an_emulated_fleet() -> None:
             assert fleet.counters().gemms == 4 * 20 * 5
     finally:
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_multiplies_on_the_fleet() -> None:
+    plain = model()
+    with cleave.emulated(2) as fleet:
+        compiled: Any = torch.compile(plain, backend="aot_eager")
+        for rows in (5, 6, 6):  # another shape is compiled anew, and an equal one is not
+            x = torch.randn(rows, 4)
+            expected = trained(plain, x)
+            before = fleet.counters().gemms
+            with cleave.offloaded(plain, fleet):
+                torch.testing.assert_close(trained(compiled, x), expected)
+            assert fleet.counters().gemms == before + 5
+            with torch.no_grad():
+                for parameter in plain.parameters():
+                    parameter.add_(0.1)
+
+
+def test_what_offloaded_layers_cannot_do_is_said() -> None:
+    plain, x = model(), torch.randn(5, 4, requires_grad=True)
+    dual: Any = forward_ad.make_dual
+    with cleave.emulated(1) as fleet, cleave.offloaded(plain, fleet):
+        transforms: list[Any] = [
+            lambda: torch.func.vmap(plain)(x),
+            lambda: torch.func.grad(lambda given: plain(given).sum())(x),
+            lambda: torch.func.jvp(plain, (x,), (x,)),
+        ]
+        for transform in transforms:
+            with pytest.raises(cleave.UsageError, match=r"torch\.func does not go through"):
+                transform()
+        with (
+            forward_ad.dual_level(),
+            pytest.raises(cleave.UsageError, match="forward-mode AD does not go through"),
+        ):
+            plain(dual(x.detach(), torch.ones(5, 4)))
+        (dx,) = torch.autograd.grad((plain(x) ** 2).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            torch.autograd.backward((dx**2).sum())
+        assert plain(x).shape == (5, 2)
 
 
 def test_a_server_is_no_fleet_but_has_one() -> None:

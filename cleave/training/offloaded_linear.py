@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,10 @@ from cleave.fleet.product import Multiplier, Operand, Pending, Side
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_cleave_operand"
+_UNSUPPORTED: Final = (
+    "does not go through offloaded layers, only backward passes do; call cleave.restore(model) "
+    "first, or leave such layers out with exclude"
+)
 
 
 class Operands:
@@ -145,6 +150,11 @@ class _LinearFunction(torch.autograd.Function):
         ctx.leaves = None
         return dx, dw, dbias, None, None
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Refuse forward-mode AD."""
+        raise UsageError(f"forward-mode AD {_UNSUPPORTED}")
+
 
 def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
     """Start out = a @ b; blocks are written into `out`'s own memory."""
@@ -155,6 +165,15 @@ def product(
     module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_transposed: bool
 ) -> Tensor:
     """Cast for autocast, check dtypes, and return y."""
+    if torch.compiler.is_compiling():  # graphs cannot hold what other machines do, and break here
+        outside: Callable[..., Tensor] = torch.compiler.disable(_product)  # type: ignore[no-untyped-call]
+        return outside(module, x, weight, bias, weight_transposed)
+    return _product(module, x, weight, bias, weight_transposed)
+
+
+def _product(
+    module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_transposed: bool
+) -> Tensor:
     operands: Operands = module._cleave
     if 2 * x.numel() * weight.shape[1 if weight_transposed else 0] < operands.min_flops:
         return nn.functional.linear(x, weight.T if weight_transposed else weight, bias)
@@ -167,7 +186,12 @@ def product(
             f"an offloaded layer got {x.dtype} input for {weight.dtype} weights; "
             f"use float32, bfloat16 or float16 for both"
         )
-    y: Tensor = _LinearFunction.apply(x, weight, bias, operands, weight_transposed)  # type: ignore[no-untyped-call]
+    try:
+        y: Tensor = _LinearFunction.apply(x, weight, bias, operands, weight_transposed)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "functorch" in str(error):
+            raise UsageError(f"torch.func {_UNSUPPORTED}") from error
+        raise
     return y
 
 
