@@ -1,6 +1,7 @@
 """The folder of one training run: its configuration, its metrics and its loss curve.
 
 config.toml      what was asked for
+fleet.toml       the devices that `cleave train` emulated
 model/           the model's configuration and tokenizer, for an export
 checkpoints/     see `checkpoint`
 best/            the checkpoint with the lowest held-out loss, if that is kept

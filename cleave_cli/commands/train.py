@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from cleave.errors import UsageError
 from cleave_cli.commands.emulate import choose_fleet
+from cleave_cli.fleet_options import FleetOptions
 from cleave_cli.options import need_train_extra, was_given
 from cleave_cli.render.training import Display, make_display
 
@@ -196,13 +198,41 @@ def train(
     if server:
         _on_server(server, request, attach, grid, display)
     else:
+        asked: dict[str, Any] = {
+            "devices": devices,
+            "fleet": fleet,
+            "churn": churn,
+            "coding": coding,
+        }
+        asked = {name: value for name, value in asked.items() if name in given}
+        options = FleetOptions(**asked)
+        if resume:
+            kept = FleetOptions.of_run(Path(resume))
+            if "fleet" in asked and "devices" not in asked:  # their number was that of another
+                kept = replace(kept, devices=None)
+            options = replace(kept, **asked)
+            dtype, seed = _of_run(Path(resume), settings, dtype, seed)
         members: list[FleetDevice] = []
-        if devices:
-            size = devices if "devices" in given else None
+        if options.devices != 0:
             members = choose_fleet(
-                fleet, size, default=devices, dtype=dtype, churn=churn, seed=seed
+                options.fleet,
+                options.devices,
+                default=devices,
+                dtype=dtype,
+                churn=options.churn,
+                seed=seed,
             )
-        _here(request, members, seed, coding, runs, grid, display)
+        _here(request, members, seed, options, runs, grid, display)
+
+
+def _of_run(run: Path, settings: dict[str, Any], dtype: str, seed: int) -> tuple[str, int]:
+    """Return the dtype and the seed of a run that goes on, as far as they are not set anew."""
+    from cleave.training.run_folder import RunFolder
+
+    folder = RunFolder(run)
+    saved = folder.read_config() if folder.config_path.is_file() else {}
+    known = {**saved, **settings}
+    return known.get("dtype", dtype), known.get("seed", seed)
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
@@ -225,7 +255,7 @@ def _here(
     request: dict[str, Any],
     members: list[FleetDevice],
     seed: int,
-    coding: str,
+    options: FleetOptions,
     runs: Path,
     grid: str,
     display: Display,
@@ -233,7 +263,7 @@ def _here(
     need_train_extra("cleave train")
     from cleave.energy.grid import electricity
     from cleave.machine.sensors import PowerMeter, Sensors
-    from cleave.training.records import DoneRecord, Record
+    from cleave.training.records import DoneRecord, Record, StartRecord
     from cleave.training.run_folder import RunFolder
     from cleave.training.run_job import JobRequest, JobRunner
     from cleave.training.trainer import TrainContext
@@ -258,12 +288,15 @@ def _here(
     if members:
         from emulator.virtual import emulated
 
-        fleet = emulated(members, seed=seed, coding=coding)
+        fleet = emulated(members, seed=seed, coding=options.coding)
     runtime: Any = fleet.runtime if fleet is not None else None
     meter = RunMeter(PowerMeter(Sensors()), runtime, members)
 
     def record(record: Record) -> None:
         meter.sample()
+        if isinstance(record, StartRecord):
+            started, waiting = Path(record.run_folder), context.patience(lambda: record.step)
+            waiting.insist(lambda: options.keep(started))
         if isinstance(record, DoneRecord):  # stays the last line
             energy, folder = meter.finish(), RunFolder(Path(record.run_folder))
             patience = context.patience(lambda: record.steps)

@@ -1,0 +1,71 @@
+"""Which devices `cleave train` emulates. A run keeps that, to go on with the same ones."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Final, Self
+
+from cleave.errors import UsageError
+
+FLEET_FILE: Final = "fleet.toml"
+"""The file of a run folder that has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """Devices as the options of the same names say.
+
+    Attributes:
+        devices: how many; 0 for plain PyTorch, None for as many as the fleet has.
+        fleet: what they are.
+        churn: how they come and go; empty where they stay.
+        coding: on which links payloads count as coded.
+    """
+
+    devices: int | None = None
+    fleet: str = "paper"
+    churn: str = ""
+    coding: str = "auto"
+
+    @classmethod
+    def of_run(cls, run: Path) -> Self:
+        """Return those of a run; the usual ones where it kept none.
+
+        Raises:
+            UsageError: when they cannot be read.
+        """
+        path = run / FLEET_FILE
+        if not path.is_file():
+            return cls()
+        advice = "repair it, or remove it and give --devices and --fleet"
+        try:
+            saved = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{str(path)!r} cannot be read ({error}); {advice}") from error
+        names = {field.name: int if field.name == "devices" else str for field in fields(cls)}
+        for name, value in saved.items():
+            if name not in names or type(value) is not names[name]:
+                raise UsageError(f"{str(path)!r} has {name} = {value!r}; {advice}")
+        return cls(**saved)
+
+    def keep(self, run: Path) -> None:
+        """Write them into a run folder.
+
+        Raises:
+            CleaveError: when they cannot be written.
+        """
+        import tomli_w
+
+        from cleave.training.disk import cannot_write
+        from cleave.training.run_folder import write_atomically
+
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if Path(self.fleet).is_file():
+            given["fleet"] = str(Path(self.fleet).resolve())
+        path = run / FLEET_FILE
+        try:
+            write_atomically(path, tomli_w.dumps(given).encode())
+        except OSError as error:
+            raise cannot_write(path, error) from error
