@@ -43,19 +43,19 @@ def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
     Raises:
         UsageError: when one is unknown, or its package is not installed.
     """
-    kinds = []
-    for name in dict.fromkeys(part.strip() for part in text.split("+")) if text else ():
-        known = [kind.value for kind in TrackerKind]
+    known = [kind.value for kind in TrackerKind]
+    names = list(dict.fromkeys(part.strip() for part in text.split("+"))) if text else []
+    for name in names:
         if name not in known:
             raise UsageError(
                 f"--report-to has {name!r}; give {' or '.join(known)}, or both with + between them"
             )
+    for name in names:
         if find_spec(name) is None:
             raise UsageError(
                 f"--report-to {name} needs {name}; install it with: pip install 'cleave[{name}]'"
             )
-        kinds.append(TrackerKind(name))
-    return tuple(kinds)
+    return tuple(TrackerKind(name) for name in names)
 
 
 class Trackers:
