@@ -287,7 +287,9 @@ def plain_losses(job: JobSpec) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("method", ["local", "tiles", "stages"])
+@pytest.mark.parametrize(
+    "method", ["local", "tiles", pytest.param("stages", marks=pytest.mark.slow)]
+)
 def test_losses_are_those_of_plain_pytorch(tmp_path: Path, base: Path, method: str) -> None:
     """Micro-batches with different numbers of answers count by these."""
     job = JobSpec(

@@ -137,7 +137,9 @@ def plain_losses(job: JobSpec) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("method", ["local", "tiles", "stages"])
+@pytest.mark.parametrize(
+    "method", ["local", "tiles", pytest.param("stages", marks=pytest.mark.slow)]
+)
 def test_the_losses_are_those_of_peft(
     tmp_path: Path, base: Path, corpus_file: Path, method: str
 ) -> None:

@@ -61,6 +61,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_of_every_family_nearly_all_that_multiplies_goes(fleet: Fleet, family: str) -> None:
     """And what goes gets the gradients of plain PyTorch."""
