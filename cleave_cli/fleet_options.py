@@ -9,6 +9,9 @@ from typing import Final, Self
 
 from cleave.errors import UsageError
 
+DEVICES: Final = 8
+"""Of a fleet that has no size of its own, where no number is asked for."""
+
 FLEET_FILE: Final = "fleet.toml"
 """The file of a run folder that has them."""
 

@@ -3,8 +3,7 @@
 Links (`emulator.links`), processors (`emulator.compute`) and presence are modelled; all other code
 is the code that runs over a network. The clock moves only while the caller waits for a result, so
 GEMMs submitted before the first wait start at the same virtual time. Threads may share a fleet; one
-at a time moves the clock. The PS's own processing takes
-time at its rates, or none.
+at a time moves the clock. The PS's own processing takes time at its rates, or none.
 
 Payloads are not really coded, for most emulations have none: where a session would carry one coded
 (`cleave.planner.coding`), it takes the bytes that its dtype's ratio says.

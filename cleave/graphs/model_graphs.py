@@ -245,9 +245,13 @@ def _described(held: Any, path: str, depth: int = 3) -> Any:
     if hasattr(held, "to_json_string"):  # a configuration of transformers
         return held.to_json_string()
     kind: Any = type(held)
-    if depth and kind.__repr__ is object.__repr__ and not hasattr(kind, "__slots__"):
-        inside = _described(vars(held), path, depth - 1) if hasattr(held, "__dict__") else {}
-        return [kind.__qualname__, _digest(_source(kind)), inside]
+    known = hasattr(held, "__dict__") and not hasattr(kind, "__slots__")
+    if depth and known and kind.__repr__ is object.__repr__:
+        return [
+            kind.__qualname__,
+            _digest(_source(kind)),
+            _described(vars(held), path, depth - 1),
+        ]
     return _without(path, repr(held))
 
 

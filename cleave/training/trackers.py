@@ -155,6 +155,9 @@ class _Wandb:
         import wandb
 
         logging.getLogger("wandb").setLevel(logging.WARNING)
+        # On a terminal it would else ask for a key, and hold up training until one is typed.
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
+            raise UsageError("it has no key here; run `wandb login`, or set WANDB_MODE=offline")
         kept = run.path / _WANDB_ID
         if not kept.is_file():
             write_atomically(kept, secrets.token_hex(4).encode())

@@ -12,7 +12,7 @@ import typer
 
 from cleave.errors import UsageError
 from cleave_cli.commands.emulate import choose_fleet
-from cleave_cli.fleet_options import FleetOptions
+from cleave_cli.fleet_options import DEVICES, FleetOptions
 from cleave_cli.options import need_train_extra, was_given
 from cleave_cli.render.training import Display, make_display
 
@@ -42,7 +42,7 @@ def train(
     ] = "",
     devices: Annotated[
         int, typer.Option(help="Emulated devices in this process; 0 for plain PyTorch.")
-    ] = 8,
+    ] = DEVICES,
     fleet: Annotated[
         str, typer.Option(help="What they are: paper, home-mix, ..., or a TOML file.")
     ] = "paper",
@@ -180,7 +180,6 @@ def train(
         ours = {key: value for key, value in settings.items() if key in given and value != ""}
         settings = {**_settings_of(config), **ours}
         model = settings.get("model", "")
-        dtype, seed = settings.get("dtype", dtype), settings.get("seed", seed)
     if not (model or resume or attach):
         raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
     for option in ("devices", "fleet", "churn", "coding"):
@@ -211,28 +210,7 @@ def train(
             if "fleet" in asked and "devices" not in asked:  # their number was that of another
                 kept = replace(kept, devices=None)
             options = replace(kept, **asked)
-            dtype, seed = _of_run(Path(resume), settings, dtype, seed)
-        members: list[FleetDevice] = []
-        if options.devices != 0:
-            members = choose_fleet(
-                options.fleet,
-                options.devices,
-                default=devices,
-                dtype=dtype,
-                churn=options.churn,
-                seed=seed,
-            )
-        _here(request, members, seed, options, runs, grid, display)
-
-
-def _of_run(run: Path, settings: dict[str, Any], dtype: str, seed: int) -> tuple[str, int]:
-    """Return the dtype and the seed of a run that goes on, as far as they are not set anew."""
-    from cleave.training.run_folder import RunFolder
-
-    folder = RunFolder(run)
-    saved = folder.read_config() if folder.config_path.is_file() else {}
-    known = {**saved, **settings}
-    return known.get("dtype", dtype), known.get("seed", seed)
+        _here(request, options, runs, grid, display)
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
@@ -253,8 +231,6 @@ def _settings_of(path: Path) -> dict[str, Any]:
 
 def _here(
     request: dict[str, Any],
-    members: list[FleetDevice],
-    seed: int,
     options: FleetOptions,
     runs: Path,
     grid: str,
@@ -274,6 +250,16 @@ def _here(
         electricity(grid, 0.0, 0.0)  # an unknown country is refused now
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # refuse before anything is started
+    members: list[FleetDevice] = []
+    if options.devices != 0:
+        members = choose_fleet(
+            options.fleet,
+            options.devices,
+            default=DEVICES,
+            dtype=spec.dtype,
+            churn=options.churn,
+            seed=spec.seed,
+        )
     display.start(spec.steps)
     stopping = False
 
@@ -288,7 +274,7 @@ def _here(
     if members:
         from emulator.virtual import emulated
 
-        fleet = emulated(members, seed=seed, coding=options.coding)
+        fleet = emulated(members, seed=spec.seed, coding=options.coding)
     runtime: Any = fleet.runtime if fleet is not None else None
     meter = RunMeter(PowerMeter(Sensors()), runtime, members)
 
