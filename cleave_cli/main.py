@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -30,6 +32,8 @@ from cleave_cli.commands import (
     train,
 )
 from cleave_cli.render.say import printable
+
+_OBJECTS_BETWEEN_COLLECTIONS: Final = 100_000
 
 app = typer.Typer(
     name="cleave",
@@ -83,6 +87,8 @@ def main() -> None:
     # `--debug` is accepted anywhere on the line, where people tend to add it.
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
+    # The usual threshold looks through torch's modules so often that it takes a sixth of the start.
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     try:
         app(args=arguments)  # ends the process itself, with 2 for wrong options
     except CleaveError as error:

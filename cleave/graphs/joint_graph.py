@@ -101,6 +101,7 @@ class _Splitter:
         self._dy = next(n for n, named in self._placeholders.items() if named == batch_of)
         self._batch = _sizes(self._dy)[0]
         self._late: set[fx.Node] = set()
+        self._apart: dict[fx.Node, Tensor] = {}
         for node in joint.graph.nodes:
             if node is self._dy or any(given in self._late for given in node.all_input_nodes):
                 self._late.add(node)
@@ -110,6 +111,7 @@ class _Splitter:
         early, late = found[:of_forward], found[of_forward:]
         kept, again = self._needed(node for node in late)
         activations = {node: self._name(number) for number, node in enumerate(kept)}
+        self._apart = {node: node.meta["val"].new_empty(_apart(node, self._batch)) for node in kept}
         forward = self._forward(early, activations, outputs[:of_forward])
         backward = self._backward(late, {}, set(self._joint.graph.nodes), outputs[of_forward:])
         from_activations = self._backward(late, activations, again, outputs[of_forward:])
@@ -142,13 +144,14 @@ class _Splitter:
             if node not in self._late and node.op != "output":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         x = next(node for node, named in self._placeholders.items() if named in self._batched)
-        batch = graph.call_function(_ATEN.sym_size.int, (copies[x], 0))
+        batch = _call(graph, _ATEN.sym_size.int, (copies[x], 0), self._batch)
         given = []
         for node in activations:
             dim, _ = _batch_dim(node, self._batch)
             sizes = [*_apart(node, self._batch)]
             shape = [batch if place == dim else size for place, size in enumerate(sizes)]
-            given.append(graph.call_function(_ATEN.reshape.default, (copies[node], shape)))
+            reshape = _ATEN.reshape.default
+            given.append(_call(graph, reshape, (copies[node], shape), self._apart[node]))
         graph.output((*(copies[node] for node in outputs), *given))
         return self._part(graph, {}, (*names, *activations.values()))
 
@@ -164,13 +167,16 @@ class _Splitter:
         for node in self._placeholders:
             copies[node] = graph.node_copy(node)
         given = {node: graph.placeholder(f"activation_{n}") for n, node in enumerate(activations)}
-        batch = graph.call_function(_ATEN.sym_size.int, (copies[self._dy], 0))
+        for node, placeholder in given.items():
+            placeholder.meta["val"] = self._apart[node]
+        batch = _call(graph, _ATEN.sym_size.int, (copies[self._dy], 0), self._batch)
         for node in self._joint.graph.nodes:
             if node in given:
                 dim, times = _batch_dim(node, self._batch)
-                rows = graph.call_function(operator.mul, (batch, times))
+                rows = _call(graph, operator.mul, (batch, times), times * self._batch)
                 shape = [rows if place == dim else n for place, n in enumerate(_sizes(node))]
-                copies[node] = graph.call_function(_ATEN.reshape.default, (given[node], shape))
+                reshape = _ATEN.reshape.default
+                copies[node] = _call(graph, reshape, (given[node], shape), node.meta["val"])
             elif node in wanted and node.op not in ("placeholder", "output"):
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in outputs))
@@ -199,6 +205,15 @@ class _Splitter:
                 graph.erase_node(node)
         module = fx.GraphModule(self._joint, graph)
         return Part(module, used, {n: d for n, d in dims.items() if n in used}, outputs)
+
+
+def _call(
+    graph: fx.Graph, target: Callable[..., Any], given: tuple[Any, ...], result: Any
+) -> fx.Node:
+    """Add a call to a graph, with a stand-in of its result as tracing would leave one."""
+    node = graph.call_function(target, given)
+    node.meta["val"] = result
+    return node
 
 
 def _is_costly(node: fx.Node) -> bool:

@@ -28,6 +28,7 @@ from cleave.graphs import (
     loss_graph,
     loss_slices,
     outside,
+    programs,
     tracing,
 )
 from cleave.graphs.calls import LayerCall, layer_calls
@@ -51,6 +52,7 @@ _OURS: Final = (
     loss_graph,
     loss_slices,
     outside,
+    programs,
     tracing,
 )
 _EXAMPLE_SAMPLES: Final = 2

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, fx
@@ -16,6 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.joint_graph import Part, split
+from cleave.graphs.programs import CoreAtenProgram, changes_its_input, traced_again
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 MAX_GRAPH_BYTES: Final = 4 * 2**20
 """A larger graph holds tables of constants, which belong into its inputs."""
@@ -23,7 +27,6 @@ MAX_GRAPH_BYTES: Final = 4 * 2**20
 MAX_GRAPH_NODES: Final = 4096
 """Devices take no graphs of more operations, those of graphs inside it counted."""
 
-_MOST_SAMPLES: Final = 65536
 _LOGGERS: Final = ("torch.onnx", "onnxscript", "onnx_ir")
 
 
@@ -102,9 +105,14 @@ def to_onnx_split(
 
 
 def _to_onnx(part: Part) -> bytes:
-    program = _exported(part)
+    if (known := CoreAtenProgram.of(part)) is not None:
+        try:
+            return _checked(_translated(known, part).model_proto)
+        except torch.onnx.OnnxExporterError:
+            pass  # what it lacks may have come apart when it is traced again
+    program = traced_again(part)
     try:
-        model = _translated(_CoreAten.of(program), part)
+        model = _translated(CoreAtenProgram.traced(program), part)
     except torch.onnx.OnnxExporterError:  # of some operations ONNX has only the parts
         model = _translated(program, part)
     return _checked(model.model_proto)
@@ -120,40 +128,6 @@ def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx
     )
     assert model is not None
     return model
-
-
-class _CoreAten(torch.export.ExportedProgram):
-    """A program of core ATen operations, which the exporter would else trace twice more."""
-
-    @classmethod
-    def of(cls, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-        """Return a program as one of these, or as it is where it changes tensors in place."""
-        if any(_changes_its_input(node) for node in _all_nodes(program.graph_module)):
-            return program
-        return cls(
-            program.graph_module,
-            program.graph,
-            program.graph_signature,
-            program.state_dict,
-            program.range_constraints,
-            program.module_call_graph,
-            program.example_inputs,
-            program.constants,
-            verifiers=list(program.verifiers),
-        )
-
-    def run_decompositions(self, *_given: Any, **_how: Any) -> torch.export.ExportedProgram:
-        return self
-
-
-def _all_nodes(module: fx.GraphModule) -> Iterator[fx.Node]:
-    for each in module.modules():  # also the bodies of loops
-        if isinstance(each, fx.GraphModule):
-            yield from each.graph.nodes
-
-
-def _changes_its_input(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 @contextmanager
@@ -199,8 +173,10 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
         with _PlainLinear():
             return traced.function(dict(zip(inputs, given, strict=True)))
 
-    with _without_values(inputs, traced.varying) as given:
+    with _without_values(inputs, traced.varying) as (given, shapes):
         graph = make_fx(function, _decompositions())(*given)
+        if shapes.guards or shapes.replacements:
+            raise LayerGraphError("it does something else for a batch of another size")
     _make_functional(graph.graph)
     graph.graph.eliminate_dead_code()
     used = {}
@@ -219,7 +195,7 @@ def _make_functional(graph: fx.Graph) -> None:
     Some of PyTorch's own gradients hold such operations, which no decomposition takes out.
     """
     for node in graph.nodes:
-        if not _changes_its_input(node):
+        if not changes_its_input(node):
             continue
         changed = node.args[0]
         others = [user for user in changed.users if user is not node]
@@ -268,8 +244,10 @@ def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tens
 
 
 @contextmanager
-def _without_values(inputs: Mapping[str, Tensor], varying: Set[str]) -> Iterator[list[Tensor]]:
-    """Yield stand-ins of the inputs that have no values, and a batch of unknown size."""
+def _without_values(
+    inputs: Mapping[str, Tensor], varying: Set[str]
+) -> Iterator[tuple[list[Tensor], ShapeEnv]]:
+    """Yield stand-ins of the inputs without values, and what is assumed of their batch's size."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -279,7 +257,8 @@ def _without_values(inputs: Mapping[str, Tensor], varying: Set[str]) -> Iterator
         StatelessSymbolicContext,
     )
 
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     found: list[Tensor] = []
     for name, tensor in inputs.items():
         sizes = [DimDynamic.STATIC] * tensor.dim()
@@ -289,20 +268,7 @@ def _without_values(inputs: Mapping[str, Tensor], varying: Set[str]) -> Iterator
         source = ConstantSource(name)
         found.append(mode.from_tensor(tensor, symbolic_context=context, source=source))
     with mode, enable_python_dispatcher():
-        yield found
-
-
-def _exported(part: Part) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch", min=1, max=_MOST_SAMPLES)
-    dims = part.batch_dims
-    shapes = tuple({dims[name]: batch} if name in dims else None for name in part.inputs)
-    program = torch.export.export(
-        part.graph, tuple(part.inputs.values()), dynamic_shapes=shapes, strict=False
-    )
-    signature = program.graph_signature
-    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-        raise LayerGraphError("it changes tensors that it was given")
-    return program
+        yield found, shapes
 
 
 def _refuse_chance(graph: fx.GraphModule) -> None:

@@ -1,0 +1,122 @@
+"""Graphs of core ATen operations as the programs that torch's exporter to ONNX takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch.export import graph_signature as signatures
+from torch.utils import _pytree as pytree
+
+from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.joint_graph import Part
+
+_MOST_SAMPLES: Final = 65536
+
+
+class CoreAtenProgram(torch.export.ExportedProgram):
+    """A program of core ATen operations, which the exporter would else trace twice more."""
+
+    @classmethod
+    def of(cls, part: Part) -> CoreAtenProgram | None:
+        """Return a part as it is; None where only tracing it again makes a program of it.
+
+        That is where it changes tensors in place, or holds tensors of its own.
+        """
+        graph = part.graph.graph
+        nodes = list(all_nodes(part.graph))
+        if any(changes_its_input(node) or _is_tensor_held(node, part.graph) for node in nodes):
+            return None
+        placeholders = graph.find_nodes(op="placeholder")
+        shapes = placeholders[0].meta["val"].fake_mode.shape_env
+        results = graph.find_nodes(op="output")[0].args[0]
+        example = tuple(part.inputs.values())
+        return cls(
+            part.graph,
+            graph,
+            signatures.ExportGraphSignature(
+                [_input(node.name) for node in placeholders],
+                [_output(node.name) for node in results],
+            ),
+            state_dict={},
+            range_constraints=dict(shapes.var_to_range),
+            module_call_graph=[_whole(example, len(results))],
+            example_inputs=(example, {}),
+        )
+
+    @classmethod
+    def traced(cls, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+        """Return a program as one of these, or as it is where it changes tensors in place."""
+        if any(changes_its_input(node) for node in all_nodes(program.graph_module)):
+            return program
+        return cls(
+            program.graph_module,
+            program.graph,
+            program.graph_signature,
+            program.state_dict,
+            program.range_constraints,
+            program.module_call_graph,
+            program.example_inputs,
+            program.constants,
+            verifiers=list(program.verifiers),
+        )
+
+    def run_decompositions(self, *_given: Any, **_how: Any) -> torch.export.ExportedProgram:
+        return self
+
+
+def traced_again(part: Part) -> torch.export.ExportedProgram:
+    """Return a part as the program that tracing it makes.
+
+    Raises:
+        LayerGraphError: when it changes its inputs.
+    """
+    batch = torch.export.Dim("batch", min=1, max=_MOST_SAMPLES)
+    dims = part.batch_dims
+    shapes = tuple({dims[name]: batch} if name in dims else None for name in part.inputs)
+    program = torch.export.export(
+        part.graph, tuple(part.inputs.values()), dynamic_shapes=shapes, strict=False
+    )
+    signature = program.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        raise LayerGraphError("it changes tensors that it was given")
+    return program
+
+
+def all_nodes(module: fx.GraphModule) -> Iterator[fx.Node]:
+    """Yield a graph's nodes, and those of the bodies of its loops."""
+    for each in module.modules():
+        if isinstance(each, fx.GraphModule):
+            yield from each.graph.nodes
+
+
+def changes_its_input(node: fx.Node) -> bool:
+    """Say whether a node changes a tensor in place."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _is_tensor_held(node: fx.Node, module: fx.GraphModule) -> bool:
+    return node.op == "get_attr" and not isinstance(
+        getattr(node.graph.owning_module or module, str(node.target), None), fx.GraphModule
+    )
+
+
+def _input(name: str) -> signatures.InputSpec:
+    argument = signatures.TensorArgument(name)
+    return signatures.InputSpec(signatures.InputKind.USER_INPUT, argument, target=None)
+
+
+def _output(name: str) -> signatures.OutputSpec:
+    argument = signatures.TensorArgument(name)
+    return signatures.OutputSpec(signatures.OutputKind.USER_OUTPUT, argument, target=None)
+
+
+def _whole(example: tuple[Any, ...], results: int) -> torch.export.ModuleCallEntry:
+    """Return how the program is called as a whole."""
+    given = pytree.tree_structure((example, {}))
+    returned = pytree.tree_structure((0,) * results)
+    return torch.export.ModuleCallEntry(
+        "", torch.export.ModuleCallSignature([], [], given, returned)
+    )

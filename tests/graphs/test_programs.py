@@ -1,0 +1,91 @@
+"""A graph is translated as it was traced, unless tracing it again would see more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from onnxruntime import InferenceSession
+from torch import Tensor
+
+from cleave.graphs import tracing
+from cleave.graphs.calls import layer_calls
+from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.joint_graph import Part
+from cleave.graphs.layer_graphs import export_layer
+from cleave.graphs.layer_parts import LayerPart
+from cleave.graphs.programs import CoreAtenProgram
+from cleave.graphs.tracing import TracedGraph, core_aten, to_onnx
+from tests.graphs.models import small_model
+
+pytestmark = pytest.mark.slow
+
+X = torch.ones(2, 4)
+
+
+def traced(function: Callable[[Tensor], Tensor]) -> TracedGraph:
+    return TracedGraph(lambda given: (function(given["x"]),), {"x": X}, ("y",), {"x"})
+
+
+def part(function: Callable[[Tensor], Tensor]) -> Part:
+    graph, inputs = core_aten(traced(function))
+    return Part(graph, inputs, {"x": 0}, ("y",))
+
+
+def outputs(model: bytes, samples: int) -> np.ndarray:
+    x = np.arange(4 * samples, dtype=np.float32).reshape(samples, 4)
+    found: np.ndarray = InferenceSession(model).run(None, {"x": x})[0]
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_layers_are_not_traced_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(part: Part) -> torch.export.ExportedProgram:
+        raise AssertionError("traced again")
+
+    monkeypatch.setattr(tracing, "traced_again", refuse)
+    call = layer_calls(small_model(family), torch.arange(20).reshape(2, 10))[0]
+    assert export_layer(LayerPart.whole(call, 0)).activations
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+def test_it_computes_what_tracing_again_makes_of_it(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x.reshape(-1, 2) / 3).softmax(0).reshape(x.shape[0], -1) * x.shape[0]
+
+    known = to_onnx(traced(function))
+    monkeypatch.setattr(CoreAtenProgram, "of", lambda part: None)
+    again = to_onnx(traced(function))
+    np.testing.assert_array_equal(outputs(known, samples), outputs(again, samples))
+
+
+def test_what_depends_on_the_size_of_the_batch_is_refused() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] < 100 else x * 3
+
+    with pytest.raises(LayerGraphError, match="batch of another size"):
+        to_onnx(traced(function))
+
+
+def test_tensors_of_its_own_become_constants() -> None:
+    held = torch.arange(4.0)
+
+    def function(x: Tensor) -> Tensor:
+        return x + held
+
+    assert CoreAtenProgram.of(part(function)) is None
+    np.testing.assert_array_equal(
+        outputs(to_onnx(traced(function)), 2)[0], 2 * np.arange(4, dtype=np.float32)
+    )
+
+
+def test_a_tensor_that_is_changed_in_place_is_seen_as_changed() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.add_(1) + x
+
+    assert CoreAtenProgram.of(part(function)) is None
+    np.testing.assert_array_equal(outputs(to_onnx(traced(function)), 1), [[2, 4, 6, 8]])
