@@ -6,6 +6,10 @@ NPM := $(shell command -v npm)
 PAGES := cleave/server/web/index.html
 PAGE_SOURCES := $(shell find web_client -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -name '*.wasm')
 
+# Processes that tests start import the same files again and again; where the environment forbids to
+# keep their bytecode, each compiles them anew.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo example test unit coverage lint setup web clean
 
 # Without npm everything but the web pages works.

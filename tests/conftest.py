@@ -47,17 +47,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Read nothing of the folders that `--unit` leaves out."""
+    here = Path(__file__).parent
+    if config.getoption("--unit") and collection_path in [here / name for name in NOT_UNIT]:
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest files first, and leave out what `--unit` leaves out."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
     if not config.getoption("--unit"):
         return
-    here = Path(__file__).parent
-    slow = [
-        item
-        for item in items
-        if item.path.relative_to(here).parts[0] in NOT_UNIT or item.get_closest_marker("slow")
-    ]
+    slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     gone = set(slow)
     items[:] = [item for item in items if item not in gone]

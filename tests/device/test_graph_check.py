@@ -354,6 +354,7 @@ def _graphs(graph: GraphProto, depth: int) -> Iterator[tuple[GraphProto, int]]:
                 yield from _graphs(each, depth + 1)
 
 
+@pytest.mark.slow
 def test_a_check_keeps_nothing_of_the_model() -> None:
     large = numpy_helper.from_array(np.ones(900_000, np.float32), "c")
     sizes = TensorProto(name="d", dims=[1] * 200_000)

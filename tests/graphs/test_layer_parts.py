@@ -46,6 +46,7 @@ def modules(part: LayerPart) -> set[str]:
     return {name.split(".")[-2] for name in part.held if ".mlp." not in f".{name}"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ATTENTION)
 def test_attention_and_mlp_are_parts(family: str) -> None:
     first, second = cut(family)
@@ -63,6 +64,7 @@ def test_a_layer_whose_attention_and_mlp_stand_side_by_side_stays_whole() -> Non
     assert whole.is_whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["opt", "llama", "gemma2"])
 def test_the_parts_one_after_another_are_the_layer(family: str) -> None:
     parts = cut(family)

@@ -156,6 +156,7 @@ def test_an_estimate_of_stages_counts_coded_bytes() -> None:
     assert coded.step_s / plain.step_s == pytest.approx(0.675, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_planned_is_never_slower_coded(seed: int) -> None:
     rng = Random(seed)

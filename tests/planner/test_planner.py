@@ -139,6 +139,7 @@ def test_large_gemms(gemm: Gemm, element: ElementBytes, devices: list[DeviceRate
     _check_tiles(plan, devices, element)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 7, 40, 41, 300])
 @pytest.mark.parametrize(
     "gemm",
@@ -312,6 +313,7 @@ def test_plans_from_what_is_held_fit_their_devices() -> None:
         assert pair + block <= device.memory_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 5, 200])
 @pytest.mark.parametrize("gemm", [Gemm(7, 5, 3), Gemm(640, 320, 5120), Gemm(500, 500, 90000)])
 def test_a_part_is_planned_quickly_and_whole(gemm: Gemm, devices: int) -> None:

@@ -90,6 +90,7 @@ def test_no_more_passes_the_card_than_it_can_carry(
     assert plan.ingress_bytes <= 1.01 * ps.ingress_bytes_per_s * plan.makespan_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gemm", [Gemm(4096, 4096, 4096), Gemm(2048, 8192, 2048)], ids=["cube", "wide"]
 )

@@ -50,6 +50,7 @@ def test_a_plan_without_a_device_is_right_and_fast(devices: int, gone: int, gemm
     assert again.makespan_s <= WORTH_KEEPING * before.makespan_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [64, 128])
 def test_only_the_slab_of_the_device_that_left_is_dealt_anew(devices: int) -> None:
     planner, fleet = TilePlanner(PsRates()), paper_rates(devices)

@@ -79,6 +79,7 @@ async def _pump(
         arriving.cancel()
 
 
+@pytest.mark.slow
 def test_directions_are_told_apart_on_a_slow_link() -> None:
     async def run(url: str) -> LinkRates:
         host, port = url.split("//")[1].split("/")[0].split(":")

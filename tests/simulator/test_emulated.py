@@ -96,6 +96,7 @@ def test_a_step_takes_what_it_takes_emulated(
     assert total_s == pytest.approx(simulated_s, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "devices"), [("opt-1.3b", 24), ("llama2-7b", 64)])
 def test_a_step_is_the_plan_of_its_linears_and_the_tasks_of_its_attention(
     model: str, devices: int

@@ -70,6 +70,7 @@ def test_every_fleet_method_says_what_a_loss_costs(name: str) -> None:
         assert math.isfinite(row.recovery_s)
 
 
+@pytest.mark.slow
 def test_stragglers_slow_down() -> None:
     conditions = paper(64, "opt-125m", batch=8, seq=128)
     slow = fleet_rates("paper", 64, dtype="bf16", stragglers=0.3)

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.crash import kill_while_writing
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
 def test_a_writer_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     kill_while_writing(tmp_path, quick=True, seed=0)

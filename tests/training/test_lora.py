@@ -236,6 +236,7 @@ def test_others_load_what_is_exported(
     assert torch.allclose(logits(model, ids), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_exports_that_cannot_be(tmp_path: Path, base: Path, corpus_file: Path) -> None:
     fresh = run_in(tmp_path, "fresh")
     losses(job_of(Path("opt-nano"), corpus_file, "r=2", steps=1), fresh)
@@ -271,6 +272,7 @@ def test_layers_that_are_not_there(tmp_path: Path, base: Path, corpus_file: Path
             losses(job_of(base, corpus_file, lora), run_in(tmp_path, name.strip("'")))
 
 
+@pytest.mark.slow
 def test_adapters_multiply_here_whatever_came_first(base: Path) -> None:
     """The same traffic, whether a model is offloaded before or after it gets adapters."""
     counted = []

@@ -84,6 +84,7 @@ def test_of_every_family_nearly_all_that_multiplies_goes(fleet: Fleet, family: s
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5 * largest + 1e-9)
 
 
+@pytest.mark.slow
 def test_experts_multiply_on_the_fleet(fleet: Fleet) -> None:
     """Each expert that a token goes to takes two products there, and four for its gradients."""
     model = model_of("mixtral")

@@ -56,6 +56,7 @@ def lying(values: Array, how: str, dtype: DType) -> Buffer:
     return Buffer(values, dtype)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150), deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 70)),
