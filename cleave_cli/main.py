@@ -87,7 +87,7 @@ def main() -> None:
     # `--debug` is accepted anywhere on the line, where people tend to add it.
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
-    # The usual threshold looks through torch's modules so often that it takes a sixth of the start.
+    # By the usual threshold, looking through torch's modules takes a sixth of importing them.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     try:
         app(args=arguments)  # ends the process itself, with 2 for wrong options
