@@ -507,14 +507,13 @@ class VirtualRuntime(Runtime):
     def _transmit(self, device: _VirtualDevice, link: Link, message: Message, nbytes: int) -> None:
         """Let a message travel one direction of a device's link."""
         if not link.shared:
-            times_s = link.transmit(self.now_s, nbytes)
-            self._left(device, link, message, nbytes, self.now_s, *times_s)
+            self._left(device, link, message, nbytes, self.now_s, link.transmit(self.now_s, nbytes))
             return
         at_s = self.now_s
 
         def left(begin_s: float, end_s: float) -> None:
             times_s = begin_s, end_s, link.arrival_s(end_s)
-            self._left(device, link, message, nbytes, at_s, *times_s)
+            self._left(device, link, message, nbytes, at_s, times_s)
 
         link.queue.append(Departure(nbytes, left))
         if len(link.queue) == 1:
@@ -527,19 +526,20 @@ class VirtualRuntime(Runtime):
         message: Message,
         nbytes: int,
         at_s: float,
-        begin_s: float,
-        end_s: float,
-        arrives_s: float,
+        times_s: tuple[float, float, float],
     ) -> None:
-        """Let a message arrive that was sent at `at_s` and left its sender from `begin_s` on."""
+        """Let a message arrive that was sent at `at_s`.
+
+        Args:
+            device, link, message, nbytes, at_s: what was sent, how and when.
+            times_s: when it began to leave its sender, when it had left, and when it arrives.
+        """
         down = link is device.down
         arrive = self._to_device if down else self._to_ps
-        self._at(arrives_s, arrive, device, message, nbytes)
+        heappush(self._heap, (times_s[2], next(self._sequence), arrive, (device, message, nbytes)))
         if self.observers:
             direction = Direction.DOWN if down else Direction.UP
-            self._tell(
-                Transfer(at_s, device.id, direction, message, nbytes, begin_s, end_s, arrives_s)
-            )
+            self._tell(Transfer(at_s, device.id, direction, message, nbytes, *times_s))
 
     def _depart_next(self, link: Link) -> None:
         """Let the next piece of a message on a shared line depart; the one before it has left."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
@@ -285,9 +284,9 @@ class Runtime(ABC):
 
     def execute(self, instructions: Iterable[ForRuntime]) -> None:
         """Carry out instructions, and those that follow from them, in order."""
-        waiting = deque(instructions)
-        while waiting:
-            match waiting.popleft():
+        waiting = list(instructions)
+        for instruction in waiting:  # which grows
+            match instruction:
                 case Send() as asked:  # most of them: unpacked faster than by a pattern
                     self.send(asked.session, asked.message, asked.kind)
                 case Check() as check:

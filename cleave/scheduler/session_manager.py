@@ -492,6 +492,8 @@ class SessionManager:
         done: list[ForRuntime] = []
         for decision in decisions:
             match decision:
+                case events.ResultArrived():  # most of them
+                    done += self._do(decision, now_s)
                 case Refuse(session, code, reason):
                     done += self.refuse(session, code, reason, now_s)
                 case Dismiss(session, bye):
