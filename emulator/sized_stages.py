@@ -196,11 +196,18 @@ class SizedModel:
         for one in parameters:
             made = self._frozen.get((number, one, first))
             if made is None:
-                made = _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
+                made = self._parameter(one)
                 if not one.trained:
                     self._frozen[number, one, first] = made
             found[names.parameter(one.name)] = made
         return found
+
+    def _parameter(self, one: Parameter) -> StageArray:
+        """Return a parameter as it travels; the codes and scales of a quantized one together."""
+        if one.bits is None:
+            return _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
+        nbytes = one.travelling_bytes(self.dtype.itemsize)
+        return StageArray(1, nbytes, "uint8", SizedProduct(nbytes), TrafficKind.WEIGHTS)
 
     def _graphs_of(self, part: LayerSizes) -> _Graphs:
         """Return the graphs of a layer, or of a part of one."""

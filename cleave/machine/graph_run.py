@@ -15,7 +15,7 @@ from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.multiplication import StoredArray
 
-NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?")}
+NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8": np.dtype("u1")}
 """Elements that only graphs take, besides those of `DType`."""
 
 
@@ -35,7 +35,7 @@ class StoredGraph:
 
 @dataclass(slots=True, eq=False)
 class StoredIndices:
-    """An array of integers or truth values, which only graphs take."""
+    """An array of integers, truth values or codes of quantized weights: only graphs take them."""
 
     payload: bytes | memoryview
     dtype: np.dtype[np.generic]

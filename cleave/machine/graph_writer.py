@@ -28,7 +28,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _IR_VERSION: Final = 10
 _OPSET: Final = 20
-_ELEMENTS: Final = {"float32": 1, "int64": 7, "bool": 9}  # ONNX's numbers of types
+_ELEMENTS: Final = {"float32": 1, "uint8": 2, "int64": 7, "bool": 9}  # ONNX's numbers of types
 _INTEGER, _TEXT = 2, 3  # likewise of attributes
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from cleave.attention_blocks import BLOCKS, Blocks
 
 _FP32_BYTES: Final = 4
+_INDEX_BYTES: Final = 2  # of an element: a 32-bit integer for two codes of 4 bits
 
 
 def working_bytes(
@@ -42,3 +43,15 @@ def working_bytes(
     copies = (4.5 if whole else 7.5) + (3 if squeezed else 0)  # a Scan does less in place
     attention = 7 * width + copies * scores
     return _FP32_BYTES * max(mlp, attention)
+
+
+def dequantized_bytes(elements: Sequence[int]) -> int:
+    """Return the memory in which a layer's graphs make its quantized weights.
+
+    The backward graph needs each weight twice and makes it once, so that all of them are there
+    at the same time, and while one is made its codes as integers are, too.
+
+    Args:
+        elements: of each quantized matrix.
+    """
+    return _FP32_BYTES * sum(elements) + _INDEX_BYTES * max(elements, default=0)

@@ -50,6 +50,8 @@ def held_bytes(
             of the one that is computed.
     """
     costs = costs_of(model, stage)
+    # With the loss the backward pass follows at once: what is kept is that of the one computed.
+    computed = 0 if stage.loss and kept_batches.activations else 1
     return math.ceil(
         SPARE
         * (
@@ -58,7 +60,7 @@ def held_bytes(
             + working_bytes(model, max(cost.working_bytes for cost in costs))
             + input_bytes(model)
             + RUNTIME_BYTES
-            + (1 + kept_batches.inputs) * kept_bytes(model, stage, Keep.INPUTS)
+            + (computed + kept_batches.inputs) * kept_bytes(model, stage, Keep.INPUTS)
             + kept_batches.activations * kept_bytes(model, stage, Keep.ACTIVATIONS)
         )
     )
@@ -108,8 +110,9 @@ def most_kept(
 
 
 def widened_bytes(model: StageModel, cost: LayerCost) -> int:
-    """Return what a parameter takes as fp32, which graphs compute in, while it is used."""
-    return cost.largest_bytes if model.element_bytes < _FP32_BYTES else 0
+    """Return what parameters take as fp32, which graphs compute in, while they are used."""
+    narrow = model.element_bytes < _FP32_BYTES
+    return max(cost.dequantized_bytes, cost.largest_bytes if narrow else 0)
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:

@@ -26,6 +26,8 @@ class LayerCost:
         activation_bytes: what its forward pass can keep for the backward pass beside its input, for
             each token; 0 if nothing.
         spared_flops: of the backward pass where that was kept, for each token.
+        dequantized_bytes: of weights in fp32 that its graphs make of quantized ones, and of what
+            they make them from.
     """
 
     frozen_bytes: int
@@ -38,6 +40,7 @@ class LayerCost:
     largest_bytes: int = 0
     activation_bytes: float = 0.0
     spared_flops: float = 0.0
+    dequantized_bytes: int = 0
 
 
 class Keep(Enum):

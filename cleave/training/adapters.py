@@ -15,12 +15,16 @@ from torch import Tensor, nn
 from cleave.errors import CleaveError, UsageError
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint
 from cleave.training.lora import ALL_LINEAR, LoraSpec
+from cleave.training.quantized import QuantizedLinear, quantize_frozen
 from cleave.workload.models.build import (
+    ModelSource,
     load_folder,
     load_model,
     quiet_transformers,
     resolve_model,
 )
+from cleave.workload.quantization import BLOCK, Bits
+from cleave.workload.registry import ModelSpec
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -37,11 +41,27 @@ FROZEN: Final = "frozen"
 _SAMPLES: Final = 4096  # elements of each frozen weight that its digest is of
 
 
+def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
+    """Load a model with adapters; weights that are to be quantized are never there in fp32.
+
+    Args:
+        source: the model.
+        lora: which adapters.
+        seed: of fresh weights, and of the adapters.
+
+    Raises:
+        UsageError: when the model cannot be loaded, or get these adapters.
+    """
+    model, spec = load_model(source, seed=seed, narrow=bool(lora.bits))
+    return add_adapters(model, lora, seed=seed), spec
+
+
 def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> PeftModel:
     """Freeze a model's weights and add adapters beside them, in place.
 
     Args:
-        model: the model; it stays usable as before, and its own parameters keep their memory.
+        model: the model; it stays usable as before, and its own parameters keep their memory but
+            for those that are quantized.
         spec: which adapters.
         seed: of their first values. They change nothing at first: B is zero.
 
@@ -64,7 +84,40 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
             )
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
-        return get_peft_model(model, config)
+        adapted = get_peft_model(model, config)
+    if spec.bits:
+        _quantize(adapted, Bits(spec.bits))
+    return adapted
+
+
+def _quantize(model: PeftModel, bits: Bits) -> None:
+    """Quantize the frozen linear layers, but for the LM head and what is trained whole.
+
+    What remains becomes fp32.
+
+    Raises:
+        UsageError: when there are none that can be.
+    """
+    from peft.utils import ModulesToSaveWrapper
+
+    keep = {
+        m
+        for whole in model.modules()
+        if isinstance(whole, ModulesToSaveWrapper)
+        for m in whole.modules()
+    }
+    if (head := model.get_output_embeddings()) is not None:
+        keep |= set(head.modules())
+    quantize_frozen(model, bits, keep)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        kinds = sorted({type(m).__name__ for m in model.modules() if _is_linear(m)})
+        raise UsageError(
+            f"--lora has bits={int(bits)}, and no layer of {type(model.get_base_model()).__name__} "
+            f"can be quantized: that needs layers of nn.Linear with a multiple of {BLOCK} inputs, "
+            f"and it has {', '.join(kinds)}; leave bits out"
+        )
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -77,7 +130,12 @@ def frozen_digest(model: nn.Module) -> str:
     Adapters are worth nothing beside other weights, and checkpoints do not hold the frozen ones.
     """
     found = hashlib.sha256()
-    frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
+    frozen: list[tuple[str, Tensor]] = [
+        (n, p) for n, p in model.named_parameters() if not p.requires_grad
+    ]
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            frozen += [(f"{name}.{n}", b) for n, b in module.named_buffers(recurse=False)]
     for name, parameter in frozen:
         flat = parameter.detach().reshape(-1)
         found.update(f"{name} {tuple(parameter.shape)}".encode())
@@ -115,8 +173,8 @@ def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftM
         CleaveError: when the frozen weights are not there, or have changed.
     """
     seed = job.get("seed", 0)
-    model, _ = load_model(resolve_model(job["model"]), seed=seed)
-    adapted = add_adapters(model, LoraSpec.of(job["lora"]), seed=seed)
+    adapted, _ = load_adapted(resolve_model(job["model"]), LoraSpec.of(job["lora"]), seed=seed)
+    model = adapted.get_base_model()
     check_frozen(model, checkpoint.meta, job["model"])
     load_trained(model, checkpoint.tensors, job["model"])
     return adapted

@@ -18,6 +18,7 @@ import numpy as np
 from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Array, Buffer, DType
+from cleave.machine.graph_run import NUMPY_DTYPES
 from cleave.machine.graph_session import GraphSession
 from cleave.scheduler.stage_device import sums_of
 from cleave.scheduler.stage_work import (
@@ -34,8 +35,6 @@ from cleave.scheduler.stage_work import (
 MOST_OFF: Final = {DType.FP32: 1e-4, DType.BF16: 2e-2, DType.FP16: 4e-3}
 """By how much an honest device may be off, relative to the largest element of what is compared. In
 fp32 honest devices are off by some 1e-6; 16-bit numbers are off by what rounding to them costs."""
-
-_INDICES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +251,10 @@ def _arrays(held: Mapping[str, StageArray]) -> dict[str, Array]:
 
 
 def _array(given: StageArray) -> Array:
-    if given.dtype in _INDICES:
+    if given.dtype in NUMPY_DTYPES:
         payload = given.payload
         held = payload if isinstance(payload, bytes | memoryview) else payload.pack()
-        return np.frombuffer(held, _INDICES[given.dtype])
+        return np.frombuffer(held, NUMPY_DTYPES[given.dtype])
     return _floats(given.payload, given.rows, given.columns, DType(given.dtype))
 
 

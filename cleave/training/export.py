@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +22,7 @@ from cleave.training.adapters import adapted_model, add_adapters
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.disk import cannot_write
 from cleave.training.lora import LoraSpec
+from cleave.training.quantized import dequantize_all
 from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.workload.models.build import ModelSource, quiet_transformers, resolve_model
 
@@ -219,7 +220,9 @@ def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
 
 def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
     """Return the weights of a run's model with its adapters merged into them, by parameter."""
-    merged: Any = adapted_model(job, checkpoint).merge_and_unload()
+    adapted: Any = adapted_model(job, checkpoint)
+    dequantize_all(adapted)
+    merged = adapted.merge_and_unload()
     return {name: parameter.detach() for name, parameter in merged.named_parameters()}
 
 
@@ -326,7 +329,8 @@ def _write_adapters(
     local = {"local_files_only": True, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(description, **local)
     with torch.device("meta"):
-        adapted = add_adapters(AutoModelForCausalLM.from_config(config), LoraSpec.of(job["lora"]))
+        plain = replace(LoraSpec.of(job["lora"]), bits=0)
+        adapted = add_adapters(AutoModelForCausalLM.from_config(config), plain)
     adapted.peft_config["default"].base_model_name_or_path = str(base)
     held = {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
     adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)

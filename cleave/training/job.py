@@ -204,6 +204,11 @@ class JobSpec:
                 )
 
     def _check_adapters(self) -> None:
+        if self.lora and LoraSpec.of(self.lora).bits and self.method == Method.TILES.value:
+            raise UsageError(
+                f"--lora is {self.lora!r}, and tiles take no quantized weights; give --method "
+                "stages, auto or local, or leave bits out"
+            )
         if self.lora and LoraSpec.of(self.lora).dropout and self.method == Method.STAGES.value:
             raise UsageError(
                 "--lora has dropout, which stages cannot have: their passes are done twice and "

@@ -30,6 +30,8 @@ class LoraSpec:
         dropout: chance that an adapter's input is dropped; stages need 0.
         dora: whether the norms of the columns are trained, too (DoRA, arXiv 2402.09353).
         save: names of modules that are trained, and saved, whole.
+        bits: the width of a frozen weight's elements, 4 or 8 (QLoRA, arXiv 2305.14314); 0 to leave
+            them as they are.
     """
 
     rank: int = 16
@@ -38,6 +40,7 @@ class LoraSpec:
     dropout: float = 0.0
     dora: bool = False
     save: tuple[str, ...] = field(default=())
+    bits: int = 0
 
     @classmethod
     def of(cls, text: str) -> Self:
@@ -123,6 +126,12 @@ def _flag(text: str) -> bool:
     return text != "false"
 
 
+def _bits(text: str) -> int:
+    if text not in ("4", "8"):
+        raise ValueError
+    return int(text)
+
+
 _READERS: Final[dict[str, tuple[str, Any, str]]] = {
     "r": ("rank", _rank, "a whole number, 1 or more"),
     "alpha": ("alpha", _alpha, "a number above 0"),
@@ -130,4 +139,5 @@ _READERS: Final[dict[str, tuple[str, Any, str]]] = {
     "dropout": ("dropout", _share, "a chance, from 0 to below 1"),
     "dora": ("dora", _flag, "true or false"),
     "save": ("save", _names, "names of modules with + between them"),
+    "bits": ("bits", _bits, "4 or 8"),
 }

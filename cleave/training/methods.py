@@ -14,14 +14,21 @@ from cleave.planner.plan import ElementBytes
 from cleave.planner.stage_prediction import local_step_s
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
 from cleave.training.job import JobSpec
+from cleave.training.lora import LoraSpec
 from cleave.workload.registry import ModelSpec
 from cleave.workload.step import GemmKind, StepGemm, step_gemms
 
 
 def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
-    """Return the GEMMs of a job's step by tiles; frozen weights have no gradients."""
+    """Return the GEMMs of a job's step by tiles; frozen weights have no gradients.
+
+    Quantized weights never go by tiles.
+    """
     found = step_gemms(spec, job.batch * job.accumulate, job.seq)
-    return [g for g in found if not job.lora or g.kind is not GemmKind.WEIGHT_GRADIENT]
+    if not job.lora:
+        return list(found)
+    products = [g for g in found if g.kind is not GemmKind.WEIGHT_GRADIENT]
+    return [g for g in products if g.name == "lm_head" or not LoraSpec.of(job.lora).bits]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from cleave.training.offloaded_linear import (
     offloaded_conv1d,
     product,
 )
+from cleave.training.quantized import QuantizedLinear
 
 
 class OffloadChoice:
@@ -65,7 +66,10 @@ class OffloadChoice:
         def own(module: nn.Module) -> int:
             fresh = [p for p in module.parameters(recurse=False) if id(p) not in counted]
             counted.update(id(p) for p in fresh)
-            return sum(p.numel() for p in fresh)
+            size = sum(p.numel() for p in fresh)
+            if isinstance(module, QuantizedLinear):
+                size += module.in_features * module.out_features
+            return size
 
         sent = {name: own(module) for name, (module, _) in found.items()}  # a tied head goes
         stayed = {}
@@ -81,6 +85,8 @@ class OffloadChoice:
     def _why(self, name: str, module: nn.Module) -> tuple[str, bool]:
         """Say why a module stayed here, and whether it multiplies by its parameters."""
         kind = type(module).__name__
+        if isinstance(module, QuantizedLinear):
+            return "tiles take no quantized weights", True
         if isinstance(module, nn.Embedding):
             return "rows are looked up, nothing is multiplied", False
         if all(p.dim() < 2 for p in module.parameters(recurse=False)):

@@ -20,7 +20,7 @@ from cleave.graphs.loss_slices import SliceGraphs, combined
 from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
 from cleave.planner.coding import coded_ratio
-from cleave.planner.layer_memory import working_bytes
+from cleave.planner.layer_memory import dequantized_bytes, working_bytes
 from cleave.planner.stages import HeadSlice, LayerCost, StageModel
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
@@ -33,12 +33,13 @@ from cleave.scheduler.stage_work import (
     slice_of_layer,
 )
 from cleave.scheduler.traffic import TrafficKind
+from cleave.training.quantized import matrix_shapes
 
 _FP32_BYTES: Final = 4
 _MESSAGE_BYTES: Final = 255 * 2**20  # of the protocol's largest message, what an array may take
 _PART_BYTES: Final = 64 * 2**20  # of a larger array at once, so that other messages get a turn
 _TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
-_INDICES: Final = {torch.int64: "int64", torch.bool: "bool"}
+_INDICES: Final = {torch.int64: "int64", torch.bool: "bool", torch.uint8: "uint8"}
 
 
 class ModelWork:
@@ -295,10 +296,13 @@ class ModelWork:
             cost = self._cost(held, graphs.parameters, graphs.trainable, gradients)
             trained = sum(held[n].numel() for n in graphs.trainable if held[n].dim() > 1)
             heads = getattr(self.model.config, "num_attention_heads", 1) if part.attends else 0
-            matrices = [(t.shape[0], t.shape[1]) for t in held.values() if t.dim() == 2]
+            shapes = matrix_shapes(held)
+            matrices = [shape for name, shape in shapes.items() if held[name].dim() == 2]
             squeezed = getattr(self.model.config, "attn_logit_softcapping", None) is not None
             working = working_bytes(matrices, width, heads, sequence, squeezed=squeezed)
-            largest = _FP32_BYTES * max((t.numel() for t in held.values()), default=0)
+            floats = (t.numel() for t in held.values() if t.is_floating_point())
+            largest = _FP32_BYTES * max(floats, default=0)
+            coded = [m * n for name, (m, n) in shapes.items() if held[name].dtype is torch.uint8]
             layers.append(
                 LayerCost(
                     *cost,
@@ -308,6 +312,7 @@ class ModelWork:
                     largest,
                     _FP32_BYTES * sum(graphs.activations.values()) / sequence,
                     _spared_flops(part, sequence),
+                    dequantized_bytes(coded),
                 )
             )
         loss = self.graphs.loss
@@ -334,9 +339,13 @@ class ModelWork:
         gradients: DType,
     ) -> tuple[int, int, int, int]:
         trained = sum(held[n].numel() for n in trainable)
-        frozen = sum(held[n].numel() for n in parameters) - trained
         each = self.dtype.itemsize
-        return frozen * each, trained * each, trained * gradients.itemsize, trained * _FP32_BYTES
+        frozen = sum(
+            held[n].numel() * (each if held[n].is_floating_point() else held[n].itemsize)
+            for n in parameters
+            if n not in trainable
+        )
+        return frozen, trained * each, trained * gradients.itemsize, trained * _FP32_BYTES
 
     def _parameter(
         self, tensor: Tensor, of: Tensor | None = None, part: HeadSlice | None = None
@@ -347,13 +356,14 @@ class ModelWork:
             tensor: the parameter, or rows of it.
             of, part: the parameter whose rows these are, and which rows they are.
         """
-        if not tensor.is_floating_point():
+        if tensor.dtype in (torch.int64, torch.bool):
             return self._beside_array(tensor)
         if tensor.requires_grad:
             return self._matrix(tensor)
         key = id(tensor if of is None else of), part
         if key not in self._frozen:
-            self._frozen[key] = self._matrix(tensor)
+            floats = tensor.is_floating_point()
+            self._frozen[key] = self._matrix(tensor) if floats else _codes(tensor)
         return self._frozen[key]
 
     def _graph(self, model: bytes) -> StageGraph:
@@ -417,6 +427,12 @@ def _indices(tensor: Tensor) -> StageArray:
     return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload)
 
 
+def _codes(tensor: Tensor) -> StageArray:
+    """Return codes of a quantized weight; they stay where they are."""
+    payload = memoryview(tensor.contiguous().numpy().data).cast("B")
+    return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload, TrafficKind.WEIGHTS)
+
+
 def _forward_flops(part: LayerPart, tokens: int) -> int:
     """Return the FLOPs of a layer's forward pass, or of a part's, for each token.
 
@@ -426,8 +442,8 @@ def _forward_flops(part: LayerPart, tokens: int) -> int:
         part: the layer, or a part of it.
         tokens: length of a sequence.
     """
-    matrices = [t for t in part.held.values() if t.dim() > 1]
-    return 2 * sum(t.numel() for t in matrices) + 4 * _scores_flops(part, tokens)
+    products = sum(rows * columns for rows, columns in matrix_shapes(part.held).values())
+    return 2 * products + 4 * _scores_flops(part, tokens)
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:

@@ -24,9 +24,9 @@ from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.methods import Method
 from cleave.training.adapters import (
     FROZEN,
-    add_adapters,
     check_frozen,
     frozen_digest,
+    load_adapted,
     load_trained,
     trained_parameters,
 )
@@ -209,11 +209,13 @@ def train(
     spec = dataset.source.spec
     size = f"{spec.parameters / 1e6:.1f}M parameters"
     context.report(NoteRecord(f"building {spec.name} ({size})"))
-    model, spec = load_model(dataset.source, seed=job.seed)
     if job.lora:
-        add_adapters(model, LoraSpec.of(job.lora), seed=job.seed)
+        adapted, spec = load_adapted(dataset.source, LoraSpec.of(job.lora), seed=job.seed)
+        model = adapted.get_base_model()
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         context.report(NoteRecord(f"training {trained:,} parameters of adapters"))
+    else:
+        model, spec = load_model(dataset.source, seed=job.seed)
     base = checkpoint.step if checkpoint else 0
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
@@ -309,9 +311,7 @@ class Trainer:
         warmup = job.warmup_steps if job.warmup_steps >= 0 else min(100, job.steps // 10)
         peak = job.learning_rate or (LEARNING_RATE if job.lora else default_learning_rate(spec))
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
-        self.schedule = Schedule(
-            peak, max(1, warmup), job.steps, Decay(job.schedule), job.floor, decay
-        )
+        self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
 
     def close(self) -> None:
         """Withdraw what is still under way on the fleet, and close the journal."""

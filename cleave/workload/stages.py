@@ -13,8 +13,9 @@ from typing import Final
 
 from cleave.errors import UsageError
 from cleave.planner.coding import coded_ratio
-from cleave.planner.layer_memory import working_bytes
+from cleave.planner.layer_memory import dequantized_bytes, working_bytes
 from cleave.planner.stages import LayerCost, StageModel
+from cleave.workload.quantization import BLOCK, Bits, quantized_bytes
 from cleave.workload.registry import Family, ModelSpec
 
 _FP32_BYTES: Final = 4
@@ -28,6 +29,7 @@ _ATTENTION: Final = (
     *("self_attn_layer_norm", "input_layernorm"),
 )
 _DTYPES: Final = {2: "bf16", 4: "fp32"}  # in which stages travel, by bytes of an element
+_SCALE_BYTES: Final = 2  # on the PS
 _STATE_BYTES: Final = 16  # of a trained parameter: weight, gradient and two moments, in fp32
 
 
@@ -38,26 +40,43 @@ class Adapters:
     Attributes:
         rank: of B A.
         down: whether the last product of a layer has them too, beside those of queries and values.
+        bits: the width of the elements of frozen matrices of layers (QLoRA); None to leave them.
     """
 
     rank: int
     down: bool = False
+    bits: Bits | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter as a matrix; one of one dimension has one row."""
+    """A parameter as a matrix; one of one dimension has one row.
+
+    Attributes:
+        bits: the width of its elements; None for floating-point numbers.
+    """
 
     name: str
     rows: int
     columns: int
     matrix: bool = True
     trained: bool = True
+    bits: Bits | None = None
 
     @property
     def size(self) -> int:
         """Return the number of its elements."""
         return self.rows * self.columns
+
+    def travelling_bytes(self, element_bytes: int) -> int:
+        """Return its bytes as it travels.
+
+        Args:
+            element_bytes: of a floating-point number.
+        """
+        if self.bits is None:
+            return self.size * element_bytes
+        return quantized_bytes(self.rows, self.columns, self.bits, element_bytes)
 
 
 @dataclass(frozen=True)
@@ -173,7 +192,8 @@ class StageSizes:
     @cached_property
     def head(self) -> tuple[Parameter, ...]:
         """Return the parameters of what follows the layers."""
-        return tuple(_adapted(_head(self.spec), self.adapters))
+        adapters = self.adapters and replace(self.adapters, bits=None)
+        return tuple(_adapted(_head(self.spec), adapters))
 
     @property
     def embeds(self) -> bool:
@@ -191,8 +211,12 @@ class StageSizes:
     def state_bytes(self) -> int:
         """Return what parameters, gradients and the optimizer's moments take on the PS."""
         trained = self.trained_parameters
-        frozen = self.spec.parameters if self.adapters is not None else 0
-        return _STATE_BYTES * trained + _FP32_BYTES * frozen
+        if self.adapters is None:
+            return _STATE_BYTES * trained
+        coded = [p for p in self.layer if p.bits is not None]
+        plain = self.spec.parameters - self.spec.layers * sum(p.size for p in coded)
+        kept = self.spec.layers * sum(p.travelling_bytes(_SCALE_BYTES) for p in coded)
+        return _STATE_BYTES * trained + _FP32_BYTES * plain + kept
 
     @property
     def loss_flops(self) -> int:
@@ -239,17 +263,18 @@ class StageSizes:
             part.forward_flops + part.backward_flops,
             part.forward_flops,
             working_bytes(matrices, self.spec.width, heads, self.sequence),
-            _FP32_BYTES * max(p.size for p in part.parameters),
+            _FP32_BYTES * max(p.size for p in part.parameters if p.bits is None),
             _FP32_BYTES * sum(part.activations),
             part.spared_flops,
+            dequantized_bytes([p.size for p in part.parameters if p.bits is not None]),
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
         """Return bytes of frozen and of trained parameters, of gradients and of their sums."""
         trained = sum(p.size for p in parameters if p.trained)
-        frozen = sum(p.size for p in parameters) - trained
         each = self.element_bytes
-        return frozen * each, trained * each, trained * self.gradient_bytes, trained * _FP32_BYTES
+        frozen = sum(p.travelling_bytes(each) for p in parameters if not p.trained)
+        return frozen, trained * each, trained * self.gradient_bytes, trained * _FP32_BYTES
 
 
 def kept_elements(spec: ModelSpec) -> int:
@@ -313,7 +338,8 @@ def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iter
     if adapters.down:
         adapted |= {f"{name}.weight" for name in _LAST}
     for parameter in parameters:
-        yield replace(parameter, trained=False)
+        coded = parameter.matrix and parameter.columns % BLOCK == 0
+        yield replace(parameter, trained=False, bits=adapters.bits if coded else None)
         if parameter.name in adapted:
             name = parameter.name.removesuffix(".weight")
             yield Parameter(f"{name}.lora_A.weight", adapters.rank, parameter.columns)

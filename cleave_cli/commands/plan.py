@@ -45,6 +45,9 @@ def plan(
     lora: Annotated[
         int, typer.Option(help="Rank of adapters, which alone are trained; 0: the whole model.")
     ] = 0,
+    lora_bits: Annotated[
+        int, typer.Option(help="Width of the elements of frozen weights, 4 or 8; 0: as --dtype.")
+    ] = 0,
     method: Annotated[
         str, typer.Option(help="auto, or one of stages, tiles, local (the server alone).")
     ] = "auto",
@@ -93,6 +96,7 @@ def plan(
     from cleave.planner.methods import Method
     from cleave.planner.plan import ElementBytes, PsRates
     from cleave.planner.planner import PlanMethod, TilePlanner
+    from cleave.workload.quantization import Bits
     from cleave.workload.registry import find_model
     from cleave.workload.stages import Adapters, StageSizes
     from cleave.workload.step import step_gemms
@@ -113,6 +117,10 @@ def plan(
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give {_LEAST_GBIT:g} or more, 0 for unlimited")
     if lora < 0:
         raise UsageError(f"--lora is {lora}; give a rank, or 0 to train the whole model")
+    if lora_bits not in (0, *Bits):
+        raise UsageError(f"--lora-bits is {lora_bits}; give 4 or 8, or 0 for weights in --dtype")
+    if lora_bits and not lora:
+        raise UsageError(f"--lora-bits is {lora_bits}, and no weight is frozen; add --lora RANK")
     if tiles and not (gemm and as_json):
         raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
     if method in {member.value for member in PlanMethod}:
@@ -153,7 +161,7 @@ def plan(
             )
         show_front(planner, gemms, element, devices, ps, profiles, wanted, as_json=as_json)
         return
-    adapters = Adapters(lora) if lora else None
+    adapters = Adapters(lora, bits=Bits(lora_bits) if lora_bits else None) if lora else None
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = decided(_profiles(fleet, stragglers, "fp32"))
     weighing = Weighing(
@@ -183,7 +191,9 @@ def plan(
         return
     alone = "as this machine" if not ps_gflops else "as --ps-gflops says"
     title = (
-        f"{model}{f', LoRA of rank {lora}' if lora else ''}, {batch} sequences of {seq} tokens, "
+        f"{model}{f', LoRA of rank {lora}' if lora else ''}"
+        f"{f' beside weights in {lora_bits} bits' if lora_bits else ''}, "
+        f"{batch} sequences of {seq} tokens, "
         f"{dtype}, {fleet}: {len(devices)} devices; the server computes "
         f"{weighing.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}{coding_text(by_link, dtypes)}"
     )

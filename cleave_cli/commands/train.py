@@ -82,7 +82,10 @@ def train(
     ] = -1,
     lora: Annotated[
         str,
-        typer.Option(help="Train adapters: r=16,alpha=32,targets=q_proj+v_proj,dora,save=lm_head."),
+        typer.Option(
+            help="Train adapters: r=16,alpha=32,targets=q_proj+v_proj,dora,save=lm_head; bits=4 or "
+            "8: beside frozen weights in so many bits (QLoRA)."
+        ),
     ] = "",
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, adafactor, or muon.")] = "adamw",
     beta1: Annotated[float, typer.Option(help="Of AdamW.")] = 0.9,

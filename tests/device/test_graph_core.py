@@ -224,7 +224,7 @@ def test_a_graph_over_the_limit_ends_the_session() -> None:
         _core(messages.Graph(9, bytes(limits.MAX_GRAPH_BYTES + 1)), memory_bytes=memory_bytes)
 
 
-@pytest.mark.parametrize(("dtype", "right"), [("int64", 48), ("bool", 6)])
+@pytest.mark.parametrize(("dtype", "right"), [("int64", 48), ("bool", 6), ("uint8", 6)])
 def test_integers_and_truth_values_have_their_length(dtype: str, right: int) -> None:
     put = messages.Put(1, 2, 3, dtype)
     assert _core(replace(put, payload=bytes(right))).occupied_bytes == right
@@ -302,7 +302,7 @@ def test_a_session_without_the_feature_has_none_of_its_messages(how: Any, messag
 
 
 @pytest.mark.parametrize("how", WITHOUT.values(), ids=WITHOUT)
-@pytest.mark.parametrize("dtype", ["int64", "bool"])
+@pytest.mark.parametrize("dtype", ["int64", "bool", "uint8"])
 def test_a_session_without_the_feature_has_none_of_its_dtypes(how: Any, dtype: str) -> None:
     with pytest.raises(ProtocolError, match="unknown dtype"):
         _core(messages.Put(1, 0, 0, dtype, b""), **how)
@@ -438,7 +438,7 @@ def test_a_result_that_fits_no_message_is_refused() -> None:
         assert "fits no message" in error.reason
 
 
-@pytest.mark.parametrize("out", ["fp8", "int64", "bool"])
+@pytest.mark.parametrize("out", ["fp8", "int64", "bool", "uint8"])
 def test_a_result_of_another_dtype_ends_the_session(out: str) -> None:
     with pytest.raises(ProtocolError, match="unknown dtype"):
         _core(X, replace(FETCH, array=1, out=out))

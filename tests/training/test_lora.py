@@ -72,20 +72,24 @@ def test_dropout_and_stages_do_not_go_together() -> None:
         JobSpec("opt-nano", lora="r=4,dropout=0.1", method="stages")
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a small Llama and its tokenizer."""
+def save_model(folder: Path, **sizes: int) -> Path:
+    """Save a small Llama and its tokenizer; return their folder."""
     from transformers import PreTrainedTokenizerFast
 
-    folder = tmp_path_factory.mktemp("base") / "small"
     tokenizer = default_tokenizer(vocab_size=300, progress=lambda text: None)
-    model: Any = small_model("llama", vocab_size=tokenizer.vocab_size)
+    model: Any = small_model("llama", vocab_size=tokenizer.vocab_size, **sizes)
     model.save_pretrained(folder)
     end = tokenizer.decode([tokenizer.eos_id])
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.library_tokenizer, bos_token=end, eos_token=end
     ).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a small Llama and its tokenizer."""
+    return save_model(tmp_path_factory.mktemp("base") / "small")
 
 
 SMALL = "r=4,targets=q_proj+down_proj"

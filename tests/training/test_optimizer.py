@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ from torch import nn
 from cleave.errors import CleaveError, UsageError
 from cleave.training.job import JobSpec, OptimizerKind
 from cleave.training.optimizer import Optimizer, UpdateRule
+from cleave.training.records import Record, StepRecord
+from cleave.training.run_folder import RunFolder
 from cleave.training.schedule import Decay, Schedule
+from cleave.training.trainer import TrainContext, train
 
 STEPS = 6
 
@@ -129,6 +133,21 @@ def test_rates_rise_to_the_peak_and_fall_to_the_floor(decay: Decay) -> None:
     if decay is Decay.WSD:
         assert rates[90] == pytest.approx(0.5)
         assert rates[100] == pytest.approx(0.3)
+
+
+def test_a_run_without_warm_up_falls_from_its_first_step(tmp_path: Path, corpus_file: Path) -> None:
+    rates: list[float] = []
+
+    def report(record: Record) -> None:
+        if isinstance(record, StepRecord):
+            rates.append(record.learning_rate)
+
+    job = JobSpec(
+        "opt-nano", str(corpus_file), method="local", steps=4, batch=1, seq=8,
+        learning_rate=0.4, schedule="linear", floor=0.0, warmup_steps=0,
+    )  # fmt: skip
+    train(job, RunFolder.create(tmp_path, "mine"), TrainContext(None, report))
+    assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1])
 
 
 @pytest.mark.parametrize(

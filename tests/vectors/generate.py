@@ -150,6 +150,7 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("put-fp16", "1 -2", Put(3, 2, 1, "fp16", bytes.fromhex("003c00c0"))),
         ("put-int64", "1 -2, for graphs", Put(3, 1, 2, "int64", struct.pack("<2q", 1, -2))),
         ("put-bool", "true false, for graphs", Put(3, 2, 1, "bool", b"\x01\x00")),
+        ("put-uint8", "0 255, for graphs", Put(3, 1, 2, "uint8", b"\x00\xff")),
         ("put-no-rows", "an empty payload", Put(4, 0, 5, "fp32", b"")),
         ("put-no-columns", "empty in the other way", Put(5, 5, 0, "bf16", b"")),
         ("put-largest-id", "ids end at 2**63 - 1", Put(LARGEST_ID, 1, 1, "fp32", block[:4])),
@@ -895,6 +896,7 @@ def _fault_vectors() -> list[Json]:
             "only a device with the feature graphs takes int64",
             [put(1, 1, 3, "int64")],
         ),
+        ("put-uint8-without-its-feature", "nor uint8", [put(1, 1, 3, "uint8")]),
         ("put-over-memory", "1001 bytes, 1000 offered", [put(1, 250, 1), put(2, 1, 1)]),
         (
             "put-over-memory-with-result",
@@ -952,7 +954,7 @@ def _faults(groups: _Faults, feature: Feature | None) -> list[Json]:
 
 
 def _zeros(id: int, rows: int, columns: int, dtype: str = "fp32") -> Put:
-    itemsize = {"fp32": 4, "int64": 8, "bool": 1}.get(dtype, 2)
+    itemsize = {"fp32": 4, "int64": 8, "bool": 1, "uint8": 1}.get(dtype, 2)
     return Put(id, rows, columns, dtype, bytes(rows * columns * itemsize))
 
 
@@ -975,6 +977,7 @@ def _graph_faults() -> _Faults:
         ("fetch-a-graph", "9 is no array", [graph, replace(fetch, array=9)]),
         ("fetch-integers", "only floating-point arrays can be fetched", [
             put(1, 2, 3, "int64"), replace(fetch, array=1)]),
+        ("fetch-uint8", "likewise", [put(1, 2, 3, "uint8"), replace(fetch, array=1)]),
         ("fetch-over-memory", "496 bytes of an array, 496 of a result, 100 of a graph", [
             graph, put(1, 124, 1), replace(fetch, array=1, rows=124, columns=1)]),
         ("run-of-a-kept-output", "run takes only what was put", [
@@ -994,6 +997,7 @@ def _graph_faults() -> _Faults:
          graph]),
         ("put-int64-too-short", "20 bytes for 24", [Put(1, 1, 3, "int64", bytes(20))]),
         ("put-bool-too-long", "4 bytes for 3", [Put(1, 1, 3, "bool", bytes(4))]),
+        ("put-uint8-too-long", "4 bytes for 3", [Put(1, 1, 3, "uint8", bytes(4))]),
         ("output-named-as-an-array", "id 1 is there", [graph, a, replace(run, outputs=(1,))]),
         ("output-named-as-an-output", "id 10 is there", [graph, a, run, replace(run, id=2)]),
         ("array-named-as-an-output", "likewise", [graph, a, run, put(10, 1, 1)]),
@@ -1040,6 +1044,7 @@ def _graph_faults() -> _Faults:
         ("graph-after-drop", "the same content may come again", [graph, Drop((9,)), graph]),
         ("put-int64", "24 bytes", [put(1, 1, 3, "int64")]),
         ("put-bool", "3 bytes", [put(1, 1, 3, "bool")]),
+        ("put-uint8", "3 bytes", [put(1, 1, 3, "uint8")]),
         ("concat", "10 rows of 3", [a, put(2, 8, 3), Concat(4, (2, 1))]),
         ("put-after-concat", "the names of the parts are free", [a, put(2, 8, 3),
          Concat(4, (2, 1)), put(1, 1, 1), put(2, 1, 1)]),

@@ -20,6 +20,8 @@ from cleave.machine.onnx_fields import (
 from cleave.machine.protobuf import content, integer
 from cleave.protocol import limits
 
+_FLOAT = 1  # ONNX's number of the type
+
 
 def graph_vectors() -> list[dict[str, Any]]:
     """The vectors of `graphs.json`."""
@@ -51,6 +53,13 @@ def _adding() -> bytes:
     """y = x + w for x with any number of rows."""
     wide = ArrayType(["batch", 3])
     return written([Node("Add", ["x", "w"], ["y"])], {"x": wide, "w": ArrayType([3])}, {"y": wide})
+
+
+def _bytes() -> bytes:
+    """y = x as fp32 and z = x, of uint8 with any number of rows."""
+    x = ArrayType(["batch", 4], "uint8")
+    nodes = [Node("Cast", ["x"], ["y"], {"to": _FLOAT}), Node("Identity", ["x"], ["z"])]
+    return written(nodes, {"x": x}, {"y": ArrayType(["batch", 4]), "z": x})
 
 
 def _node(operation: str, *more: bytes) -> bytes:
@@ -89,6 +98,7 @@ def _graphs() -> list[tuple[str, str, bytes]]:
     one = content(TensorField.BYTES, bytes(12))
     return [
         ("adding", "y = x + w", _adding()),
+        ("bytes", "y = x as fp32 and z = x, of uint8", _bytes()),
         ("constants", "an input that is a constant", written(
             [Node("Add", ["x", "w"], ["y"])], {"x": ArrayType([2, 3])}, {"y": ArrayType([2, 3])},
             {"w": np.arange(3, dtype="<f4")})),

@@ -21,6 +21,7 @@ TYPES = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.INT64: "int64",
     onnx.TensorProto.BOOL: "bool",
+    onnx.TensorProto.UINT8: "uint8",
 }
 
 pytestmark = pytest.mark.slow

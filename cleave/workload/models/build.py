@@ -115,8 +115,12 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
             )
 
 
-def build_model(spec: ModelSpec, *, seed: int, dropout: float = 0.0) -> "PreTrainedModel":
+def build_model(
+    spec: ModelSpec, *, seed: int, dropout: float = 0.0, narrow: bool = False
+) -> "PreTrainedModel":
     """Build a fresh causal language model of the registry, fp32 on the CPU, in training mode.
+
+    With ``narrow`` its weights are bf16, as those of published models are.
 
     Weights are drawn by the model's own rule. Equal seeds give bit-equal weights, and torch's
     global random state is left as it was. Memory never holds more than one copy of the weights.
@@ -127,7 +131,9 @@ def build_model(spec: ModelSpec, *, seed: int, dropout: float = 0.0) -> "PreTrai
     classes = {Family.OPT: OPTForCausalLM, Family.LLAMA: LlamaForCausalLM}
     config = hf_config(spec, dropout=dropout)
     with torch.device("meta"):
-        model = classes[spec.family]._from_config(config, dtype=torch.float32)
+        model = classes[spec.family]._from_config(
+            config, dtype=torch.bfloat16 if narrow else torch.float32
+        )
     model.to_empty(device="cpu")
     # Materialising gave each side of a tie memory of its own. Marking the targets keeps them from
     # being drawn, so that their pages are never touched; tying then drops them.
@@ -140,8 +146,12 @@ def build_model(spec: ModelSpec, *, seed: int, dropout: float = 0.0) -> "PreTrai
     return _for_training(model)
 
 
-def load_folder(path: str | Path, *, dropout: float = 0.0) -> "tuple[PreTrainedModel, ModelSpec]":
+def load_folder(
+    path: str | Path, *, dropout: float = 0.0, narrow: bool = False
+) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load the causal language model in a Hugging Face folder, fp32 on the CPU, in training mode.
+
+    With ``narrow`` its weights have the dtype that they have in the folder.
 
     The folder holds ``config.json`` and safetensors weights, in one file or sharded with an index.
     Every dropout probability of its config is set to 0, except the main one, which becomes
@@ -166,7 +176,7 @@ def load_folder(path: str | Path, *, dropout: float = 0.0) -> "tuple[PreTrainedM
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=torch.float32,
+                dtype="auto" if narrow else torch.float32,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # reported below, in a sentence
                 output_loading_info=True,
@@ -198,14 +208,16 @@ def load_folder(path: str | Path, *, dropout: float = 0.0) -> "tuple[PreTrainedM
     return _for_training(model), spec
 
 
-def load_model(source: ModelSource, *, seed: int) -> "tuple[PreTrainedModel, ModelSpec]":
+def load_model(
+    source: ModelSource, *, seed: int, narrow: bool = False
+) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load the model of a folder, or build one of the registry; see `load_folder`, `build_model`.
 
     ``seed`` is that of fresh weights.
     """
     if source.folder is not None:
-        return load_folder(source.folder)
-    return build_model(source.spec, seed=seed), source.spec
+        return load_folder(source.folder, narrow=narrow)
+    return build_model(source.spec, seed=seed, narrow=narrow), source.spec
 
 
 def enable_checkpointing(model: "PreTrainedModel") -> None:

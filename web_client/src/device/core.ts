@@ -440,6 +440,7 @@ interface Begun {
 const INDEX_BYTES: { readonly [T in IndexType]: number } = {
   [IndexType.INT64]: 8,
   [IndexType.BOOL]: 1,
+  [IndexType.UINT8]: 1,
 };
 
 function indexTypeNamed(name: string): IndexType | undefined {

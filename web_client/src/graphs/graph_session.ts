@@ -1,10 +1,11 @@
 /** A graph that is ready to be run, whatever runs it. */
 
-/** An array as graphs take it; integers are in 64 bits, truth values in bytes. */
+/** An array as graphs take it; truth values are in bytes. */
 export type Value =
   | { readonly type: "float32"; readonly shape: readonly number[]; readonly data: Float32Array }
   | { readonly type: "int64"; readonly shape: readonly number[]; readonly data: BigInt64Array }
-  | { readonly type: "bool"; readonly shape: readonly number[]; readonly data: Uint8Array };
+  | { readonly type: "bool"; readonly shape: readonly number[]; readonly data: Uint8Array }
+  | { readonly type: "uint8"; readonly shape: readonly number[]; readonly data: Uint8Array };
 
 /** An input; a size that is not a number is the batch's, which may be any. */
 export interface Input {

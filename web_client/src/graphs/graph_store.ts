@@ -189,7 +189,7 @@ function indices(type: IndexType, payload: Uint8Array): Value {
   const own = payload.slice();
   return type === IndexType.INT64
     ? { type: "int64", shape: [], data: new BigInt64Array(own.buffer) }
-    : { type: "bool", shape: [], data: own };
+    : { type: `${type}`, shape: [], data: own };
 }
 
 /** The same bytes at an address that typed arrays of four-byte items accept. */

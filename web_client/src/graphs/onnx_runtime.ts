@@ -106,6 +106,7 @@ function valueOf(name: string, tensor: ort.Tensor | undefined): Value {
   if (type === "float32" && data instanceof Float32Array) return { type, shape, data };
   if (type === "int64" && data instanceof BigInt64Array) return { type, shape, data };
   if (type === "bool" && data instanceof Uint8Array) return { type, shape, data };
+  if (type === "uint8" && data instanceof Uint8Array) return { type, shape, data };
   throw new GraphError(`the output ${name} is ${type}, which graphs do not have`);
 }
 

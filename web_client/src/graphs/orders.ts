@@ -6,6 +6,7 @@ import type { DType } from "../kernels/kernel";
 export enum IndexType {
   INT64 = "int64",
   BOOL = "bool",
+  UINT8 = "uint8",
 }
 
 /** What is kept for graphs, as it came. */

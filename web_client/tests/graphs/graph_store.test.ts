@@ -104,6 +104,27 @@ describe("a run that cannot be done keeps nothing", () => {
   });
 });
 
+test.each([
+  [IndexType.INT64, new BigInt64Array([0n, 7n])],
+  [IndexType.BOOL, Uint8Array.of(0, 1)],
+  [IndexType.UINT8, Uint8Array.of(0, 255)],
+])("a graph is given %s as they came, and none are fetched", async (type, data) => {
+  let given: Value | undefined;
+  const store = stored({
+    ...{ inputs: [{ name: "x", shape: ["batch", 2] }], outputs: [] },
+    run: (values) => {
+      given = values.get("x");
+      return Promise.resolve(new Map());
+    },
+    close: () => Promise.resolve(),
+  });
+  const message = Uint8Array.of(9, ...new Uint8Array(data.buffer)); // they stand anywhere in it
+  store.keep(2n, { kind: "indices", type, payload: message.subarray(1) });
+  await run(store, [2n], [], []);
+  expect(given).toEqual({ type, shape: [1, 2], data });
+  expect(() => fetched(store, 2n, 2)).toThrow("has no rows");
+});
+
 test("an output replaces an input, which is lost where the run fails", async () => {
   const store = stored();
   put(store, 2n, [1, 2]);

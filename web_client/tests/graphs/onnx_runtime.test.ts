@@ -7,6 +7,7 @@ import type { GraphSession, OpenGraph, Value } from "../../src/graphs/graph_sess
 import { written } from "../../src/graphs/graph_writer";
 import { onProcessor, prepare } from "../../src/graphs/onnx_runtime";
 import { LARGEST_ERROR, selfTest } from "../../src/graphs/self_test";
+import { bytesOf, type Hex, vectors } from "../vectors";
 
 let open: OpenGraph;
 
@@ -46,6 +47,22 @@ test("what rounds its inputs to 16 bits does not pass", async () => {
     } satisfies GraphSession;
   };
   await expect(selfTest(rounding)).rejects.toThrow("does not compute graphs exactly");
+});
+
+test("bytes are integers from 0 to 255, and go into inputs of their type alone", async () => {
+  const { model } = vectors<{ name: string; model: Hex }>("graphs.json").find(
+    ({ name }) => name === "bytes",
+  )!;
+  const session = await open(bytesOf(model));
+  const numbers = Array.from({ length: 256 }, (_, n) => n);
+  const x: Value = { type: "uint8", shape: [64, 4], data: Uint8Array.from(numbers) };
+  const found = await session.run(new Map([["x", x]]), ["y", "z"]);
+  expect(found.get("y")).toEqual({ ...x, type: "float32", data: Float32Array.from(numbers) });
+  expect(found.get("z")).toEqual(x);
+  const others: Value[] = [found.get("y")!, { ...x, type: "bool" }];
+  for (const other of others) {
+    await expect(session.run(new Map([["x", other]]), ["y"])).rejects.toThrow("cannot be run");
+  }
 });
 
 test("a graph's inputs have their sizes, and what it has not is refused", async () => {

@@ -63,6 +63,8 @@ function values(
   const length = shape.reduce((product, size) => product * size, 1);
   if (type === "int64") return { type, shape, data: new BigInt64Array(length) };
   if (type === "bool") return { type, shape, data: new Uint8Array(length).fill(1) };
+  if (type === "uint8")
+    return { type, shape, data: Uint8Array.from({ length }, () => 256 * random()) };
   return { type, shape, data: Float32Array.from({ length }, () => random() - 0.5) };
 }
 

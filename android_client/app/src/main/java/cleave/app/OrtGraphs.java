@@ -151,7 +151,9 @@ final class OrtGraphs implements OpenGraph {
             if (value.type == ElementType.INT64) {
                 return OnnxTensor.createTensor(environment, data.asLongBuffer(), value.shape());
             }
-            return OnnxTensor.createTensor(environment, data, value.shape(), OnnxJavaType.BOOL);
+            OnnxJavaType bytes =
+                    value.type == ElementType.BOOL ? OnnxJavaType.BOOL : OnnxJavaType.UINT8;
+            return OnnxTensor.createTensor(environment, data, value.shape(), bytes);
         }
 
         /** A copy: the tensor's own memory goes with it. */
@@ -174,6 +176,9 @@ final class OrtGraphs implements OpenGraph {
             }
             if (type == OnnxJavaType.BOOL) {
                 return ElementType.BOOL;
+            }
+            if (type == OnnxJavaType.UINT8) {
+                return ElementType.UINT8;
             }
             throw new GraphException("an output has elements of the type " + type);
         }

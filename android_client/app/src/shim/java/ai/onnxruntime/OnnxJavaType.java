@@ -5,6 +5,7 @@ public enum OnnxJavaType {
     FLOAT(1, 4),
     INT64(7, 8),
     BOOL(9, 1),
+    UINT8(2, 1),
     UNKNOWN(0, 0);
 
     /** ONNX's number of it. */

@@ -3,5 +3,6 @@ package ai.onnxruntime;
 public enum OnnxJavaType {
     FLOAT,
     INT64,
-    BOOL
+    BOOL,
+    UINT8
 }

@@ -6,17 +6,23 @@ import static org.junit.Assert.assertThrows;
 import static org.junit.Assert.assertTrue;
 
 import cleave.core.graphs.ElementType;
+import cleave.core.graphs.FetchOrder;
 import cleave.core.graphs.GraphCheck;
 import cleave.core.graphs.GraphException;
 import cleave.core.graphs.GraphInput;
+import cleave.core.graphs.GraphOrder;
 import cleave.core.graphs.GraphSession;
+import cleave.core.graphs.GraphStore;
 import cleave.core.graphs.OpenGraph;
 import cleave.core.graphs.SelfTest;
 import cleave.core.graphs.Value;
+import cleave.core.kernels.DType;
+import cleave.core.kernels.Numbers;
 import cleave.core.protocol.Vectors;
 import com.google.gson.JsonObject;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
@@ -102,6 +108,38 @@ public class OrtGraphsTest {
             }
         }
         session.close();
+    }
+
+    @Test
+    public void bytesAreIntegersFrom0To255AndAreNotFetched() throws Exception {
+        GraphStore store = new GraphStore(graphs);
+        store.keepGraph(1, model("bytes"));
+        ByteBuffer payload = ByteBuffer.allocate(256);
+        for (int i = 0; i < 256; i++) {
+            payload.put(i, (byte) i);
+        }
+        store.keepIndices(2, ElementType.ofIndices("uint8"), payload);
+        for (int x = 2; x < 4; x++) { // as it was put, and as the first run kept it
+            List<Long> outputs = Arrays.asList(x + 10L, x + 1L);
+            store.run(
+                    new GraphOrder(
+                            7, 1, Collections.singletonList((long) x), outputs,
+                            Arrays.asList(1024L, 256L)));
+            ByteBuffer y = store.fetch(new FetchOrder(8, x + 10L, 0, 64, 4, DType.FP32));
+            float[] numbers = Numbers.widened(y, DType.FP32);
+            assertEquals(256, numbers.length);
+            for (int i = 0; i < 256; i++) {
+                assertEquals(i, numbers[i], 0);
+            }
+            FetchOrder bytes = new FetchOrder(9, x, 0, 64, 4, DType.FP32);
+            assertThrows(GraphException.class, () -> store.fetch(bytes));
+        }
+        store.keepIndices(5, ElementType.BOOL, payload);
+        GraphOrder wrong =
+                new GraphOrder(
+                        7, 1, Collections.singletonList(5L), Arrays.asList(0L, 0L),
+                        Collections.emptyList());
+        assertThrows(GraphException.class, () -> store.run(wrong));
     }
 
     @Test

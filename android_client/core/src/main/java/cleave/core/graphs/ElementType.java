@@ -4,7 +4,8 @@ package cleave.core.graphs;
 public enum ElementType {
     FLOAT32("fp32", 4),
     INT64("int64", 8),
-    BOOL("bool", 1);
+    BOOL("bool", 1),
+    UINT8("uint8", 1);
 
     /** Its name in messages. */
     public final String wireName;

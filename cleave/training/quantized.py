@@ -1,0 +1,201 @@
+"""Frozen weights in 4 or 8 bits beside trained adapters (QLoRA, arXiv 2305.14314).
+
+A weight is cut into blocks of `BLOCK` elements along its rows. A block has one scale, its largest
+magnitude, and a code for each element. Codes and scales are buffers, so they go to devices as any
+frozen weight does, and a layer's graph makes the weight of them: no device holds a whole one for
+longer than its product takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cleave.workload.quantization import BLOCK, Bits
+
+CODES: Final = "codes"
+SCALES: Final = "scales"
+
+NORMAL_FLOAT: Final = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The 16 values of NF4: quantiles of the normal distribution (arXiv 2305.14314, appendix E)."""
+
+_MIDDLE: Final = 128  # the code of zero in 8 bits, in which distances are equal
+_LARGEST: Final = 127
+_AT_ONCE: Final = 2**22  # elements that are quantized at once: more take memory for nothing
+
+
+def can_quantize(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Say whether a module is a frozen linear layer whose rows are whole blocks."""
+    return (
+        type(module) is nn.Linear
+        and not module.weight.requires_grad
+        and module.in_features % BLOCK == 0
+    )
+
+
+def quantize(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of a matrix.
+
+    Args:
+        weight: shape (rows, columns), columns a multiple of `BLOCK`.
+        bits: the width of a code.
+
+    Returns:
+        Codes, uint8, shape (rows, columns / codes per byte), and scales, bf16, shape
+        (rows, columns / BLOCK).
+    """
+    rows, columns = weight.shape
+    codes = torch.empty(rows, columns // bits.codes_per_byte, dtype=torch.uint8)
+    scales = torch.empty(rows, columns // BLOCK, dtype=torch.bfloat16)
+    step = max(1, _AT_ONCE // columns)
+    for first in range(0, rows, step):
+        part = slice(first, first + step)
+        codes[part], scales[part] = _quantized(weight[part].detach().float(), bits)
+    return codes, scales
+
+
+def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
+    blocks = weight.reshape(len(weight), -1, BLOCK)
+    scales = blocks.abs().amax(-1).bfloat16()  # which rounds: codes are of what it becomes
+    unit = blocks / torch.where(scales == 0, 1, scales.float())[..., None]
+    if bits is Bits.EIGHT:
+        steps = (unit * _LARGEST).round().clamp(-_LARGEST, _LARGEST)
+        return (steps + _MIDDLE).to(torch.uint8).flatten(1), scales
+    values = torch.tensor(NORMAL_FLOAT)
+    between = (values[1:] + values[:-1]) / 2
+    nearest = torch.bucketize(unit, between).to(torch.uint8).flatten(1)
+    return nearest[:, ::2] | nearest[:, 1::2] << 4, scales
+
+
+def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
+    """Return the matrix that codes and scales stand for, in fp32.
+
+    Its operations are among those that ONNX Runtime has on every device.
+
+    Args:
+        codes, scales: see `quantize`; which width the codes have follows from their shapes.
+    """
+    rows, blocks = scales.shape
+    each = scales.float()
+    if codes.shape[1] == blocks * BLOCK:
+        values, each = codes.float() - _MIDDLE, each / _LARGEST
+    else:
+        values = F.embedding(codes.int(), _pairs(codes.device))
+    return (values.reshape(rows, blocks, BLOCK) * each[..., None]).reshape(rows, blocks * BLOCK)
+
+
+def _pairs(device: torch.device) -> Tensor:
+    """Return both values of every byte of codes, shape (256, 2)."""
+    values = torch.tensor(NORMAL_FLOAT, device=device)
+    return torch.stack([values.repeat(16), values.repeat_interleave(16)], dim=1)
+
+
+class _Product(torch.autograd.Function):
+    """Multiplies by a quantized weight, and keeps its codes, not the weight, for the gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+        return x @ dequantize(codes, scales).to(x.dtype).t()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        _, codes, scales = inputs
+        ctx.save_for_backward(codes, scales)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        return gradient @ dequantize(*ctx.saved_tensors).to(gradient.dtype), None, None
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with a frozen weight in 4 or 8 bits.
+
+    Args:
+        linear: whose weight and bias it has; its weight is not kept.
+        bits: the width of a code.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, linear: nn.Linear, bits: Bits) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bits = bits
+        codes, scales = quantize(linear.weight, bits)
+        self.register_buffer(CODES, codes)
+        self.register_buffer(SCALES, scales)
+        self.bias = linear.bias
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the weight in fp32, made anew at each call; changing it changes nothing."""
+        return dequantize(self.codes, self.scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x W^T + b, of x's dtype."""
+        y: Tensor = _Product.apply(x, self.codes, self.scales)  # type: ignore[no-untyped-call]
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        """Return what `print` shows of it."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, bits={int(self.bits)}"
+        )
+
+    def dequantized(self) -> nn.Linear:
+        """Return a plain layer that computes the same."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        linear.weight = nn.Parameter(self.weight, requires_grad=False)
+        linear.bias = self.bias
+        return linear
+
+
+def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = ()) -> None:
+    """Quantize a model's frozen linear layers in place, one after the other.
+
+    Args:
+        model: the model.
+        bits: the width of a code.
+        keep: modules that stay as they are, as the LM head.
+    """
+    for parent in list(model.modules()):
+        for name, module in parent.named_children():
+            if can_quantize(module) and module not in keep:
+                setattr(parent, name, QuantizedLinear(module, bits))
+
+
+def dequantize_all(model: nn.Module) -> None:
+    """Replace a model's quantized layers by plain ones that compute the same, in place."""
+    for parent in list(model.modules()):
+        for name, module in parent.named_children():
+            if isinstance(module, QuantizedLinear):
+                setattr(parent, name, module.dequantized())
+
+
+def matrix_shapes(held: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Return rows and columns of a layer's matrices by name; a quantized one has its codes' name.
+
+    Args:
+        held: its parameters and buffers by name.
+    """
+    found = {}
+    for name, tensor in held.items():
+        parent, dot, last = name.rpartition(".")
+        scales = held.get(f"{parent}{dot}{SCALES}") if last == CODES else None
+        if scales is not None:
+            found[name] = (scales.shape[0], scales.shape[1] * BLOCK)
+        elif tensor.dim() > 1 and not (last == SCALES and f"{parent}{dot}{CODES}" in held):
+            found[name] = (tensor.numel() // tensor.shape[-1], tensor.shape[-1])
+    return found

@@ -1,0 +1,35 @@
+"""The sizes of weights in 4 or 8 bits; `cleave.training.quantized` makes them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+BLOCK: Final = 64
+"""Elements of a row that share a scale (QLoRA, arXiv 2305.14314, section 4)."""
+
+
+class Bits(IntEnum):
+    """The width of a weight's code."""
+
+    FOUR = 4
+    """NF4, two codes to a byte, the first in its lower half."""
+
+    EIGHT = 8
+    """Integers of equal distance."""
+
+    @property
+    def codes_per_byte(self) -> int:
+        """Return how many codes a byte has."""
+        return 8 // self
+
+
+def quantized_bytes(rows: int, columns: int, bits: Bits, scale_bytes: int) -> int:
+    """Return the bytes of a matrix in so many bits, with its scales.
+
+    Args:
+        rows, columns: of the matrix; columns a multiple of `BLOCK`.
+        bits: the width of a code.
+        scale_bytes: of a scale as it travels.
+    """
+    return rows * columns // bits.codes_per_byte + rows * columns // BLOCK * scale_bytes

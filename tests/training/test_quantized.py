@@ -1,0 +1,305 @@
+"""Frozen weights in 4 or 8 bits: what they become, and what training beside them gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+
+import cleave
+from cleave.arrays import DType
+from cleave.errors import UsageError
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
+from cleave.training.adapters import add_adapters, frozen_digest
+from cleave.training.data import BatchLoader
+from cleave.training.export import export_run, find_checkpoint
+from cleave.training.job import JobSpec
+from cleave.training.lora import LoraSpec
+from cleave.training.quantized import (
+    NORMAL_FLOAT,
+    QuantizedLinear,
+    dequantize,
+    dequantize_all,
+    matrix_shapes,
+    quantize,
+)
+from cleave.training.stage_work import ModelWork
+from cleave.training.trained import open_trained
+from cleave.training.trainer import TrainContext, prepare
+from cleave.workload.models.build import load_folder
+from cleave.workload.quantization import BLOCK, Bits
+from cleave.workload.stages import Adapters, StageSizes
+from tests.graphs.models import small_model
+from tests.training.test_lora import logits, losses, run_in, save_model
+
+WIDE = {"hidden_size": BLOCK, "intermediate_size": 2 * BLOCK, "head_dim": 16}
+BITS = pytest.mark.parametrize("bits", list(Bits))
+
+
+@given(
+    st.integers(1, 5), st.integers(1, 3), st.sampled_from(list(Bits)), st.integers(-60, 60),
+    st.integers(0, 2**32),
+)  # fmt: skip
+def test_an_element_is_off_by_half_a_step_at_most(
+    rows: int, blocks: int, bits: Bits, exponent: int, seed: int
+) -> None:
+    made = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, blocks * BLOCK, generator=made) * 2.0**exponent
+    codes, scales = quantize(weight, bits)
+    assert codes.dtype is torch.uint8
+    assert codes.numel() * 8 == weight.numel() * bits
+    off = (dequantize(codes, scales) - weight).reshape(rows, blocks, BLOCK).abs().amax(-1)
+    values = torch.tensor(NORMAL_FLOAT)
+    step = float((values[1:] - values[:-1]).max()) if bits is Bits.FOUR else 1 / 127
+    rounded = 2**-8  # of a scale, and so of the largest element
+    assert torch.all(off <= (step / 2 + rounded) * 1.01 * scales.float())
+
+
+@BITS
+def test_what_is_quantized_again_stays_the_same(bits: Bits) -> None:
+    once = dequantize(*quantize(torch.randn(8, 4 * BLOCK), bits))
+    assert torch.equal(dequantize(*quantize(once, bits)), once)
+
+
+@BITS
+def test_zeros_stay_zeros(bits: Bits) -> None:
+    assert not dequantize(*quantize(torch.zeros(2, BLOCK), bits)).any()
+
+
+def test_four_bits_are_the_nearest_of_the_sixteen_values() -> None:
+    weight = torch.linspace(-1, 1, 16 * BLOCK).reshape(16, BLOCK)
+    weight[:, 0] = 1  # so that scales are 1
+    values = torch.tensor(NORMAL_FLOAT)
+    nearest = values[(weight[..., None] - values).abs().argmin(-1)]
+    assert torch.equal(dequantize(*quantize(weight, Bits.FOUR)), nearest)
+
+
+@BITS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_multiplies_by_the_weight_that_it_shows(bits: Bits, dtype: torch.dtype) -> None:
+    layer = QuantizedLinear(nn.Linear(2 * BLOCK, 24), bits)
+    plain = layer.dequantized()
+    x = torch.randn(3, 5, 2 * BLOCK, dtype=dtype)
+    found, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+    with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+        y, wanted = layer(found), plain(expected)
+    assert torch.allclose(y.float(), wanted.float(), atol=1e-5 if dtype is torch.float32 else 2e-2)
+    torch.autograd.backward([y, wanted], [torch.ones_like(y), torch.ones_like(wanted)])
+    assert found.grad is not None
+    assert expected.grad is not None
+    assert torch.allclose(found.grad, expected.grad, atol=1e-5 if dtype is torch.float32 else 0.1)
+
+
+def test_the_gradient_keeps_codes_and_no_weight() -> None:
+    layer = QuantizedLinear(nn.Linear(4 * BLOCK, 4 * BLOCK), Bits.FOUR)
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(torch.randn(2, 4 * BLOCK, requires_grad=True))
+    assert sum(t.numel() * t.itemsize for t in kept) < 4 * BLOCK * 4 * BLOCK
+
+
+@BITS
+def test_shapes_of_products_are_those_before(bits: Bits) -> None:
+    plain: nn.Module = small_model("llama", **WIDE)
+    before = matrix_shapes(dict(plain.named_parameters()))
+    adapted = add_adapters(plain, LoraSpec(4, targets=("q_proj",), bits=bits))
+    base = adapted.get_base_model()
+    held = dict(base.named_parameters()) | dict(base.named_buffers())
+    after = {
+        name.replace(".base_layer", "").replace(".codes", ".weight"): shape
+        for name, shape in matrix_shapes(held).items()
+        if ".lora_" not in name
+    }
+    assert after == before
+
+
+def test_what_is_trained_whole_and_the_head_are_not_quantized() -> None:
+    spec = LoraSpec(4, targets=("q_proj",), save=("up_proj",), bits=4)
+    adapted = add_adapters(small_model("llama", **WIDE), spec)
+    quantized = {n for n, m in adapted.named_modules() if isinstance(m, QuantizedLinear)}
+    assert not any("up_proj" in name or "lm_head" in name for name in quantized)
+    assert len(quantized) == 2 * 6  # of 7 in each layer
+    assert all(p.is_floating_point() for p in adapted.parameters())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_without_such_layers_is_refused(family: str) -> None:
+    with pytest.raises(UsageError, match=r"bits=4, and no layer of .* can be quantized"):
+        add_adapters(small_model(family), LoraSpec(4, bits=4))
+
+
+def test_tiles_are_refused() -> None:
+    with pytest.raises(UsageError, match="tiles take no quantized weights; give --method stages"):
+        JobSpec("opt-nano", lora="r=4,bits=4", method="tiles")
+    with pytest.raises(UsageError, match="bits=5; give 4 or 8"):
+        JobSpec("opt-nano", lora="r=4,bits=5")
+
+
+def test_the_digest_sees_codes() -> None:
+    adapted = add_adapters(small_model("llama", **WIDE), LoraSpec(4, bits=4))
+    before = frozen_digest(adapted)
+    one = next(m for m in adapted.modules() if isinstance(m, QuantizedLinear))
+    one.codes[0, 0] ^= 1
+    assert frozen_digest(adapted) != before
+
+
+def test_the_report_names_them() -> None:
+    with cleave.emulated(2) as fleet:
+        model = add_adapters(small_model("llama", **WIDE), LoraSpec(4, bits=4))
+        with pytest.warns(UserWarning, match="tiles take no quantized weights"):
+            report = cleave.offload(model, fleet, method="tiles")
+        cleave.restore(model)
+    assert "tiles take no quantized weights" in str(report)
+    assert report.shortfall
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small Llama whose rows are whole blocks, and its tokenizer."""
+    return save_model(tmp_path_factory.mktemp("base") / "small", **WIDE)
+
+
+def job_of(base: Path, corpus: Path, lora: str, **more: Any) -> JobSpec:
+    settings = {"method": "local", "steps": 4, "checkpoint_every": 1, "learning_rate": 0.01, **more}
+    return JobSpec(str(base), str(corpus), batch=2, seq=16, lora=lora, **settings)
+
+
+def plain_losses(job: JobSpec, bits: Bits) -> list[float]:
+    """Train with `peft` and PyTorch alone beside plain layers of the dequantized weights."""
+    data = prepare(job, TrainContext(None, lambda record: None))
+    model, _ = load_folder(job.model)
+    for module in model.model.modules():
+        if isinstance(module, nn.Linear):
+            with torch.no_grad():
+                module.weight.copy_(dequantize(*quantize(module.weight, bits)))
+    torch.manual_seed(job.seed)
+    adapted = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
+    )
+    trained = [p for p in adapted.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=job.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
+    )
+    loader = BatchLoader(data.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
+    found = []
+    for _ in range(job.steps):
+        ids, labels = loader.next_batch()
+        made = adapted(input_ids=ids, use_cache=False).logits
+        loss = nn.functional.cross_entropy(made.flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@BITS
+@pytest.mark.parametrize(
+    ("method", "dtype", "within"),
+    [
+        ("local", "fp32", 1e-5),
+        ("local", "bf16", 2e-3),
+        pytest.param("stages", "fp32", 1e-5, marks=pytest.mark.slow),
+        pytest.param("stages", "bf16", 2e-3, marks=pytest.mark.slow),
+    ],
+)
+def test_losses_are_those_of_peft_beside_the_dequantized_weights(
+    tmp_path: Path,
+    base: Path,
+    corpus_file: Path,
+    bits: Bits,
+    method: str,
+    dtype: str,
+    within: float,
+) -> None:
+    lora = f"r=4,targets=q_proj+down_proj,bits={int(bits)}"
+    job = job_of(
+        base, corpus_file, lora, method=method, dtype=dtype, schedule="constant", warmup_steps=0
+    )
+    with cleave.emulated(2) as fleet:
+        found = losses(job, run_in(tmp_path), None if method == "local" else fleet)
+    assert found == pytest.approx(plain_losses(job, bits), rel=within)
+
+
+@pytest.mark.slow
+def test_frozen_weights_travel_once_in_a_fraction_of_their_bytes(base: Path) -> None:
+    frozen = {}
+    for bits in (0, 8, 4):
+        model, _ = load_folder(base)
+        add_adapters(model, LoraSpec(4, targets=("q_proj",), bits=bits))
+        graphs = model_graphs(model, 16, GraphCache.of_user())
+        work = ModelWork(model, graphs, DType.BF16)
+        layer = work.costs([32], 16, DType.BF16).layers[0]
+        frozen[bits] = layer.frozen_bytes
+        assert layer.flops == pytest.approx(work.costs([32], 16, DType.FP32).layers[0].flops)
+    scales = 2 / BLOCK  # bytes for each element
+    assert frozen[8] / frozen[0] == pytest.approx((1 + scales) / 2, rel=0.02)
+    assert frozen[4] / frozen[0] == pytest.approx((0.5 + scales) / 2, rel=0.02)
+
+
+@pytest.mark.slow
+@BITS
+def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -> None:
+    model, spec = load_folder(base)
+    add_adapters(model, LoraSpec(4, targets=("q_proj", "v_proj"), bits=bits))
+    graphs = model_graphs(model, 16, GraphCache.of_user())
+    theirs = ModelWork(model, graphs, DType.BF16).costs([32, 32], 16, DType.BF16)
+    mine = StageSizes(spec, 16, adapters=Adapters(4, bits=bits)).costs([32, 32])
+    for cost, expected in zip(
+        [*mine.layers, mine.loss], [*theirs.layers, theirs.loss], strict=True
+    ):
+        assert cost.frozen_bytes == expected.frozen_bytes
+        assert cost.weight_bytes == expected.weight_bytes
+        assert cost.dequantized_bytes == expected.dequantized_bytes
+        assert cost.largest_bytes == expected.largest_bytes
+        assert cost.flops == pytest.approx(expected.flops, rel=0.02)
+    assert theirs.layers[0].dequantized_bytes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", ["r=4,bits=4", "r=4,bits=8,dora,targets=q_proj"])
+def test_a_run_goes_on_and_is_exported(
+    tmp_path: Path, base: Path, corpus_file: Path, lora: str
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    whole = losses(job_of(base, corpus_file, lora), run_in(tmp_path, "whole"))
+    run = run_in(tmp_path)
+    first = losses(job_of(base, corpus_file, lora, steps=2), run)
+    assert first + losses(job_of(base, corpus_file, lora), run, resume=True) == whole
+    assert all(".lora_" in n for n in find_checkpoint(run).tensors if n.startswith("model."))
+
+    ours = open_trained(run.path)
+    ids = ours.tokenizer.encode_batch(["def step(a, b):"])[0].tolist()
+    expected = logits(ours.model, ids)
+    export_run(run, tmp_path / "merged", merge=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(merged, ids), expected, atol=1e-4)
+    export_run(run, tmp_path / "adapters")
+    beside_plain = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters")
+    assert torch.allclose(logits(beside_plain, ids), expected, atol=0.5)
+
+
+def test_dequantizing_a_model_changes_nothing() -> None:
+    adapted = add_adapters(small_model("llama", **WIDE), LoraSpec(4, bits=4))
+    ids = torch.arange(16)[None]
+    with torch.no_grad():
+        before = adapted.eval()(input_ids=ids).logits
+        dequantize_all(adapted)
+        after = adapted(input_ids=ids).logits
+    assert not any(isinstance(m, QuantizedLinear) for m in adapted.modules())
+    assert torch.allclose(after, before, atol=1e-5)
