@@ -181,7 +181,8 @@ def theirs(case: Case, job: JobSpec, rates: list[float], folder: Path) -> Curve:
         model,
         TrainingArguments(
             str(folder), per_device_train_batch_size=job.batch, max_steps=job.steps, use_cpu=True,
-            learning_rate=job.learning_rate, report_to=[], save_strategy="no", disable_tqdm=True, log_level="error",
+            learning_rate=job.learning_rate, report_to=[], save_strategy="no", disable_tqdm=True,
+            log_level="error",
             logging_strategy="no", remove_unused_columns=False, **settings,
         ),
         train_dataset=rows,
