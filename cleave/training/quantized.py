@@ -2,8 +2,8 @@
 
 A weight is cut into blocks of `BLOCK` elements along its rows. A block has one scale, its largest
 magnitude, and a code for each element. Codes and scales are buffers, so they go to devices as any
-frozen weight does, and a layer's graph makes the weight of them: no device holds a whole one for
-longer than its product takes.
+frozen weight does, and a layer's graph makes its weights of them: a device holds those of one layer
+in fp32, for as long as the graph runs.
 """
 
 from __future__ import annotations

@@ -124,6 +124,14 @@ def test_adapters_alone_travel_up() -> None:
     assert "LoRA of rank 8" in words(shown(*SMALL, "--lora", "8"))
 
 
+def test_weights_in_four_bits_take_less_of_a_device() -> None:
+    adapters = (*SMALL, "--lora", "8", "--method", "stages")
+    plain, coded = (document(*adapters, *more)["methods"][0] for more in ((), ("--lora-bits", "4")))
+    assert coded["device_memory_bytes"] < plain["device_memory_bytes"]
+    said = words(shown(*adapters, "--lora-bits", "4"))
+    assert "LoRA of rank 8 beside weights in 4 bits" in said
+
+
 def test_a_method_that_is_not_possible_says_why(tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.toml"
     fleet.write_text(TWO_KINDS.replace("memory_bytes = 1e9", "memory_bytes = 3e7").replace(
@@ -254,6 +262,8 @@ def test_time_against_energy(tmp_path: Path) -> None:
         ((*SMALL, "--objective", "energy", "--crossing"), "--objective energy plans tiles"),
         ((*SMALL, "--gradients", "fp8"), "'fp8'"),
         ((*SMALL, "--lora", "-1"), "--lora is -1"),
+        ((*SMALL, "--lora", "8", "--lora-bits", "5"), "--lora-bits is 5; give 4 or 8"),
+        ((*SMALL, "--lora-bits", "4"), "--lora-bits is 4, and no weight is frozen; add --lora RANK"),
         ((*SMALL, "--method", "tiles", "--crossing"), "--crossing is about stages"),
         ((*SMALL, "--method", "stages", "--plot", "a.png"), "--plot draws tiles"),
         (("--gemm", "4,4,4", "--ps-gflops", "inf"), "--ps-gflops is inf"),

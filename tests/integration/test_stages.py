@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +21,25 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.traffic import TrafficKind
 from cleave.server.fleet_server import Server
+from cleave.training.records import Record, StepRecord
+from cleave.training.run_folder import RunFolder
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
+from cleave.training.trainer import TrainContext, train
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
 from tests.graphs.models import plain_gradients, small_model, trained
-from tests.integration.processes import started, until, wait_for_event
+from tests.integration.processes import (
+    PATIENCE_S,
+    losses,
+    own_address,
+    server,
+    stages_job,
+    started,
+    training_by_stages,
+    until,
+    wait_for_event,
+)
 from tests.training.test_staged import KEPT, EvenStages, SlicedLoss
 
 pytestmark = pytest.mark.slow
@@ -76,6 +91,29 @@ def backward(message: Message) -> bool:
 def upload(message: Message) -> bool:
     """Say whether a device is asked for a sum of gradients: of a matrix that is no activation."""
     return isinstance(message, messages.Fetch) and message.rows > 2 * TOKENS
+
+
+def test_a_process_trains_beside_weights_in_four_bits(tmp_path: Path, corpus_file: Path) -> None:
+    lora = "r=4,bits=4"
+    alone: list[float] = []
+
+    def report(record: Record) -> None:
+        if isinstance(record, StepRecord):
+            alone.append(record.loss)
+
+    job = replace(stages_job(corpus_file, 2), method="local", lora=lora)
+    train(job, RunFolder.create(tmp_path / "runs", "alone"), TrainContext(None, report))
+    with server(tmp_path) as place:
+        command = (*training_by_stages(corpus_file, 2), "--lora", lora)
+        join = ("join", own_address(place), "--threads", "1", "--json")
+        with (
+            started(*join, cwd=tmp_path) as (_, said),
+            started(*command, "--server", place["operator_url"]) as (trainer, lines),
+        ):
+            wait_for_event(said, "ready")
+            found = losses(lines)
+            assert trainer.wait(PATIENCE_S) == 0
+    assert found == pytest.approx(alone, rel=1e-4)
 
 
 @pytest.mark.parametrize("when", [backward, upload])
