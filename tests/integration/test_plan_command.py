@@ -263,7 +263,10 @@ def test_time_against_energy(tmp_path: Path) -> None:
         ((*SMALL, "--gradients", "fp8"), "'fp8'"),
         ((*SMALL, "--lora", "-1"), "--lora is -1"),
         ((*SMALL, "--lora", "8", "--lora-bits", "5"), "--lora-bits is 5; give 4 or 8"),
-        ((*SMALL, "--lora-bits", "4"), "--lora-bits is 4, and no weight is frozen; add --lora RANK"),
+        (
+            (*SMALL, "--lora-bits", "4"),
+            "--lora-bits is 4, and no weight is frozen; add --lora RANK",
+        ),
         ((*SMALL, "--method", "tiles", "--crossing"), "--crossing is about stages"),
         ((*SMALL, "--method", "stages", "--plot", "a.png"), "--plot draws tiles"),
         (("--gemm", "4,4,4", "--ps-gflops", "inf"), "--ps-gflops is inf"),
