@@ -308,7 +308,8 @@ class Trainer:
             clip=job.clip,
             in_backward=lean and job.accumulate == 1,
         )
-        warmup = job.warmup_steps if job.warmup_steps >= 0 else min(100, job.steps // 10)
+        usual = min(100, max(1, job.steps // 10))
+        warmup = job.warmup_steps if job.warmup_steps >= 0 else usual
         peak = job.learning_rate or (LEARNING_RATE if job.lora else default_learning_rate(spec))
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)

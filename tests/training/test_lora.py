@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +117,25 @@ def run_in(tmp_path: Path, name: str = "mine") -> RunFolder:
     return RunFolder.create(tmp_path / "runs", name)
 
 
-def plain_losses(job: JobSpec) -> list[float]:
-    """Train with `peft` and PyTorch alone."""
+def plain_losses(job: JobSpec, change: Callable[[nn.Module], None] | None = None) -> list[float]:
+    """Train with `peft` and PyTorch alone.
+
+    Args:
+        job: with adapters as `SMALL`.
+        change: changes the model before it gets adapters.
+    """
     from peft import LoraConfig, get_peft_model
 
     data = prepare(job, TrainContext(None, lambda record: None))
     model, _ = load_folder(job.model)
+    if change is not None:
+        change(model)
     torch.manual_seed(job.seed)
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
     adapted = get_peft_model(model, config)
     trained = [p for p in adapted.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=2e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    rate = job.learning_rate or 2e-4
+    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     loader = BatchLoader(data.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
     found = []
     for _ in range(job.steps):
