@@ -91,9 +91,10 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
 
 
 def _quantize(model: PeftModel, bits: Bits) -> None:
-    """Quantize the frozen linear layers, but for the LM head and what is trained whole.
+    """Quantize the frozen products of layers, but for what is trained whole.
 
-    What remains becomes fp32.
+    What remains becomes fp32. DoRA's norms become those of the weights as they are then, so that
+    adapters still change nothing at first.
 
     Raises:
         UsageError: when there are none that can be.
@@ -106,11 +107,17 @@ def _quantize(model: PeftModel, bits: Bits) -> None:
         if isinstance(whole, ModulesToSaveWrapper)
         for m in whole.modules()
     }
-    if (head := model.get_output_embeddings()) is not None:
-        keep |= set(head.modules())
     quantize_frozen(model, bits, keep)
     for parameter in model.parameters():
         parameter.data = parameter.data.float()
+    for module in model.modules():
+        for name, norms in getattr(module, "lora_magnitude_vector", {}).items():
+            norms.update_layer(
+                base_layer=module.get_base_layer(),
+                lora_A=module.lora_A[name].weight,
+                lora_B=module.lora_B[name].weight,
+                scaling=module.scaling[name],
+            )
     if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
         kinds = sorted({type(m).__name__ for m in model.modules() if _is_linear(m)})
         raise UsageError(

@@ -204,6 +204,11 @@ class JobSpec:
                 )
 
     def _check_adapters(self) -> None:
+        if self.lora and LoraSpec.of(self.lora).bits and self.journal:
+            raise UsageError(
+                f"--lora is {self.lora!r}, and --journal keeps products of tiles, which take no "
+                "quantized weights; leave out --journal, or bits"
+            )
         if self.lora and LoraSpec.of(self.lora).bits and self.method == Method.TILES.value:
             raise UsageError(
                 f"--lora is {self.lora!r}, and tiles take no quantized weights; give --method "

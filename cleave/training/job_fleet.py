@@ -27,6 +27,7 @@ from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import restore_rng, rng_state
 from cleave.training.job import FallbackMode, JobSpec, OffloadMode
 from cleave.training.journal import Journal, JournaledFleet
+from cleave.training.lora import LoraSpec
 from cleave.training.methods import predict_without_stages, tile_gemms
 from cleave.training.offload import restore, send
 from cleave.training.stage_setup import staged_model
@@ -95,6 +96,7 @@ class JobFleet:
         self._tiles: Multiplier | None = None
         self.staged: StagedModel | None = None
         self._said = ""
+        self._quantized = bool(job.lora and LoraSpec.of(job.lora).bits)
         method = Method(job.method)
         # The journal keeps products, and stages have none.
         self._looks = method is Method.AUTO and journal is None
@@ -110,7 +112,7 @@ class JobFleet:
             self._tiles = self._selection
             if journal is not None:
                 self._tiles = JournaledFleet(self._selection, journal)
-            if said := send(model, self._tiles).shortfall:
+            if (said := send(model, self._tiles).shortfall) and not self._quantized:
                 reports.note(said)
 
     def gradients(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float | None:
@@ -160,9 +162,12 @@ class JobFleet:
             self._looks = False
             self.staged = self._new_staged()
             return
-        gemms, dtype = tile_gemms(self._job, self._spec), DType(self._job.dtype)
-        predicted = predict_without_stages(gemms, dtype, self._fleet, self._selector)
-        said = f"no stages: {self._fleet.runtime.why_no_stages()}; {predicted}"
+        said = f"no stages: {self._fleet.runtime.why_no_stages()}; "
+        if self._quantized:
+            said += "the parameter server computes the layers alone"
+        else:
+            gemms, dtype = tile_gemms(self._job, self._spec), DType(self._job.dtype)
+            said += str(predict_without_stages(gemms, dtype, self._fleet, self._selector))
         if said != self._said:
             self._said = said
             self._reports.note(said)

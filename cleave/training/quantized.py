@@ -9,13 +9,13 @@ in fp32, for as long as the graph runs.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cleave.workload.quantization import BLOCK, Bits
+from cleave.workload.quantization import BLOCK, Bits, can_quantize
 
 CODES: Final = "codes"
 SCALES: Final = "scales"
@@ -31,15 +31,6 @@ NORMAL_FLOAT: Final = (
 _MIDDLE: Final = 128  # the code of zero in 8 bits, in which distances are equal
 _LARGEST: Final = 127
 _AT_ONCE: Final = 2**22  # elements that are quantized at once: more take memory for nothing
-
-
-def can_quantize(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Say whether a module is a frozen linear layer whose rows are whole blocks."""
-    return (
-        type(module) is nn.Linear
-        and not module.weight.requires_grad
-        and module.in_features % BLOCK == 0
-    )
 
 
 def quantize(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
@@ -145,7 +136,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b, of x's dtype."""
         y: Tensor = _Product.apply(x, self.codes, self.scales)  # type: ignore[no-untyped-call]
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
         """Return what `print` shows of it."""
@@ -163,16 +154,19 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = ()) -> None:
-    """Quantize a model's frozen linear layers in place, one after the other.
+    """Quantize the frozen products of a model's layers in place, one after the other.
 
     Args:
-        model: the model.
+        model: the model; its layers are what is in an `nn.ModuleList`.
         bits: the width of a code.
-        keep: modules that stay as they are, as the LM head.
+        keep: modules that stay as they are.
     """
-    for parent in list(model.modules()):
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    for parent in {module: None for layers in lists for module in layers.modules()}:
         for name, module in parent.named_children():
-            if can_quantize(module) and module not in keep:
+            if type(module) is not nn.Linear or module.weight.requires_grad or module in keep:
+                continue
+            if can_quantize(module.out_features, module.in_features, bits):
                 setattr(parent, name, QuantizedLinear(module, bits))
 
 

@@ -341,7 +341,7 @@ class ModelWork:
         trained = sum(held[n].numel() for n in trainable)
         each = self.dtype.itemsize
         frozen = sum(
-            held[n].numel() * (each if held[n].is_floating_point() else held[n].itemsize)
+            held[n].numel() * (each if held[n].dtype is torch.float32 else held[n].itemsize)
             for n in parameters
             if n not in trainable
         )
@@ -362,8 +362,12 @@ class ModelWork:
             return self._matrix(tensor)
         key = id(tensor if of is None else of), part
         if key not in self._frozen:
-            floats = tensor.is_floating_point()
-            self._frozen[key] = self._matrix(tensor) if floats else _codes(tensor)
+            if tensor.dtype is torch.uint8:
+                self._frozen[key] = _codes(tensor)
+            elif tensor.dtype is torch.bfloat16:  # scales, which more bits make no more exact
+                self._frozen[key] = _array(tensor, DType.BF16, TrafficKind.WEIGHTS)
+            else:
+                self._frozen[key] = self._matrix(tensor)
         return self._frozen[key]
 
     def _graph(self, model: bytes) -> StageGraph:

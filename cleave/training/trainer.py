@@ -70,6 +70,7 @@ from cleave.training.journal import (
 from cleave.training.lora import LEARNING_RATE, LoraSpec
 from cleave.training.offload import hold_weights, restore
 from cleave.training.optimizer import Optimizer, update_rule
+from cleave.training.quantized import QuantizedLinear
 from cleave.training.records import (
     DiskRecord,
     DoneRecord,
@@ -214,6 +215,12 @@ def train(
         model = adapted.get_base_model()
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         context.report(NoteRecord(f"training {trained:,} parameters of adapters"))
+        coded = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
+        if coded:
+            elements = sum(m.in_features * m.out_features for m in coded)
+            frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad) + elements
+            width = f"in {int(coded[0].bits)} bits"
+            context.report(NoteRecord(f"{elements:,} of {frozen:,} frozen weights are {width}"))
     else:
         model, spec = load_model(dataset.source, seed=job.seed)
     base = checkpoint.step if checkpoint else 0
@@ -641,6 +648,7 @@ def _lean(job: JobSpec, model: nn.Module) -> bool:
         p.numel() * (_BYTES_PER_PARAMETER if p.requires_grad else _BYTES_PER_FROZEN)
         for p in model.parameters()
     )
+    needed_bytes += sum(b.nbytes for b in model.buffers())  # codes of quantized weights
     return needed_bytes > memory_bytes / 2
 
 

@@ -15,7 +15,7 @@ from cleave.errors import UsageError
 from cleave.planner.coding import coded_ratio
 from cleave.planner.layer_memory import dequantized_bytes, working_bytes
 from cleave.planner.stages import LayerCost, StageModel
-from cleave.workload.quantization import BLOCK, Bits, quantized_bytes
+from cleave.workload.quantization import Bits, can_quantize, quantized_bytes
 from cleave.workload.registry import Family, ModelSpec
 
 _FP32_BYTES: Final = 4
@@ -29,7 +29,6 @@ _ATTENTION: Final = (
     *("self_attn_layer_norm", "input_layernorm"),
 )
 _DTYPES: Final = {2: "bf16", 4: "fp32"}  # in which stages travel, by bytes of an element
-_SCALE_BYTES: Final = 2  # on the PS
 _STATE_BYTES: Final = 16  # of a trained parameter: weight, gradient and two moments, in fp32
 
 
@@ -76,7 +75,7 @@ class Parameter:
         """
         if self.bits is None:
             return self.size * element_bytes
-        return quantized_bytes(self.rows, self.columns, self.bits, element_bytes)
+        return quantized_bytes(self.rows, self.columns, self.bits)
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,7 @@ class StageSizes:
             return _STATE_BYTES * trained
         coded = [p for p in self.layer if p.bits is not None]
         plain = self.spec.parameters - self.spec.layers * sum(p.size for p in coded)
-        kept = self.spec.layers * sum(p.travelling_bytes(_SCALE_BYTES) for p in coded)
+        kept = self.spec.layers * sum(p.travelling_bytes(_FP32_BYTES) for p in coded)
         return _STATE_BYTES * trained + _FP32_BYTES * plain + kept
 
     @property
@@ -338,8 +337,9 @@ def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iter
     if adapters.down:
         adapted |= {f"{name}.weight" for name in _LAST}
     for parameter in parameters:
-        coded = parameter.matrix and parameter.columns % BLOCK == 0
-        yield replace(parameter, trained=False, bits=adapters.bits if coded else None)
+        bits = adapters.bits if parameter.matrix else None
+        coded = bits is not None and can_quantize(parameter.rows, parameter.columns, bits)
+        yield replace(parameter, trained=False, bits=bits if coded else None)
         if parameter.name in adapted:
             name = parameter.name.removesuffix(".weight")
             yield Parameter(f"{name}.lora_A.weight", adapters.rank, parameter.columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cleave.errors import UsageError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.training.adapters import add_adapters, frozen_digest
+from cleave.training.audits import Auditor
 from cleave.training.export import export_run, find_checkpoint
 from cleave.training.job import JobSpec
 from cleave.training.lora import LoraSpec
@@ -34,7 +36,10 @@ from cleave.workload.models.build import load_folder
 from cleave.workload.quantization import BLOCK, Bits
 from cleave.workload.stages import Adapters, StageSizes
 from tests.graphs.models import small_model
+from tests.training.test_audits import activation, audited, lying
 from tests.training.test_lora import SMALL, logits, losses, plain_losses, run_in, save_model
+from tests.training.test_staged import batches
+from tests.training.test_staged import rows as rows_of
 
 WIDE = {"hidden_size": BLOCK, "intermediate_size": 2 * BLOCK, "head_dim": 16}
 BITS = pytest.mark.parametrize("bits", list(Bits))
@@ -83,10 +88,11 @@ def test_four_bits_are_the_nearest_of_the_sixteen_values() -> None:
 def test_a_layer_multiplies_by_the_weight_that_it_shows(bits: Bits, dtype: torch.dtype) -> None:
     layer = QuantizedLinear(nn.Linear(2 * BLOCK, 24), bits)
     plain = layer.dequantized()
-    x = torch.randn(3, 5, 2 * BLOCK, dtype=dtype)
+    x = torch.randn(3, 5, 2 * BLOCK)
     found, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
     with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
         y, wanted = layer(found), plain(expected)
+    assert y.dtype is wanted.dtype
     assert torch.allclose(y.float(), wanted.float(), atol=1e-5 if dtype is torch.float32 else 2e-2)
     torch.autograd.backward([y, wanted], [torch.ones_like(y), torch.ones_like(wanted)])
     assert found.grad is not None
@@ -137,9 +143,23 @@ def test_a_model_without_such_layers_is_refused(family: str) -> None:
         add_adapters(small_model(family), LoraSpec(4, bits=4))
 
 
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapters_change_nothing_at_first(dora: bool) -> None:
+    spec = LoraSpec(4, targets=("q_proj", "down_proj"), bits=4, dora=dora)
+    adapted = add_adapters(small_model("llama", **WIDE), spec).eval()
+    ids = torch.arange(16)[None]
+    with torch.no_grad():
+        found = adapted(input_ids=ids).logits
+        with adapted.disable_adapter():
+            without = adapted(input_ids=ids).logits
+    assert torch.allclose(found, without, atol=1e-6)
+
+
 def test_tiles_are_refused() -> None:
     with pytest.raises(UsageError, match="tiles take no quantized weights; give --method stages"):
         JobSpec("opt-nano", lora="r=4,bits=4", method="tiles")
+    with pytest.raises(UsageError, match="--journal keeps products of tiles, which take no quant"):
+        JobSpec("opt-nano", lora="r=4,bits=4", journal=True)
     with pytest.raises(UsageError, match="bits=5; give 4 or 8"):
         JobSpec("opt-nano", lora="r=4,bits=5")
 
@@ -243,6 +263,20 @@ def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -
         assert cost.largest_bytes == expected.largest_bytes
         assert cost.flops == pytest.approx(expected.flops, rel=0.02)
     assert theirs.layers[0].dequantized_bytes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lies", [False, True])
+def test_audits_repeat_what_devices_do_beside_quantized_weights(lies: bool) -> None:
+    model = small_model("llama", **WIDE)
+    add_adapters(model, LoraSpec(4, targets=("q_proj",), bits=4))
+    auditor = Auditor(100.0, random.Random(1))  # everything
+    with lying(activation if lies else lambda order: False) as fleet:
+        staged = audited(fleet, model, GraphCache.of_user(), auditor)
+        for ids in batches(2):
+            staged.gradients(rows_of(ids))
+    assert auditor.counters.outputs > 0
+    assert (auditor.counters.faults > 0) == lies
 
 
 @pytest.mark.slow

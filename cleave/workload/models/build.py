@@ -151,7 +151,7 @@ def load_folder(
 ) -> "tuple[PreTrainedModel, ModelSpec]":
     """Load the causal language model in a Hugging Face folder, fp32 on the CPU, in training mode.
 
-    With ``narrow`` its weights have the dtype that they have in the folder.
+    With ``narrow`` its weights have the dtype that its config names, as those of most folders do.
 
     The folder holds ``config.json`` and safetensors weights, in one file or sharded with an index.
     Every dropout probability of its config is set to 0, except the main one, which becomes
@@ -201,6 +201,8 @@ def load_folder(
             "use a folder with a causal language model, such as OPT or Llama."
         ) from error
     _check_report(report, folder)
+    if any(b.is_floating_point() and b.dtype is not torch.float32 for b in model.buffers()):
+        return load_folder(path, dropout=dropout)  # constants of the model would be rounded
     _own_memory(model)
     counted = sum(parameter.numel() for parameter in model.parameters())
     if counted != spec.parameters:
