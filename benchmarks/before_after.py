@@ -149,7 +149,10 @@ def main() -> None:
             )
             if options.json:
                 values = {"before": row.before, "after": row.after, "ratio": row.ratio}
-                print(json.dumps({"figure": f"{row.benchmark}: {row.figure.name}", **values}), flush=True)
+                print(
+                    json.dumps({"figure": f"{row.benchmark}: {row.figure.name}", **values}),
+                    flush=True,
+                )
             else:
                 print(
                     f"{row.benchmark}: {row.figure.name}: before {before}, after {after}; "

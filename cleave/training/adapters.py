@@ -42,7 +42,7 @@ _SAMPLES: Final = 4096  # elements of each frozen weight that its digest is of
 
 
 def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
-    """Load a model with adapters; weights that are to be quantized are never there in fp32.
+    """Load a model with adapters; one to be quantized is loaded as narrow as its folder has it.
 
     Args:
         source: the model.

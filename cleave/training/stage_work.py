@@ -341,9 +341,8 @@ class ModelWork:
         trained = sum(held[n].numel() for n in trainable)
         each = self.dtype.itemsize
         frozen = sum(
-            held[n].numel() * (each if held[n].dtype is torch.float32 else held[n].itemsize)
-            for n in parameters
-            if n not in trainable
+            t.numel() * (self._dtype_of(t).itemsize if t.is_floating_point() else t.itemsize)
+            for t in (held[n] for n in parameters if n not in trainable)
         )
         return frozen, trained * each, trained * gradients.itemsize, trained * _FP32_BYTES
 
@@ -362,13 +361,14 @@ class ModelWork:
             return self._matrix(tensor)
         key = id(tensor if of is None else of), part
         if key not in self._frozen:
-            if tensor.dtype is torch.uint8:
-                self._frozen[key] = _codes(tensor)
-            elif tensor.dtype is torch.bfloat16:  # scales, which more bits make no more exact
-                self._frozen[key] = _array(tensor, DType.BF16, TrafficKind.WEIGHTS)
-            else:
-                self._frozen[key] = self._matrix(tensor)
+            coded = tensor.dtype is torch.uint8
+            self._frozen[key] = _codes(tensor) if coded else self._matrix(tensor)
         return self._frozen[key]
+
+    def _dtype_of(self, tensor: Tensor) -> DType:
+        """Return in which dtype a parameter travels: more bits make no bf16 more exact."""
+        narrow = tensor.dtype is torch.bfloat16 and not tensor.requires_grad
+        return DType.BF16 if narrow else self.dtype
 
     def _graph(self, model: bytes) -> StageGraph:
         """Return a graph to be sent, the same for the same model."""
@@ -380,15 +380,16 @@ class ModelWork:
         return self._made[model]
 
     def _matrix(self, tensor: Tensor) -> StageArray:
-        matrix = tensor.detach().to(_TORCH[self.dtype])
+        dtype = self._dtype_of(tensor)
+        matrix = tensor.detach().to(_TORCH[dtype])
         matrix = matrix[None] if matrix.dim() < 2 else matrix.reshape(-1, matrix.shape[-1])
-        whole = _array(matrix, self.dtype, TrafficKind.WEIGHTS)
+        whole = _array(matrix, dtype, TrafficKind.WEIGHTS)
         if whole.nbytes <= self._message_bytes:
             return whole
         row_bytes = whole.nbytes // whole.rows
         step = max(1, min(self._message_bytes, _PART_BYTES) // row_bytes)
         parts = (
-            _array(matrix[n : n + step], self.dtype, TrafficKind.WEIGHTS)
+            _array(matrix[n : n + step], dtype, TrafficKind.WEIGHTS)
             for n in range(0, whole.rows, step)
         )
         return replace(whole, parts=tuple(parts))
