@@ -303,3 +303,23 @@ def test_adapters_multiply_here_whatever_came_first(base: Path) -> None:
             counted.append((counters.gemms, counters.downlink_bytes, counters.uplink_bytes))
             cleave.restore(model)
     assert counted[0] == counted[1]
+
+
+@pytest.mark.slow
+def test_frozen_weights_of_a_bf16_model_go_by_stages_as_they_are() -> None:
+    ids = torch.arange(32).reshape(2, 16)
+    found = []
+    for narrow in (False, True):
+        model: Any = small_model("llama").bfloat16()
+        if not narrow:
+            model = model.float()
+        add_adapters(model, LoraSpec(4, targets=("q_proj",)))
+        with cleave.emulated(2) as fleet:
+            cleave.offload(model, fleet, method="stages")
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            found.append((loss.item(), fleet.counters().downlink_bytes))
+            cleave.restore(model)
+    (exact, wide_bytes), (close, narrow_bytes) = found
+    assert close == pytest.approx(exact, rel=1e-3)  # activations are bf16 outside the layers
+    assert narrow_bytes < wide_bytes
