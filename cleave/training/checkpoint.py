@@ -283,7 +283,7 @@ def _write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor]) -> str:
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     parts: Iterator[bytes | memoryview] = chain(
-        (len(text).to_bytes(8, "little"), text), (_bytes_of(tensors[name]) for name in order)
+        (len(text).to_bytes(8, "little"), text), (bytes_of(tensors[name]) for name in order)
     )
     for part in parts:
         digest.update(part)
@@ -291,7 +291,7 @@ def _write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the elements in row-major order, without a copy if they lie so on the CPU already."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import IO, Final, TypeVar
 
 from cleave.errors import CleaveError
 
@@ -46,6 +46,13 @@ def cannot_write(path: Path, error: OSError) -> CleaveError:
         f"{str(path)!r} cannot be written ({error.strerror or error}): "
         "free some space there, or choose another folder."
     )
+
+
+def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Write all of these bytes to a file without a buffer."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 class Patience:

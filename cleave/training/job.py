@@ -103,6 +103,7 @@ class JobSpec:
         early_stop: stop after so many held-out losses that were not the lowest; 0 for never.
         report_to: what else draws the run's curves, see `cleave.training.trackers`.
         memory: see `MemoryMode`.
+        state_dir: a folder whose files hold the optimizer's state; empty to keep it in memory.
         method: see `cleave.planner.methods.Method`.
         audit: the chance that a device's part of a step by stages is computed again here, see
             `cleave.training.audits`.
@@ -141,6 +142,7 @@ class JobSpec:
     early_stop: int = 0
     report_to: str = ""
     memory: str = "auto"
+    state_dir: str = ""
     method: str = "auto"
     audit: float = 0.05
     offload: str = "all"

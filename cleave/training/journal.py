@@ -40,7 +40,7 @@ import numpy as np
 from cleave.arrays import Array, Buffer, unpack
 from cleave.errors import CleaveError
 from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side
-from cleave.training.disk import DiskFullError, Patience, cannot_write, is_full
+from cleave.training.disk import DiskFullError, Patience, cannot_write, is_full, write_all
 from cleave.training.run_folder import sync_folder
 
 _MAGIC: Final = b"CLEAVEJ1"
@@ -161,7 +161,7 @@ class Journal:
             file.truncate(end)
             file.seek(end)
             if not end:
-                _write_all(file, _MAGIC)
+                write_all(file, _MAGIC)
             sync_folder(self.folder)
             for other in self.folder.iterdir():
                 if _NAME.fullmatch(other.name) and other != path:
@@ -241,7 +241,7 @@ class Journal:
             for entry in kept:
                 before.seek(entry.offset - _RECORD_BYTES)
                 record = before.read(_RECORD_BYTES + entry.nbytes)
-                _write_all(self._file, record)
+                write_all(self._file, record)
                 self._size_bytes += len(record)
 
     def close(self) -> None:
@@ -563,15 +563,8 @@ class _Writer:
             payload.nbytes,
             zlib.crc32(payload),
         )
-        _write_all(self.file, header + _CRC.pack(zlib.crc32(header)))
-        _write_all(self.file, payload)
-
-
-def _write_all(file: FileIO, data: bytes | memoryview) -> None:
-    """Write all of these bytes."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
+        write_all(self.file, header + _CRC.pack(zlib.crc32(header)))
+        write_all(self.file, payload)
 
 
 def _read_at(path: Path, offset: int, nbytes: int) -> bytes:

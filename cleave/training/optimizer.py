@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cleave.errors import CleaveError
 from cleave.training.job import JobSpec, OptimizerKind
+from cleave.training.state_files import StateFiles
 
 _EPS = 1e-8
 _MATRIX = 2  # dimensions
@@ -78,17 +79,25 @@ class Optimizer:
         in_backward: whether to update each parameter in the backward pass, as soon as its gradient
             is complete, and free the gradient. The update is the same, with memory for one gradient
             at a time. With clipping the norm is needed first, so the pass is done twice.
+        files: where its state is kept; None for memory.
 
     Attributes:
         applied: whether the step under way has updated some parameters already.
     """
 
     def __init__(
-        self, model: nn.Module, rule: UpdateRule, *, clip: float, in_backward: bool
+        self,
+        model: nn.Module,
+        rule: UpdateRule,
+        *,
+        clip: float,
+        in_backward: bool,
+        files: StateFiles | None = None,
     ) -> None:
         self.clip = clip
         self.in_backward = in_backward
         self.applied = False
+        self._files = files
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         outer = _outer_parameters(model)
         self._optimizers = {
@@ -148,9 +157,16 @@ class Optimizer:
     def _step(self) -> None:
         if self.clip:
             nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
+        for name in self.parameters:
+            self._update(name)
+
+    def _update(self, name: str) -> None:
+        """Update one parameter; its state, which the first update makes, goes to a file."""
         self.applied = True
-        for optimizer in self._optimizers.values():
-            optimizer.step()
+        optimizer = self._optimizers[name]
+        optimizer.step()
+        if self._files is not None:
+            self._files.move(optimizer.state[self.parameters[name]])
 
     def _step_in_backward(self, backward: Callable[[], float]) -> float:
         scale = 1.0
@@ -174,8 +190,7 @@ class Optimizer:
                 assert parameter.grad is not None
                 if self.clip and scale != 1.0:
                     parameter.grad.mul_(scale)
-                self.applied = True
-                self._optimizers[name].step()
+                self._update(name)
                 parameter.grad = None
 
             return step
@@ -216,14 +231,18 @@ class Optimizer:
         for full, value in tensors.items():
             if full.startswith(_STATE):
                 key, _, name = full.removeprefix(_STATE).partition(".")
-                held.setdefault(name, {})[key] = value.clone()  # it may lie in the file
+                held.setdefault(name, {})[key] = value
         for name, optimizer in self._optimizers.items():
             if name not in held:
                 raise CleaveError(
                     f"the checkpoint has no optimizer state of {name!r}; it is not of this model, "
                     f"or was not written by cleave"
                 )
-            optimizer.state[self.parameters[name]] = held[name]
+            # Copied one parameter at a time: the values may lie in the checkpoint's file.
+            state: dict[str, Any] = {key: value.clone() for key, value in held[name].items()}
+            if self._files is not None:
+                self._files.move(state)
+            optimizer.state[self.parameters[name]] = state
 
 
 def _outer_parameters(model: Any) -> set[int]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.disk import cannot_write
+from cleave.training.disk import cannot_write, write_all
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run's checkpoints, within it."""
@@ -226,10 +226,8 @@ class RunFolder:
 def _append_whole(file: FileIO, data: bytes) -> None:
     """Write at the end of a file. Raises OSError, and has then written nothing."""
     end = file.seek(0, os.SEEK_END)
-    rest = memoryview(data)
     try:
-        while rest:
-            rest = rest[file.write(rest) :]
+        write_all(file, data)
     except OSError:
         with suppress(OSError):
             file.truncate(end)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ from cleave.training.records import (
 )
 from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.schedule import Decay, Schedule
+from cleave.training.state_files import StateFiles, check_folder
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.training.trackers import Trackers, tracker_kinds
 from cleave.workload.models.build import (
@@ -95,7 +97,8 @@ from cleave.workload.models.build import (
 from cleave.workload.registry import ModelSpec
 
 _TOKENIZER_SIZE = 4096
-_BYTES_PER_PARAMETER = 16  # fp32 weight, gradient and two moments
+_BYTES_PER_PARAMETER = 8  # fp32 weight and gradient
+_BYTES_OF_STATE = 8  # two moments of a parameter
 _BYTES_PER_FROZEN = 4
 JOURNAL = "journal"
 
@@ -152,6 +155,8 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     if job.lora:
         LoraSpec.of(job.lora).config()  # says at once when peft is missing
     tracker_kinds(job.report_to)
+    if job.state_dir:
+        check_folder(Path(job.state_dir))
     for path in filter(None, (job.data, job.eval_data)):
         read_documents(path)  # where there is none says so before a tokenizer is made
     if source.folder:
@@ -314,6 +319,7 @@ class Trainer:
             update_rule(job),
             clip=job.clip,
             in_backward=lean and job.accumulate == 1,
+            files=StateFiles(Path(job.state_dir), self.patience) if job.state_dir else None,
         )
         usual = min(100, max(1, job.steps // 10))
         warmup = job.warmup_steps if job.warmup_steps >= 0 else usual
@@ -644,9 +650,9 @@ def _lean(job: JobSpec, model: nn.Module) -> bool:
     memory_bytes = total_memory_bytes()
     if memory_bytes is None:  # the system does not tell: spare it
         return True
+    trained = _BYTES_PER_PARAMETER + (0 if job.state_dir else _BYTES_OF_STATE)
     needed_bytes = sum(
-        p.numel() * (_BYTES_PER_PARAMETER if p.requires_grad else _BYTES_PER_FROZEN)
-        for p in model.parameters()
+        p.numel() * (trained if p.requires_grad else _BYTES_PER_FROZEN) for p in model.parameters()
     )
     needed_bytes += sum(b.nbytes for b in model.buffers())  # codes of quantized weights
     return needed_bytes > memory_bytes / 2
@@ -654,7 +660,7 @@ def _lean(job: JobSpec, model: nn.Module) -> bool:
 
 _MAY_CHANGE = (
     "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
-    "early_stop", "report_to", "memory", "method", "audit",
+    "early_stop", "report_to", "memory", "state_dir", "method", "audit",
     "offload", "journal", "fallback", "fallback_after_s",
 )  # fmt: skip
 

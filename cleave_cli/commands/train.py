@@ -115,6 +115,9 @@ def train(
     memory: Annotated[
         str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
     ] = "auto",
+    state_dir: Annotated[
+        str, typer.Option(help="Folder for the optimizer's state, in files; else in memory.")
+    ] = "",
     method: Annotated[
         str, typer.Option(help="stages (whole layers on devices), tiles, local (PS alone) or auto.")
     ] = "auto",

@@ -1,0 +1,135 @@
+"""The optimizer's state in files: the same numbers, nothing left behind, and a full disk waits."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cleave.errors import CleaveError
+from cleave.training import state_files
+from cleave.training.disk import Patience
+from cleave.training.job import JobSpec, OptimizerKind
+from cleave.training.optimizer import Optimizer, UpdateRule
+from cleave.training.records import DiskRecord, Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.state_files import StateFiles, check_folder, is_mapped
+from cleave.training.trainer import TrainContext, prepare, train
+from tests.disks import small_disk
+from tests.training.test_optimizer import Small, backward
+
+RULE = UpdateRule(weight_decay=0.1)
+SMALL_BYTES = 16
+
+
+def at_once(path: Path) -> StateFiles:
+    """Files of a disk that nobody waits for."""
+    return StateFiles(path, Patience(lambda full, text: None, lambda: True, lambda seconds: None))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_files, "LEAST_BYTES", SMALL_BYTES)
+
+
+def large(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [each for each in optimizer.tensors().values() if each.nbytes >= SMALL_BYTES]
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("kind", OptimizerKind)
+def test_updates_are_the_same_to_the_bit(
+    tmp_path: Path, kind: OptimizerKind, in_backward: bool
+) -> None:
+    rule = replace(RULE, kind=kind)
+    model = Small()
+    other = copy.deepcopy(model)
+    usual = Optimizer(model, rule, clip=0.2, in_backward=in_backward)
+    mapped = Optimizer(
+        other, rule, clip=0.2, in_backward=in_backward, files=at_once(tmp_path / "state")
+    )
+    for step in range(4):
+        usual.step(0.01, backward(model, step))
+        mapped.step(0.01, backward(other, step))
+        assert large(mapped)
+        assert all(is_mapped(tensor) for tensor in large(mapped))
+        if step == 1:  # it goes on from a checkpoint
+            saved = {name: tensor.clone() for name, tensor in mapped.tensors().items()}
+            mapped = Optimizer(
+                other, rule, clip=0.2, in_backward=in_backward, files=at_once(tmp_path / "state")
+            )
+            mapped.load_tensors(saved)
+            assert all(is_mapped(tensor) for tensor in large(mapped))
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    states = usual.tensors(), mapped.tensors()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be deleted there")
+def test_a_killed_run_would_leave_nothing(tmp_path: Path) -> None:
+    state: dict[str, Any] = {
+        "moment": torch.randn(8, 16), "step": torch.tensor(3.0), "name": "x",
+    }  # fmt: skip
+    before = state["moment"]
+    at_once(tmp_path).move(state)
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(state["moment"], before)
+    assert is_mapped(state["moment"])
+    assert not is_mapped(state["step"])
+
+
+def test_bf16_and_other_strides_keep_their_values(tmp_path: Path) -> None:
+    tensors = [torch.randn(16, 8).bfloat16(), torch.randn(8, 16).t()]
+    for tensor in tensors:
+        state = {"moment": tensor}
+        at_once(tmp_path).move(state)
+        assert torch.equal(state["moment"], tensor)
+        assert state["moment"].dtype == tensor.dtype
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_begins(
+    tmp_path: Path, corpus_file: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CleaveError, match=r"'.*/file/state' cannot be written \(Not a directory"):
+        check_folder(tmp_path / "file" / "state")
+    job = JobSpec("opt-nano", str(corpus_file), state_dir=str(tmp_path / "file"))
+    with pytest.raises(CleaveError, match=r"'.*/file' cannot be written \(File exists"):
+        prepare(job, TrainContext(None, lambda record: None))
+
+
+def test_a_run_waits_for_space_and_has_the_usual_losses(
+    tmp_path: Path, corpus_file: Path, plain_losses: Callable[[JobSpec], list[float]]
+) -> None:
+    job = JobSpec(
+        "opt-nano", str(corpus_file), steps=3, batch=1, seq=16, method="local", checkpoint_every=2,
+        schedule="constant", warmup_steps=0,
+    )  # fmt: skip
+    seen: list[Record] = []
+    with small_disk(tmp_path) as disk:
+        disk.fill(100_000)
+
+        def sleep(seconds: float) -> None:
+            disk.free()
+
+        mapped = replace(job, state_dir=str(disk.path))
+        folder = RunFolder.create(tmp_path, "run")
+        train(mapped, folder, TrainContext(None, seen.append, sleep=sleep))
+        assert list(disk.path.iterdir()) == []
+    losses = [record.loss for record in seen if isinstance(record, StepRecord)]
+    assert losses == plain_losses(job)
+    told = [record for record in seen if isinstance(record, DiskRecord)]
+    assert [record.state for record in told] == ["full", "free"]
+    assert str(disk.path) in told[0].text
+    more = replace(job, steps=5, state_dir=str(tmp_path / "other"))  # which may change
+    train(more, folder, TrainContext(None, seen.append), resume=True)
+    losses = [record.loss for record in seen if isinstance(record, StepRecord)]
+    assert losses[:5] == plain_losses(replace(job, steps=5))
