@@ -15,6 +15,7 @@ from cleave.errors import CleaveError
 from cleave_cli.commands import (
     dashboard,
     devices,
+    doctor,
     emulate,
     evaluate,
     export,
@@ -73,6 +74,7 @@ app.command("train")(train.train)
 app.command("export")(export.export)
 app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)
 app.add_typer(devices.app)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cleave.errors import PlanError
+from cleave.errors import PlanError, UsageError
 from cleave.planner.alternatives import Alternative, Batch, Comparison, refused
+from cleave.planner.coding import CodingPolicy
 from cleave.planner.methods import Method
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import StepReport, plan_step
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
-from cleave.workload.stages import StageSizes, cut_batch, kept_elements
+from cleave.workload.quantization import Bits
+from cleave.workload.stages import Adapters, StageSizes, cut_batch, kept_elements
 from cleave.workload.step import StepGemm
+from profiles.fleet_device import FleetDevice
+from profiles.fleets import find_fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +105,48 @@ class Weighing:
         except PlanError as error:
             return refused(Method.TILES, str(error)), None
         return batch.by_tiles(step, self.gemms, self.ps), step
+
+
+def adapters_of(rank: int, bits: int) -> Adapters | None:
+    """Return the adapters that `--lora` and `--lora-bits` ask for; None for the whole model.
+
+    Raises:
+        UsageError: when there are no such adapters.
+    """
+    if rank < 0:
+        raise UsageError(f"--lora is {rank}; give a rank, or 0 to train the whole model")
+    if bits not in (0, *Bits):
+        raise UsageError(f"--lora-bits is {bits}; give 4 or 8, or 0 for weights in --dtype")
+    if bits and not rank:
+        raise UsageError(f"--lora-bits is {bits}, and no weight is frozen; add --lora RANK")
+    return Adapters(rank, bits=Bits(bits) if bits else None) if rank else None
+
+
+def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
+    """Return the devices of a fleet, with their throughput in a dtype.
+
+    Raises:
+        UsageError: when there is no such fleet.
+    """
+    try:
+        return find_fleet(fleet, stragglers, dtype=dtype)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def rates_of(
+    devices: Sequence[FleetDevice], policy: CodingPolicy, card: PsRates
+) -> list[DeviceRates]:
+    """Return the stated rates of devices, numbered, and which of them code payloads."""
+    rates = (
+        DeviceRates(
+            number,
+            device.stated_downlink_bytes_per_s,
+            device.stated_uplink_bytes_per_s,
+            device.stated_flops_per_s,
+            device.latency_s,
+            device.memory_bytes,
+        )
+        for number, device in enumerate(devices)
+    )
+    return [policy.decided(one, card, len(devices)) for one in rates]

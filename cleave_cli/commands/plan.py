@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cleave.planner.planner import TilePlanner
     from cleave.planner.stages import PsCompute
     from cleave_cli.weighing import Found, Weighing
-    from profiles.fleet_device import FleetDevice
 
 _LEAST_GBIT = 1e-3
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -96,12 +95,11 @@ def plan(
     from cleave.planner.methods import Method
     from cleave.planner.plan import ElementBytes, PsRates
     from cleave.planner.planner import PlanMethod, TilePlanner
-    from cleave.workload.quantization import Bits
     from cleave.workload.registry import find_model
-    from cleave.workload.stages import Adapters, StageSizes
+    from cleave.workload.stages import StageSizes
     from cleave.workload.step import step_gemms
     from cleave_cli.render.plan_coding import coding_json, coding_text
-    from cleave_cli.weighing import Weighing
+    from cleave_cli.weighing import Weighing, adapters_of, fleet_devices, rates_of
 
     if bool(model) == bool(gemm):
         raise UsageError("give either --model or --gemm, as in: cleave plan --model opt-13b")
@@ -115,28 +113,18 @@ def plan(
             raise UsageError(f"{name} is {number}; give 0 or more")
     if 0 < ps_gbit < _LEAST_GBIT:
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give {_LEAST_GBIT:g} or more, 0 for unlimited")
-    if lora < 0:
-        raise UsageError(f"--lora is {lora}; give a rank, or 0 to train the whole model")
-    if lora_bits not in (0, *Bits):
-        raise UsageError(f"--lora-bits is {lora_bits}; give 4 or 8, or 0 for weights in --dtype")
-    if lora_bits and not lora:
-        raise UsageError(f"--lora-bits is {lora_bits}, and no weight is frozen; add --lora RANK")
+    adapters = adapters_of(lora, lora_bits)
     if tiles and not (gemm and as_json):
         raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
     if method in {member.value for member in PlanMethod}:
         raise UsageError(f"--method {method} is a shape of tiles; say --tiling {method}")
     wanted = choice_of(Objective, "--objective", objective)
     by = choice_of(Method, "--method", method)
-    profiles = _profiles(fleet, stragglers, dtype)
+    profiles = fleet_devices(fleet, stragglers, dtype)
     policy = CodingPolicy.of(coding)
     card = ps_gbit * 1e9 / 8 or float("inf")
     ps = PsRates(card, card, ps_memory * 1e9 or float("inf"))
-
-    def decided(profiles: list[FleetDevice]) -> list[DeviceRates]:
-        rates = (_rates(number, profile) for number, profile in enumerate(profiles))
-        return [policy.decided(one, ps, len(profiles)) for one in rates]
-
-    by_link = decided(profiles)
+    by_link = rates_of(profiles, policy, ps)
     devices = payload_rates(by_link, dtype)  # tiles are planned by payloads
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
     planner = TilePlanner(ps, choice_of(PlanMethod, "--tiling", tiling))
@@ -161,9 +149,8 @@ def plan(
             )
         show_front(planner, gemms, element, devices, ps, profiles, wanted, as_json=as_json)
         return
-    adapters = Adapters(lora, bits=Bits(lora_bits) if lora_bits else None) if lora else None
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
-    in_fp32 = decided(_profiles(fleet, stragglers, "fp32"))
+    in_fp32 = rates_of(fleet_devices(fleet, stragglers, "fp32"), policy, ps)
     weighing = Weighing(
         sizes,
         batch,
@@ -299,28 +286,6 @@ def _plan_gemm(
         show_gemm(one, len(devices))
     if plot is not None:
         draw(plot, one.plan)
-
-
-def _profiles(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
-    from profiles.fleets import find_fleet
-
-    try:
-        return find_fleet(fleet, stragglers, dtype=dtype)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _rates(number: int, profile: FleetDevice) -> DeviceRates:
-    from cleave.planner.plan import DeviceRates
-
-    return DeviceRates(
-        number,
-        profile.stated_downlink_bytes_per_s,
-        profile.stated_uplink_bytes_per_s,
-        profile.stated_flops_per_s,
-        profile.latency_s,
-        profile.memory_bytes,
-    )
 
 
 def _sides(text: str) -> tuple[int, int, int]:

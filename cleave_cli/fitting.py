@@ -1,0 +1,90 @@
+"""Whether a model fits a server and its devices: what each needs, against what each has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cleave.planner.alternatives import Alternative
+from cleave.planner.methods import Method
+from cleave.workload.stages import StageSizes, kept_elements
+from cleave_cli.options import human_bytes
+
+_FP32_BYTES = 4
+_STATE_BYTES = 8  # AdamW's two moments of a parameter, in fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a method needs, and whether it is there.
+
+    Attributes:
+        method: which.
+        device_bytes: of the device that needs most; 0 where none is used.
+        server_bytes: of the server, as `cleave train` does it with the options in `options`.
+        fits: whether devices and server have that.
+        options: what makes it fit, where the defaults do not.
+        reason: why it does not fit; empty where it does.
+    """
+
+    method: Method
+    device_bytes: int
+    server_bytes: int
+    fits: bool
+    options: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def fit(each: Alternative, sizes: StageSizes, rows: int, sent: int, memory_bytes: int) -> Fit:
+    """Return whether a step by one method fits.
+
+    Args:
+        each: the method, as it is planned; devices that lack memory are refused there already.
+        sizes: of the model.
+        rows: sequences of the batch.
+        sent: bytes of an element of activations.
+        memory_bytes: what the server has.
+    """
+    if each.refused:
+        return Fit(each.method, 0, 0, fits=False, reason=each.refused)
+    needed = [
+        (max(0, each.server_bytes - saved), options)
+        for saved, options in _savings(each, sizes, rows, sent)
+    ]
+    for server_bytes, options in needed:
+        if server_bytes <= memory_bytes:
+            return Fit(each.method, each.device_bytes, server_bytes, fits=True, options=options)
+    least, options = needed[-1]
+    reason = (
+        f"the server needs {human_bytes(least)}, even with {' and '.join(options)}, and has "
+        f"{human_bytes(memory_bytes)}"
+    )
+    return Fit(each.method, each.device_bytes, least, fits=False, options=options, reason=reason)
+
+
+def _savings(
+    each: Alternative, sizes: StageSizes, rows: int, sent: int
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield bytes that the server saves, with the options that save them, the mildest first."""
+    trained = sizes.trained_parameters
+    state = _STATE_BYTES * trained
+    yield 0, ()
+    if each.method is Method.STAGES:  # which keeps neither activations nor more gradients
+        yield state, ("--state-dir",)
+        return
+    # Each gradient is freed at once; recomputation keeps all of one layer, and the inputs of all.
+    spec = sizes.spec
+    dropped = (spec.layers - 1) * kept_elements(spec) - spec.layers * spec.width
+    lean = _FP32_BYTES * trained + dropped * sent * rows * sizes.sequence
+    yield lean, ("--memory lean",)
+    yield lean + state, ("--memory lean", "--state-dir")
+
+
+def checkpoint_bytes(sizes: StageSizes) -> int:
+    """Return the size of a checkpoint: trained weights and AdamW's moments."""
+    return (_FP32_BYTES + _STATE_BYTES) * sizes.trained_parameters
+
+
+def best(fits: Sequence[Fit]) -> Fit | None:
+    """Return the first that fits, if any."""
+    return next((each for each in fits if each.fits), None)

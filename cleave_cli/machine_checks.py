@@ -1,0 +1,121 @@
+"""What a machine has of what Cleave needs, and how to get the rest."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from cleave.machine.cache_folder import cache_folder
+from cleave.machine.graph_choice import installed
+from cleave.machine.graph_session import GraphError
+from cleave.machine.sensors import this_machine
+from cleave_cli.options import human_bytes
+
+LEAST_DISK_BYTES: Final = 10**9
+"""With less, the first checkpoint of a small model may find no space."""
+
+
+class Verdict(Enum):
+    """Whether a machine has something."""
+
+    OK = "ok"
+    WITHOUT = "without"
+    """Works without it."""
+
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        verdict: how it is.
+        what: what it is, and what it is for.
+        advice: what to do, where it is not as it should be.
+    """
+
+    verdict: Verdict
+    what: str
+    advice: str = ""
+
+
+# Modules, what they are for, the extra that brings them, and whether a device does without.
+_MODULES: Final = (
+    (("torch", "transformers", "tokenizers", "safetensors"), "trains, as a server", "train"),
+    (("onnx", "onnxscript"), "makes graphs of layers, for stages", "train"),
+    (("peft",), "trains adapters (--lora)", "lora"),
+    (("numba",), "checks results in half of the time", "fast"),
+    (("scipy", "psutil"), "measures this machine (cleave profile)", "profile"),
+    (("cryptography",), "makes a certificate (cleave serve --tls)", "tls"),
+)
+
+
+def machine_checks(
+    runs: Path, has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
+) -> Iterator[Check]:
+    """Yield what was found on this machine.
+
+    Args:
+        runs: where runs would be written.
+        has: says whether a module is installed.
+    """
+    machine = this_machine()
+    memory = human_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown size"
+    yield Check(
+        Verdict.OK,
+        f"Python {platform.python_version()}, {machine.system}; {machine.cores} cores, memory of "
+        f"{memory}",
+    )
+    for modules, use, extra in _MODULES:
+        missing = [name for name in modules if not has(name)]
+        if missing:
+            what = f"no {', '.join(missing)}: {use}"
+            yield Check(Verdict.WITHOUT, what, f"pip install 'cleave[{extra}]'")
+        else:
+            names = ", ".join(f"{name} {version(name)}" for name in modules)
+            yield Check(Verdict.OK, f"{names}: {use}")
+    yield _graphs()
+    yield _pages()
+    for name, folder in (("runs", runs), ("cache", cache_folder())):
+        yield _disk(name, folder)
+
+
+def _graphs() -> Check:
+    try:
+        providers = installed()
+    except GraphError as error:
+        return Check(Verdict.FAILED, f"stages cannot be computed: {error}", "pip install cleave")
+    names = ", ".join(name.removesuffix("ExecutionProvider") for name in providers)
+    number = importlib.import_module("onnxruntime").__version__  # of whichever of its packages
+    return Check(Verdict.OK, f"ONNX Runtime {number} on {names}: computes stages")
+
+
+def _pages() -> Check:
+    if (files("cleave.server") / "web" / "index.html").is_file():
+        return Check(Verdict.OK, "web pages: the dashboard, and joining by a browser")
+    return Check(
+        Verdict.WITHOUT,
+        "no web pages: the dashboard, and joining by a browser",
+        "install Node.js with npm, then run: make web",
+    )
+
+
+def _disk(name: str, folder: Path) -> Check:
+    there = folder.expanduser().absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    what = f"{human_bytes(free)} free for {name}, in {str(folder)!r}"
+    if free < LEAST_DISK_BYTES:
+        return Check(Verdict.FAILED, what, "free some space there, or choose another folder")
+    return Check(Verdict.OK, what)
