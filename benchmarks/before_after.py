@@ -63,7 +63,7 @@ BENCHMARKS: Final[dict[str, tuple[tuple[str, ...], tuple[Figure, ...]]]] = {
         (Figure("bytes a second over bare websockets'", rf"moves {_NUMBER} \(", rate=True),),
     ),
     "emulator_scale": (
-        ("--quick",),
+        (),
         (Figure("events a second", rf"events, {_NUMBER} a second", rate=True),),
     ),
 }
@@ -94,9 +94,17 @@ class Row:
         return before / after if self.figure.rate else after / before
 
 
+PARTS: Final = {
+    "emulator_scale": "from benchmarks.emulator_scale import events; events('its own strips', None)"
+}
+"""What is run of benchmarks that have longer parts without a figure."""
+
+
 def printed(folder: Path, benchmark: str, options: tuple[str, ...]) -> str:
     """Run a benchmark in a checkout, and return what it prints; its exit code does not matter."""
-    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *options]
+    part = PARTS.get(benchmark)
+    program = ["-m", f"benchmarks.{benchmark}"] if part is None else ["-c", part]
+    command = [sys.executable, *program, *options]
     return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True).stdout
 
 

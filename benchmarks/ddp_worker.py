@@ -28,9 +28,9 @@ class PartLoader(BatchLoader):
 
     def next_batch(self) -> Batch:
         """See `BatchLoader.next_batch`."""
-        ids, labels = super().next_batch()
+        ids, labels, _ = super().next_batch()
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        return ids.tensor_split(ranks)[rank], labels.tensor_split(ranks)[rank]
+        return Batch(ids.tensor_split(ranks)[rank], labels.tensor_split(ranks)[rank])
 
 
 def halved(bucket: Any) -> torch.futures.Future[Tensor]:

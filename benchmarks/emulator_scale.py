@@ -53,7 +53,8 @@ def closed_form() -> None:
                     FleetDevice(f"d{i}", 6e12, 50e6, 8e6, latency_s, 2 * 10**9)
                     for i in range(devices)
                 ]
-                fleet = emulated(members, compute=False)
+                # Predictions here are of plain payloads.
+                fleet = emulated(members, compute=False, coding="off")
                 runtime = fleet.runtime
                 assert isinstance(runtime, VirtualRuntime)
                 begin_s = runtime.now_s

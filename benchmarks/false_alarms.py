@@ -304,7 +304,7 @@ class Training:
         return loss
 
     def _backward(self, dtype: str) -> float:
-        ids, labels = self._loader.next_batch()
+        ids, labels, _ = self._loader.next_batch()
         cast = AUTOCAST.get(dtype)
         with torch.autocast("cpu", dtype=cast) if cast else nullcontext():
             logits = self._model(input_ids=ids, use_cache=False).logits

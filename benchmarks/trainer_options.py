@@ -149,7 +149,7 @@ def theirs(case: Case, job: JobSpec, rates: list[float], folder: Path) -> Curve:
     loader = BatchLoader(data.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
     rows = []
     for _ in range(job.steps * job.accumulate):
-        ids, labels = loader.next_batch()
+        ids, labels, _ = loader.next_batch()
         rows += [{"input_ids": i, "targets": t} for i, t in zip(ids, labels, strict=True)]
     found = Curve([], [])
     parts: list[float] = []

@@ -24,12 +24,16 @@ _KNOWN: Final = frozenset({"position_ids", "cache_position"})
 
 
 @contextmanager
-def plain_attention(model: nn.Module, blocks: Blocks = BLOCKS) -> Iterator[None]:
+def plain_attention(
+    model: nn.Module, blocks: Blocks = BLOCKS, *, packed: bool = False
+) -> Iterator[None]:
     """Let a transformers model use attention that can be traced, and undo it at the end.
 
     Args:
         model: the model.
         blocks: when it goes by blocks of queries, and by which.
+        packed: whether sequences may hold several documents, which positions tell apart. Layers
+            then always get a mask, whether or not a batch has such a sequence.
 
     Raises:
         LayerGraphError: when the model does not let its attention be chosen.
@@ -40,7 +44,7 @@ def plain_attention(model: nn.Module, blocks: Blocks = BLOCKS) -> Iterator[None]
     if not isinstance(model, PreTrainedModel):
         raise LayerGraphError(f"{type(model).__name__} is not a model of transformers")
     AttentionInterface.register(_NAME, partial(attention, blocks))
-    AttentionMaskInterface.register(_NAME, _mask)
+    AttentionMaskInterface.register(_NAME, partial(_mask, packed=packed))
     before = model.config._attn_implementation
     try:
         model.set_attn_implementation(_NAME)
@@ -104,12 +108,12 @@ def attention(
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
-def _mask(**how: Any) -> Tensor | None:
+def _mask(*, packed: bool, **how: Any) -> Tensor | None:
     """Return the mask of a layer: whether there is one does not depend on a batch's values."""
     from transformers.masking_utils import sdpa_mask
 
     made: Tensor | None
-    if how.get("attention_mask") is None:
+    if how.get("attention_mask") is None and not packed:
         made = sdpa_mask(**how)
     else:
         made = sdpa_mask(**{**how, "allow_is_causal_skip": False})

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from cleave.attention_blocks import BLOCKS, Blocks
 from cleave.graphs.attention import plain_attention
 from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.packed import called_with
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,17 @@ def layer_calls(
     ids: Tensor,
     mask: Tensor | None = None,
     blocks: Blocks = BLOCKS,
+    *,
+    positions: Tensor | None = None,
 ) -> list[LayerCall]:
     """Return how a model calls its layers, in order.
 
     Args:
         model: a causal language model of transformers. It is used with `plain_attention`.
         ids: tokens, shape (batch, tokens).
-        mask: 0 where a token is padding, shaped alike; None for no padding.
+        mask: see `called_with`.
         blocks: when attention goes by blocks of queries, and by which.
+        positions: of each token in its document, shaped alike; None where a sequence is one.
 
     Raises:
         LayerGraphError: when the layers are not called one after another, each once with the output
@@ -114,8 +118,8 @@ def layer_calls(
         for layer in layers
     ]
     try:
-        with plain_attention(model, blocks), torch.no_grad():
-            model(input_ids=ids, attention_mask=mask, use_cache=False)
+        with plain_attention(model, blocks, packed=positions is not None), torch.no_grad():
+            model(**called_with(ids, mask, positions))
     finally:
         for hook in hooks:
             hook.remove()

@@ -38,6 +38,7 @@ from cleave.graphs.layer_graphs import LayerGraphs, export_layer
 from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_graph import LossGraph, export_loss
 from cleave.graphs.loss_slices import SliceGraphs, export_slice, rows_of_head
+from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.graph_session import Array, GraphSession
 
 _EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
@@ -86,6 +87,7 @@ def model_graphs(
     cache: GraphCache,
     *,
     padded: bool = False,
+    packed: PackedBy | None = None,
     in_parts: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
@@ -96,6 +98,7 @@ def model_graphs(
         tokens: length of its sequences.
         cache: keeps graphs between runs.
         padded: whether batches come with a mask of padding.
+        packed: what tells documents of one sequence apart; None where a sequence is one.
         in_parts: make graphs of two parts of each layer, where it can be cut.
         progress: called with what is made, before it is.
 
@@ -108,7 +111,12 @@ def model_graphs(
     mask = torch.ones_like(ids) if padded else None
     if mask is not None:
         mask[1:, tokens // 2 :] = 0  # a mask without padding is left out by transformers
-    found = layer_calls(model, ids, mask)
+    # One sequence of one document, the others of two.
+    positions = torch.arange(tokens).repeat(samples, 1) if packed else None
+    if positions is not None:
+        positions[1:, tokens // 2 :] -= tokens // 2
+        mask = mask_for(packed, positions)
+    found = layer_calls(model, ids, mask, positions=positions)
     paths = {id(module): name for name, module in model.named_modules()}
     by_kind: dict[str, LayerGraphs] = {}
     cut: dict[str, list[LayerPart]] = {}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cleave.graphs.attention import plain_attention
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.packed import called_with
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,10 @@ class OutsideLayers:
     model: nn.Module
     calls: Sequence[LayerCall]
 
-    def embed(self, ids: Tensor, mask: Tensor | None = None) -> Embedded:
-        """Do what the model does before its first layer.
-
-        Args:
-            ids: tokens, shape (batch, tokens).
-            mask: 0 where a token is padding, shaped alike; None for no padding.
-        """
+    def embed(
+        self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Embedded:
+        """Do what the model does before its first layer; see `called_with`."""
         given: list[tuple[Tensor, dict[str, Tensor]]] = []
 
         def take(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
@@ -57,8 +55,9 @@ class OutsideLayers:
             return (x,) if call.in_tuple else x
 
         try:
-            with plain_attention(self.model), self._layers_replaced(take):
-                self.model(input_ids=ids, attention_mask=mask, use_cache=False)
+            packed = positions is not None
+            with plain_attention(self.model, packed=packed), self._layers_replaced(take):
+                self.model(**called_with(ids, mask, positions))
         except _AllCalledError:
             return Embedded(given[0][0], [beside for _, beside in given])
         raise LayerGraphError("the model did not call all of its layers")

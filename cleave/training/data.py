@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,28 @@ from cleave.training.documents import read_documents
 from cleave.training.run_folder import write_atomically
 
 Tokens = npt.NDArray[np.int32]
-"""A 1-D array of token ids. One that is not learned, as of a question, is there as `~id`, which is
-negative, so that what is learned stays with its token wherever it is cut."""
+"""A 1-D array of token ids. The first of a document is there as `id | START`. One that is not
+learned, as of a question, is there as `~id`, which is negative. So both stay with their token
+wherever it is cut."""
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""(input_ids, labels), both int64 (batch, seq), with labels[:, t] == the token after t, or IGNORED
-where that is not learned."""
+START = 2**30
+"""Marks the first token of a document; no vocabulary is so large."""
+
+
+class Batch(NamedTuple):
+    """Sequences of packed tokens.
+
+    Attributes:
+        ids: int64, shape (batch, seq).
+        labels: shaped alike: the token after each, or IGNORED where that is not learned.
+        positions: shaped alike: of each token in its document, counted from where the document
+            or the sequence begins; None where documents are joined.
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor | None = None
+
 
 IGNORED = -100
 """A label that counts for nothing, as everywhere in torch and transformers."""
@@ -84,9 +100,14 @@ class BatchLoader:
     of the first and an input of the second. Each epoch returns every sequence once, in a new
     permutation; a batch may span two epochs. An incomplete last sequence is left out, and so is one
     of which nothing is learned.
+
+    Documents of a sequence are joined, or separate: then batches have positions, and no document's
+    first token is learned, for nothing of it is seen before.
     """
 
-    def __init__(self, tokens: Tokens, *, batch: int, seq: int, seed: int) -> None:
+    def __init__(
+        self, tokens: Tokens, *, batch: int, seq: int, seed: int, separate: bool = False
+    ) -> None:
         """Raise UsageError when a number is out of range or `tokens` hold no sequence."""
         _check_sizes(batch, seq)
         if seed < 0:
@@ -95,7 +116,8 @@ class BatchLoader:
         self._batch = batch
         self._seq = seq
         self._seed = seed
-        self._rows = _learned_rows(tokens, seq)
+        self._separate = separate
+        self._rows = _learned_rows(tokens, seq, separate=separate)
         self._count = len(self._rows)
         self._epoch = 0
         self._position = 0
@@ -106,7 +128,7 @@ class BatchLoader:
         return self._count
 
     def next_batch(self) -> Batch:
-        """Return the next (input_ids, labels), both int64 (batch, seq). The batches never end."""
+        """Return the next batch. The batches never end."""
         rows = np.empty(self._batch, np.int64)
         filled = 0
         while filled < self._batch:
@@ -118,7 +140,7 @@ class BatchLoader:
                 self._epoch += 1
                 self._position = 0
                 self._order = self._permutation()
-        return _sequences(self._tokens, self._rows[rows], self._seq)
+        return _sequences(self._tokens, self._rows[rows], self._seq, separate=self._separate)
 
     def state(self) -> LoaderState:
         """Return the position of the next batch, for `restore`."""
@@ -143,7 +165,7 @@ class BatchLoader:
 
 
 def validation_batches(
-    tokens: Tokens, batch: int, seq: int, limit: int | None = None
+    tokens: Tokens, batch: int, seq: int, limit: int | None = None, *, separate: bool = False
 ) -> Iterator[Batch]:
     """Return at most `limit` batches like `BatchLoader`'s, a fixed choice from all of `tokens`.
 
@@ -151,13 +173,16 @@ def validation_batches(
     all. Raises UsageError when there is no sequence at all.
     """
     _check_sizes(batch, seq)
-    chosen = _learned_rows(tokens, seq)
+    chosen = _learned_rows(tokens, seq, separate=separate)
     count = len(chosen)
     batch = min(batch, count)
     batches = count // batch if limit is None else min(limit, count // batch)
     total = batches * batch
     rows = np.arange(total, dtype=np.int64) * count // max(total, 1)
-    return (_sequences(tokens, chosen[rows[i : i + batch]], seq) for i in range(0, total, batch))
+    return (
+        _sequences(tokens, chosen[rows[i : i + batch]], seq, separate=separate)
+        for i in range(0, total, batch)
+    )
 
 
 def python_fingerprint() -> str:
@@ -204,7 +229,7 @@ def build_corpus(
         return _encode(documents, tokenizer, validation_fraction, max_tokens, tell)
 
     if source is None:
-        recipe = f"1 {tokenizer.fingerprint} {validation_fraction!r} {max_tokens}"
+        recipe = f"2 {tokenizer.fingerprint} {validation_fraction!r} {max_tokens}"
         key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
         stem = f"stdlib-{python_fingerprint()}-{key}"
         folder = cache_dir or cache_folder()
@@ -236,11 +261,12 @@ def _sequence_count(tokens: Tokens, seq: int) -> int:
     return count
 
 
-def _learned_rows(tokens: Tokens, seq: int) -> npt.NDArray[np.int64]:
+def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
     """Return the numbers of the sequences of which something is learned."""
     count = _sequence_count(tokens, seq)
     labels = tokens[1 : count * seq + 1].reshape(count, seq)
-    rows = np.flatnonzero((labels >= 0).any(axis=1)) if len(tokens) else np.empty(0, np.int64)
+    learned = (labels >= 0) & (labels < START) if separate else labels >= 0
+    rows = np.flatnonzero(learned.any(axis=1)) if len(tokens) else np.empty(0, np.int64)
     if not len(rows):
         raise UsageError(
             f"No sequence of {seq} tokens has an answer to learn: give more text, or a longer "
@@ -249,10 +275,15 @@ def _learned_rows(tokens: Tokens, seq: int) -> npt.NDArray[np.int64]:
     return rows
 
 
-def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int) -> Batch:
-    positions = rows[:, None] * seq + np.arange(seq + 1)
-    marked = torch.from_numpy(tokens[positions].astype(np.int64))
-    return ids_of(marked[:, :-1]), labels_of(marked[:, 1:])
+def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int, *, separate: bool) -> Batch:
+    places = rows[:, None] * seq + np.arange(seq + 1)
+    marked = torch.from_numpy(tokens[places].astype(np.int64))
+    ids, labels = ids_of(marked[:, :-1]), labels_of(marked[:, 1:])
+    if not separate:
+        return Batch(ids, labels)
+    begins = starts_of(marked)
+    labels = torch.where(begins[:, 1:], IGNORED, labels)
+    return Batch(ids, labels, positions_of(begins[:, :-1]))
 
 
 def learned_tokens(labels: torch.Tensor) -> int:
@@ -262,12 +293,27 @@ def learned_tokens(labels: torch.Tensor) -> int:
 
 def ids_of(marked: torch.Tensor) -> torch.Tensor:
     """Return token ids, whether they are learned or not; see `Tokens`."""
-    return torch.where(marked < 0, ~marked, marked)
+    return torch.where(marked < 0, ~marked, marked) & ~START
 
 
 def labels_of(marked: torch.Tensor) -> torch.Tensor:
     """Return labels: token ids, and IGNORED where one is not learned; see `Tokens`."""
-    return torch.where(marked < 0, IGNORED, marked)
+    return torch.where(marked < 0, IGNORED, marked & ~START)
+
+
+def starts_of(marked: torch.Tensor) -> torch.Tensor:
+    """Return which tokens are the first of a document; see `Tokens`."""
+    return torch.where(marked < 0, ~marked, marked) >= START
+
+
+def positions_of(begins: torch.Tensor) -> torch.Tensor:
+    """Return the position of each token in its document, counted from where that or its row begins.
+
+    Args:
+        begins: which tokens are the first of a document, shape (batch, seq).
+    """
+    places = torch.arange(begins.shape[1]).expand(begins.shape)
+    return places - torch.where(begins, places, 0).cummax(dim=1).values
 
 
 # --- documents ---------------------------------------------------------------------------------
@@ -312,21 +358,30 @@ def _encode(
     train: list[Tokens] = []
     validation: list[Tokens] = []
     total = 0
+    begins = True
     tell("Reading and encoding the training text")
     for batch in _batches(_pieces(documents, validation_fraction)):
         found = encode_documents([piece.document for piece in batch], tokenizer)
         for piece, tokens in zip(batch, found, strict=True):
             split = validation if piece.validation else train
-            split.append(tokens)
-            total += len(tokens)
             if piece.last:
-                split.append(end_of(piece.document, tokenizer))
-                total += 1
+                tokens = np.append(tokens, end_of(piece.document, tokenizer))
+            split.append(_marked(tokens) if begins else tokens)
+            total += len(tokens)
+            begins = piece.last
         tell(f"Encoded {total / 1e6:.1f} million tokens")
         if total >= max_tokens:
             tell(f"Stopped reading at {total} tokens, as max_tokens is {max_tokens}")
             break
     return Corpus(_packed(train), _packed(validation))
+
+
+def _marked(tokens: Tokens) -> Tokens:
+    """Return the tokens with which a document begins, the first of them marked."""
+    marked = tokens.copy()
+    first = marked[:1]
+    marked[:1] = np.where(first < 0, ~(~first | START), first | START)
+    return marked
 
 
 def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
@@ -416,7 +471,7 @@ def _load_tokens(path: Path, vocab_size: int) -> Tokens | None:
         return None
     if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
         return None
-    if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
+    if tokens.size and (tokens.min() < 0 or (tokens & ~START).max() >= vocab_size):
         return None
     return tokens
 

@@ -54,6 +54,17 @@ class FallbackMode(Enum):
     LOCAL = "local"
 
 
+class Packing(Enum):
+    """How documents share a sequence.
+
+    JOINED lets tokens attend to the documents before theirs. SEPARATE does not, counts positions
+    from where a document begins, and learns no document's first token.
+    """
+
+    JOINED = "joined"
+    SEPARATE = "separate"
+
+
 class OptimizerKind(Enum):
     """What updates parameters; the values are those of `--optimizer`."""
 
@@ -79,6 +90,7 @@ class JobSpec:
             corpus.
         steps: optimizer steps in total, including a resumed run's earlier ones.
         batch, seq: sequences per micro-batch, tokens per sequence.
+        packing: see `Packing`.
         accumulate: micro-batches per step.
         dtype: `fp32` or `bf16`.
         learning_rate: peak learning rate; 0 for the model's published one, or that of adapters.
@@ -118,6 +130,7 @@ class JobSpec:
     steps: int = 100
     batch: int = 4
     seq: int = 128
+    packing: str = "joined"
     accumulate: int = 1
     dtype: str = "fp32"
     learning_rate: float = 0.0
@@ -191,6 +204,7 @@ class JobSpec:
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
         for name, kind in (
+            ("packing", Packing),
             ("dtype", Precision),
             ("memory", MemoryMode),
             ("method", Method),

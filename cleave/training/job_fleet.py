@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cleave.arrays import DType
 from cleave.fleet.fleet import Fleet
@@ -21,10 +21,12 @@ from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence, 
 from cleave.fleet.product import Multiplier
 from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept, SelectiveFleet, Selector
+from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
 from cleave.planner.methods import Method
 from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import restore_rng, rng_state
+from cleave.training.data import Batch
 from cleave.training.job import FallbackMode, JobSpec, OffloadMode
 from cleave.training.journal import Journal, JournaledFleet
 from cleave.training.lora import LoraSpec
@@ -66,6 +68,7 @@ class JobFleet:
         clock: in seconds.
         stop: says whether training is to stop.
         reports: what it calls to report.
+        packed: what tells the model's documents apart; None where a sequence is one.
 
     Attributes:
         staged: what trains the model by stages, once it was prepared.
@@ -86,10 +89,11 @@ class JobFleet:
         clock: Callable[[], float],
         stop: Callable[[], bool],
         reports: FleetReports,
+        packed: PackedBy | None = None,
     ) -> None:
         self._job, self._spec, self._model = job, spec, model
         self._fleet, self._stop, self._reports = fleet, stop, reports
-        self._checkpointing = checkpointing
+        self._checkpointing, self._packed = checkpointing, packed
         self._selector = Selector(TilePlanner(), TorchBackend())
         self._fallback: FallbackFleet | None = None
         self._selection: SelectiveFleet | None = None
@@ -115,11 +119,11 @@ class JobFleet:
             if (said := send(model, self._tiles).shortfall) and not self._quantized:
                 reports.note(said)
 
-    def gradients(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float | None:
+    def gradients(self, batches: Sequence[Batch]) -> float | None:
         """Add the gradients of a step's mean loss to the parameters by stages.
 
         Args:
-            batches: tokens and the tokens that the loss expects, shape (rows, tokens) each.
+            batches: the step's micro-batches.
 
         Returns:
             That loss; None where the step is to be done by the model itself, whose linear layers
@@ -133,11 +137,16 @@ class JobFleet:
             self._look()
         if self.staged is None:
             return None
-        ids, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        ids, labels, positions = (
+            None if parts[0] is None else torch.cat(parts) for parts in zip(*batches, strict=True)
+        )
+        assert ids is not None
+        assert labels is not None
+        mask = mask_for(self._packed, positions)
         # What the server computes of such a step, it computes itself: devices have no memory left.
         alone = self._selection.left_alone() if self._selection is not None else nullcontext()
         with alone:
-            loss = self.staged.gradients(Rows(ids, labels))
+            loss = self.staged.gradients(Rows(ids, labels, mask, positions))
         if loss is None:  # what devices hold for stages is in the way of tiles
             self.staged.close()
         return loss

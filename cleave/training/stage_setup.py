@@ -13,12 +13,13 @@ from cleave.fleet.selection import Selector, measure_ps
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
+from cleave.graphs.packed import packed_by
 from cleave.machine.backends import TorchBackend
 from cleave.planner.methods import Method
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute
 from cleave.training.audits import Auditor
-from cleave.training.job import FallbackMode, JobSpec
+from cleave.training.job import FallbackMode, JobSpec, Packing
 from cleave.training.methods import MethodChoice, tile_gemms
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
@@ -52,13 +53,14 @@ def staged_model(
         LayerGraphError: with `--method stages` where a layer cannot become a graph.
     """
     auto = job.method == Method.AUTO.value
+    packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None
     cache = GraphCache.of_user()
 
     def making(what: str) -> None:
         note(f"making {what}")
 
     try:
-        graphs = model_graphs(model.train(), job.seq, cache, progress=making)
+        graphs = model_graphs(model.train(), job.seq, cache, packed=packed, progress=making)
     except LayerGraphError as error:
         if not auto:
             raise
@@ -71,7 +73,7 @@ def staged_model(
     local = job.fallback == FallbackMode.LOCAL.value
 
     def in_parts() -> ModelWork:
-        made = model_graphs(model, job.seq, cache, in_parts=True, progress=making)
+        made = model_graphs(model, job.seq, cache, packed=packed, in_parts=True, progress=making)
         return ModelWork(model, made, dtype)
 
     return StagedModel(

@@ -88,12 +88,22 @@ class Rows:
     Attributes:
         ids: tokens, shape (rows, tokens).
         targets: the tokens that the loss expects, shaped alike; -100 where it expects none.
-        mask: 0 where a token is padding; None for no padding.
+        mask, positions: see `cleave.graphs.packed.called_with`.
     """
 
     ids: Tensor
     targets: Tensor
     mask: Tensor | None = None
+    positions: Tensor | None = None
+
+    def cut(self, parts: int) -> list[Rows]:
+        """Return the same in so many parts."""
+        cut = [
+            [None] * parts if each is None else each.tensor_split(parts)
+            for each in (self.mask, self.positions)
+        ]
+        ids, targets = self.ids.tensor_split(parts), self.targets.tensor_split(parts)
+        return [Rows(*each) for each in zip(ids, targets, *cut, strict=True)]
 
 
 class StagedModel:
@@ -331,7 +341,7 @@ class StagedModel:
     def embed(self, part: Rows) -> Embedded:
         """Do what the model does before its first layer."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16):
-            return self._outside.embed(part.ids, part.mask)
+            return self._outside.embed(part.ids, part.mask, part.positions)
 
     def _loss(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
         """Compute a micro-batch's loss and its gradients here; return it and that of `y`."""
@@ -423,10 +433,7 @@ class StagedModel:
 
     def cut(self, batch: Rows) -> list[Rows]:
         """Return the micro-batches of a batch."""
-        parts = self._parts
-        masks = [None] * parts if batch.mask is None else batch.mask.tensor_split(parts)
-        pieces = zip(batch.ids.tensor_split(parts), batch.targets.tensor_split(parts), strict=True)
-        return [Rows(i, t, m) for (i, t), m in zip(pieces, masks, strict=True)]
+        return batch.cut(self._parts)
 
     def next_outcome(self) -> StageOutcome:
         """Return the next outcome of the step.

@@ -21,6 +21,7 @@ from cleave.fleet.local_fallback import (
 )
 from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept
+from cleave.graphs.packed import called_with, mask_for, packed_by
 from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.methods import Method
 from cleave.training.adapters import (
@@ -43,6 +44,7 @@ from cleave.training.checkpoint import (
 )
 from cleave.training.data import (
     IGNORED,
+    Batch,
     BatchLoader,
     Corpus,
     LoaderState,
@@ -58,6 +60,7 @@ from cleave.training.job import (
     FallbackMode,
     JobSpec,
     MemoryMode,
+    Packing,
     Precision,
     default_learning_rate,
 )
@@ -289,6 +292,8 @@ class Trainer:
         if lean:
             enable_checkpointing(model)
         self.journal = _open_journal(job, run, context, base, self.patience)
+        separate = job.packing == Packing.SEPARATE.value
+        self._packed = packed_by(model) if separate else None
         self.fleet: JobFleet | None = None
         if context.fleet is not None and job.method != Method.LOCAL.value:
             self.fleet = JobFleet(
@@ -301,6 +306,7 @@ class Trainer:
                 clock=context.clock,
                 stop=context.stop,
                 reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
+                packed=self._packed,
             )
         self.job = job
         self.model = model.train()
@@ -312,7 +318,13 @@ class Trainer:
         self.saved: int | None = None  # the step of the last checkpoint
         self.saved_s = context.clock()
         self.heldout = HeldOut()
-        self.loader = BatchLoader(self.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
+        self.loader = BatchLoader(
+            self.corpus.train,
+            batch=job.batch,
+            seq=job.seq,
+            seed=job.seed,
+            separate=self._packed is not None,
+        )
         # Accumulated gradients have to be kept anyway.
         self.optimizer = Optimizer(
             model,
@@ -460,7 +472,7 @@ class Trainer:
             saved=spent.saved,
         )
 
-    def _update(self, rate: float, batches: list[tuple[Tensor, Tensor]]) -> float:
+    def _update(self, rate: float, batches: list[Batch]) -> float:
         """Do one update of all parameters; return the mean loss over all micro-batches."""
         if (fleet := self.fleet) is not None:
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches))
@@ -468,24 +480,25 @@ class Trainer:
                 return loss
         return self.optimizer.step(rate, lambda: self._backward(batches))
 
-    def _backward(self, batches: list[tuple[Tensor, Tensor]]) -> float:
+    def _backward(self, batches: list[Batch]) -> float:
         """Compute gradients of the mean loss over all micro-batches; return that loss."""
         total = 0.0
-        learned = [learned_tokens(labels) for _, labels in batches]
+        learned = [learned_tokens(batch.labels) for batch in batches]
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
-            for (ids, labels), count in zip(batches, learned, strict=True):
-                loss = self._loss(ids, labels) / (sum(learned) / count)
+            for batch, count in zip(batches, learned, strict=True):
+                loss = self._loss(batch) / (sum(learned) / count)
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
         return total
 
-    def _loss(self, ids: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, batch: Batch) -> Tensor:
         """Return the mean loss of all tokens that are learned."""
         bf16 = self.job.dtype == Precision.BF16.value
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-            logits = self.model(input_ids=ids, use_cache=False).logits
+            mask = mask_for(self._packed, batch.positions)
+            logits = self.model(**called_with(batch.ids, mask, batch.positions)).logits
         return nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED
+            logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED
         )
 
     def evaluate(self) -> float:
@@ -495,11 +508,15 @@ class Trainer:
         self.model.eval()
         try:
             with torch.no_grad():
-                for ids, labels in validation_batches(
-                    self.corpus.validation, job.batch, job.seq, job.eval_batches
+                for batch in validation_batches(
+                    self.corpus.validation,
+                    job.batch,
+                    job.seq,
+                    job.eval_batches,
+                    separate=self._packed is not None,
                 ):
-                    count = learned_tokens(labels)
-                    total += self._loss(ids, labels).item() * count
+                    count = learned_tokens(batch.labels)
+                    total += self._loss(batch).item() * count
                     learned += count
         finally:
             self.model.train()

@@ -67,6 +67,10 @@ def train(
     steps: Annotated[int, typer.Option(help="Optimizer steps in total.")] = 100,
     batch: Annotated[int, typer.Option(help="Sequences per micro-batch.")] = 4,
     seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
+    packing: Annotated[
+        str,
+        typer.Option(help="Of documents in a sequence: joined, or separate (none sees another)."),
+    ] = "joined",
     accumulate: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
     dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     learning_rate: Annotated[

@@ -103,7 +103,10 @@ def test_each_option_saves_what_it_says() -> None:
 
 def test_devices_that_are_too_small_are_named(tmp_path: Path) -> None:
     fleet = tmp_path / "small.toml"
-    fleet.write_text('[[group]]\nprofile = "iphone-13-pro"\ncount = 2\nnetwork = "wifi-lan"\nmemory_bytes = 20e6\n')
+    fleet.write_text(
+        '[[group]]\nprofile = "iphone-13-pro"\ncount = 2\n'
+        'network = "wifi-lan"\nmemory_bytes = 20e6\n'
+    )
     options = ("--model", "opt-125m", *DEVICE, "--fleet", str(fleet), "--server-memory", "0.1")
     stages = document(*options, "--runs", str(tmp_path), code=1)["fits"][0]
     assert not stages["fits"]

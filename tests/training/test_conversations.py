@@ -224,8 +224,8 @@ def test_batches_have_every_answer_once_and_nothing_else(
         return
     loader = BatchLoader(tokens, batch=1, seq=seq, seed=0)
     found = [loader.next_batch() for _ in range(len(loader))]
-    assert sorted(int(i) for _, labels in found for i in labels.flatten() if i >= 0) == expected
-    for got, labels in (*found, *validation_batches(tokens, batch, seq)):
+    assert sorted(int(i) for each in found for i in each.labels.flatten() if i >= 0) == expected
+    for got, labels, _ in (*found, *validation_batches(tokens, batch, seq)):
         assert (got > 0).all()
         assert ((labels == IGNORED) | (labels == got + 1)).all()
         assert (labels != IGNORED).any()
@@ -272,10 +272,10 @@ def plain_losses(job: JobSpec) -> list[float]:
     found = []
     for _ in range(job.steps):
         batches = [loader.next_batch() for _ in range(job.accumulate)]
-        count = sum(int((labels >= 0).sum()) for _, labels in batches)
+        count = sum(int((labels >= 0).sum()) for _, labels, _ in batches)
         total = 0.0
         optimizer.zero_grad()
-        for ids, labels in batches:
+        for ids, labels, _ in batches:
             logits = model(input_ids=ids, use_cache=False).logits
             loss = nn.functional.cross_entropy(
                 logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cleave.errors import UsageError
 from cleave.training.conversations import Completion, Conversation
 from cleave.training.data import (
+    START,
     BatchLoader,
     Corpus,
     LoaderState,
@@ -49,9 +50,11 @@ class Bytes:
 
 
 def documents_of(tokens: Tokens) -> list[str]:
-    """The documents that were packed into `tokens`."""
+    """The documents that were packed into `tokens`, of each of which the first token is marked."""
+    starts, tokens = np.flatnonzero(tokens >= START), tokens & ~START
     ends = np.flatnonzero(tokens == EOS)
     assert len(tokens) == 0 or ends[-1] == len(tokens) - 1
+    assert starts.tolist() == [0, *ends + 1][:-1]
     parts = np.split(tokens, ends + 1)[:-1]
     return [bytes(part[:-1].astype(np.uint8)).decode() for part in parts]
 
@@ -340,7 +343,7 @@ def tokens_of(sequences: int, seq: int, extra: int = 0) -> Tokens:
 @settings(deadline=None)
 @given(arguments=LOADERS, sequences=st.integers(1, 30), data=st.data())
 def test_every_sequence_comes_once_per_epoch(
-    arguments: dict[str, int], sequences: int, data: st.DataObject
+    arguments: dict[str, Any], sequences: int, data: st.DataObject
 ) -> None:
     seq, batch = arguments["seq"], arguments["batch"]
     extra = data.draw(st.integers(0, seq - 1))
@@ -348,7 +351,7 @@ def test_every_sequence_comes_once_per_epoch(
     assert len(loader) == sequences
     starts: list[int] = []
     while len(starts) < 3 * sequences:
-        ids, labels = loader.next_batch()
+        ids, labels, _ = loader.next_batch()
         assert ids.shape == labels.shape == (batch, seq)
         assert ids.dtype == labels.dtype == torch.int64
         assert ids.is_contiguous()
@@ -364,7 +367,7 @@ def test_every_sequence_comes_once_per_epoch(
 @settings(deadline=None)
 @given(arguments=LOADERS, sequences=st.integers(1, 30), before=st.integers(0, 25))
 def test_a_restored_loader_goes_on_with_the_same_batches(
-    arguments: dict[str, int], sequences: int, before: int
+    arguments: dict[str, Any], sequences: int, before: int
 ) -> None:
     tokens = tokens_of(sequences, arguments["seq"])
     loader = BatchLoader(tokens, **arguments)
@@ -375,8 +378,9 @@ def test_a_restored_loader_goes_on_with_the_same_batches(
     restored.restore(state)
     assert restored.state() == state
     for _ in range(5):
-        for ours, theirs in zip(restored.next_batch(), loader.next_batch(), strict=True):
-            assert torch.equal(ours, theirs)
+        ours, theirs = restored.next_batch(), loader.next_batch()
+        assert torch.equal(ours.ids, theirs.ids)
+        assert torch.equal(ours.labels, theirs.labels)
     assert restored.state() == loader.state()
 
 
@@ -401,7 +405,7 @@ def test_epochs_and_seeds_differ_in_their_order() -> None:
         ({"batch": 1, "seq": 40, "seed": 0}, "37 tokens hold no sequence of 40"),
     ],
 )
-def test_bad_loader_arguments_are_one_sentence(arguments: dict[str, int], message: str) -> None:
+def test_bad_loader_arguments_are_one_sentence(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         BatchLoader(tokens_of(9, 4), **arguments)
 
@@ -427,15 +431,13 @@ def test_validation_batches_are_full_distinct_and_always_the_same(
     batches = list(validation_batches(tokens, batch, seq, limit))
     size = min(batch, sequences)
     expected = sequences // size if limit is None else min(limit, sequences // size)
-    assert [ids.shape for ids, _ in batches] == [(size, seq)] * expected
-    starts = [start for ids, _ in batches for start in ids[:, 0].tolist()]
+    assert [each.ids.shape for each in batches] == [(size, seq)] * expected
+    starts = [start for each in batches for start in each.ids[:, 0].tolist()]
     assert len(set(starts)) == len(starts)
     assert starts == sorted(starts)
-    for (ids, labels), (again, _) in zip(
-        batches, validation_batches(tokens, batch, seq, limit), strict=True
-    ):
-        assert torch.equal(labels, ids + 1)
-        assert torch.equal(ids, again)
+    for each, again in zip(batches, validation_batches(tokens, batch, seq, limit), strict=True):
+        assert torch.equal(each.labels, each.ids + 1)
+        assert torch.equal(each.ids, again.ids)
 
 
 def test_validation_without_a_sequence_is_one_sentence() -> None:

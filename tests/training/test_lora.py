@@ -139,7 +139,7 @@ def plain_losses(job: JobSpec, change: Callable[[nn.Module], None] | None = None
     loader = BatchLoader(data.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
     found = []
     for _ in range(job.steps):
-        ids, labels = loader.next_batch()
+        ids, labels, _ = loader.next_batch()
         logits = adapted(input_ids=ids, use_cache=False).logits
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         optimizer.zero_grad()

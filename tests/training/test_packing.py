@@ -1,0 +1,179 @@
+"""Several documents in a sequence that do not attend to one another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import cleave
+from cleave.errors import UsageError
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
+from cleave.graphs.packed import PackedBy, mask_for, packed_by
+from cleave.training.data import (
+    IGNORED,
+    START,
+    Batch,
+    BatchLoader,
+    Tokens,
+    positions_of,
+    validation_batches,
+)
+from cleave.training.job import JobSpec
+from cleave.training.records import EvalRecord, Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.staged import Rows
+from cleave.training.trainer import TrainContext, train
+from emulator.virtual import emulated
+from tests.graphs.models import small_model
+from tests.training.test_offload_report import FAMILIES, model_of
+from tests.training.test_staged import assert_close, staged
+
+TOKENS = 16
+TOGETHER = {"bloom"}  # ALiBi counts the tokens before
+BY_MASK = {"opt", "falcon"}
+
+
+def tokens_of(lengths: list[int]) -> Tokens:
+    """Documents of these lengths, with tokens that count on."""
+    tokens = np.arange(sum(lengths), dtype=np.int32)
+    tokens[np.cumsum([0, *lengths])[:-1]] |= START
+    return tokens
+
+
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=4, max_size=30), seq=st.integers(1, 9),
+    batch=st.integers(1, 4), unlearned=st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_positions_begin_anew_and_first_tokens_are_not_learned(
+    lengths: list[int], seq: int, batch: int, unlearned: Any
+) -> None:
+    marked = tokens_of([*lengths, 2 * seq + 2])
+    question = np.array([unlearned.random() < 0.3 for _ in marked])
+    question[-2 * seq - 2 :] = False
+    tokens = np.where(question, ~marked, marked).astype(np.int32)
+    begins = marked >= START
+    joined = list(validation_batches(tokens, batch, seq))
+    loader = BatchLoader(tokens, batch=batch, seq=seq, seed=0, separate=True)
+    for each in (*(loader.next_batch() for _ in range(6)), *separate_batches(tokens, batch, seq)):
+        assert each.positions is not None
+        for ids, labels, positions in zip(each.ids, each.labels, each.positions, strict=True):
+            assert positions[0] == 0
+            for place, (one, label, position) in enumerate(
+                zip(ids.tolist(), labels.tolist(), positions.tolist(), strict=True)
+            ):
+                following = one + 1  # tokens count on
+                hidden = question[following] or begins[following]
+                assert label == (IGNORED if hidden else following)
+                assert position == (0 if begins[one] or not place else positions[place - 1] + 1)
+            assert (labels != IGNORED).any()
+    assert all(each.positions is None for each in joined)
+    assert all(((each.ids >= 0) & (each.ids < len(tokens))).all() for each in joined)
+
+
+def separate_batches(tokens: Tokens, batch: int, seq: int) -> list[Batch]:
+    return list(validation_batches(tokens, batch, seq, separate=True))
+
+
+def documents(cut: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two sequences, the first of one document and the second of two, and their positions."""
+    torch.manual_seed(3)
+    begins = torch.zeros(2, TOKENS, dtype=torch.bool)
+    begins[:, 0] = begins[1, cut] = True
+    return torch.randint(3, 96, (2, TOKENS)), positions_of(begins)
+
+
+def loss_of(model: nn.Module, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    logits = model(input_ids=ids, use_cache=False).logits
+    return nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_does_not_keep_documents_apart_is_refused(family: str) -> None:
+    model = model_of(family)
+    if family in TOGETHER:
+        with pytest.raises(UsageError, match=f"'separate', and {type(model).__name__} sees across"):
+            packed_by(model)
+    else:
+        assert packed_by(model) is (PackedBy.MASK if family in BY_MASK else PackedBy.POSITIONS)
+    assert model.training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["opt", "llama", "mistral", "gemma2", "gpt2"])
+def test_gradients_by_stages_are_those_of_documents_alone(family: str) -> None:
+    """Also where a layer sees a window only, and in a step in which no sequence has two."""
+    model = small_model(family)
+    packed = packed_by(model)
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), packed=packed)
+    for cut in (5, 0):
+        model.zero_grad()
+        plain = copy.deepcopy(model)
+        ids, positions = documents(cut)
+        targets = torch.full_like(ids, IGNORED)
+        targets[:, :-1] = ids[:, 1:]
+        if cut:
+            targets[1, cut - 1] = IGNORED
+        pieces = [(0, 0, TOKENS), (1, 0, cut), (1, cut, TOKENS)]
+        counted = int((targets >= 0).sum())
+        expected = 0.0
+        for row, first, stop in pieces:
+            if stop > first:
+                part = loss_of(plain, ids[row : row + 1, first:stop], targets[row, first:stop])
+                torch.autograd.backward(part / counted)
+                expected += float(part.detach()) / counted
+        with emulated(4, seed=1) as fleet:
+            found = staged(model, graphs, fleet).gradients(
+                Rows(ids, targets, mask_for(packed, positions), positions)
+            )
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert_close(model, plain, 1e-5)
+
+
+@pytest.fixture
+def short_documents(tmp_path: Path) -> Path:
+    path = tmp_path / "short.jsonl"
+    path.write_text("".join(f'{{"text": "{"of many " * (i % 5 + 1)} {i}"}}\n' for i in range(400)))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["stages", "tiles"])
+def test_a_run_has_the_losses_of_one_machine(
+    tmp_path: Path,
+    short_documents: Path,
+    plain_losses: Callable[[JobSpec], list[float]],
+    method: str,
+) -> None:
+    job = JobSpec(
+        "opt-nano", str(short_documents), steps=3, batch=2, seq=32, method=method,
+        packing="separate", eval_every=3, checkpoint_every=2,
+    )  # fmt: skip
+    plain = plain_losses(replace(job, method="local"))
+    seen: list[Record] = []
+    run = RunFolder.create(tmp_path, "run")
+    with cleave.emulated(3) as fleet:
+        train(job, run, TrainContext(fleet, seen.append))
+    losses = [record.loss for record in seen if isinstance(record, StepRecord)]
+    assert losses == pytest.approx(plain, rel=1e-4)
+    assert losses != pytest.approx(
+        plain_losses(replace(job, method="local", packing="joined")), rel=1e-3
+    )
+    assert [record.step for record in seen if isinstance(record, EvalRecord)] == [3]
+
+
+def test_another_way_to_pack_is_named() -> None:
+    with pytest.raises(UsageError, match="--packing is 'apart'; use one of joined, separate"):
+        JobSpec("opt-nano", packing="apart")
