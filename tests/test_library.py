@@ -68,8 +68,6 @@ def test_arguments_of_the_wrong_kind_are_refused_at_the_call() -> None:
             offload(model(), fleet, fallback="loca")
         with pytest.raises(cleave.UsageError, match="fallback_after_s is -1; give seconds"):
             offload(model(), fleet, fallback_after_s=-1)
-        with pytest.raises(cleave.UsageError, match="by stages devices are awaited"):
-            offload(model(), fleet, method="stages", fallback="local")
 
 
 def trained(one: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:

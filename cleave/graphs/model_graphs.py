@@ -38,7 +38,7 @@ from cleave.graphs.layer_graphs import LayerGraphs, export_layer
 from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_graph import LossGraph, export_loss
 from cleave.graphs.loss_slices import SliceGraphs, export_slice, rows_of_head
-from cleave.graphs.packed import PackedBy, mask_for
+from cleave.graphs.packed import PackedBy, document_mask
 from cleave.machine.graph_session import Array, GraphSession
 
 _EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
@@ -115,7 +115,8 @@ def model_graphs(
     positions = torch.arange(tokens).repeat(samples, 1) if packed else None
     if positions is not None:
         positions[1:, tokens // 2 :] -= tokens // 2
-        mask = mask_for(packed, positions)
+        if packed is PackedBy.MASK:
+            mask = document_mask(positions)
     found = layer_calls(model, ids, mask, positions=positions)
     paths = {id(module): name for name, module in model.named_modules()}
     by_kind: dict[str, LayerGraphs] = {}

@@ -62,8 +62,8 @@ def offload(
         include: by tiles, patterns of the names of modules, as `model.layers.*`; only these go.
         exclude: patterns of those that stay here in any case.
         min_flops: by tiles, products of fewer floating-point operations are done here.
-        fallback: by tiles, what happens while no device is there: `wait`, or `local` to multiply
-            here until one is. Either is logged.
+        fallback: what happens while no device is there: `wait`, or `local` to compute here until
+            one is. Either is logged.
         fallback_after_s: seconds, on the fleet's clock, without devices before `local` begins.
 
     Returns:
@@ -128,9 +128,8 @@ def send(
     if method == Method.STAGES.value:
         if include or exclude or min_flops:
             raise UsageError("include, exclude and min_flops choose layers of method 'tiles'")
-        if fallback == FallbackMode.LOCAL.value:
-            raise UsageError("fallback 'local' is of method 'tiles'; by stages devices are awaited")
-        return _offload_by_stages(model, fleet, audit)
+        local = fallback == FallbackMode.LOCAL.value
+        return _offload_by_stages(model, fleet, audit, fallback_after_s if local else None)
     _refuse_offloaded(model)
     chosen = OffloadChoice(model, include, exclude)
     found = chosen.found()
@@ -185,7 +184,9 @@ def _kind(value: object) -> str:
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
-def _offload_by_stages(model: nn.Module, fleet: Multiplier, audit: float) -> OffloadReport:
+def _offload_by_stages(
+    model: nn.Module, fleet: Multiplier, audit: float, local_after_s: float | None
+) -> OffloadReport:
     """Replace a model's forward by one that goes by stages."""
     from cleave.training.staged_forward import StagedForward  # with ONNX and transformers
 
@@ -193,7 +194,7 @@ def _offload_by_stages(model: nn.Module, fleet: Multiplier, audit: float) -> Off
         raise UsageError("the model is offloaded already; call cleave.restore(model) first")
     if not isinstance(fleet, Fleet):
         raise UsageError(f"stages need a fleet of devices, not a {type(fleet).__name__}")
-    vars(model)["forward"] = StagedForward(model, fleet, audit)
+    vars(model)["forward"] = StagedForward(model, fleet, audit, local_after_s)
     return OffloadReport(Method.STAGES.value, {}, {})
 
 

@@ -157,6 +157,8 @@ class StagedModel:
         self._auditor = auditor
         self._in_parts = in_parts
         self._local_after_s = 0.0 if choice is not None else local_after_s
+        # Of a step under way, whose devices may be back in a moment, a little more is waited for.
+        self._left_after_s = STEP_END_S if local_after_s is None else local_after_s
         self._stop = stop
         self._note = note
         self._outside = OutsideLayers(work.model, work.graphs.calls)
@@ -340,14 +342,18 @@ class StagedModel:
 
     def embed(self, part: Rows) -> Embedded:
         """Do what the model does before its first layer."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16):
+        with self.autocast():
             return self._outside.embed(part.ids, part.mask, part.positions)
+
+    def autocast(self) -> torch.autocast:
+        """Return a context in which the model computes here in the dtype in which it travels."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16)
 
     def _loss(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
         """Compute a micro-batch's loss and its gradients here; return it and that of `y`."""
         y.requires_grad_()
         held: dict[str, Any] = dict(self.work.model.named_parameters())
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16):
+        with self.autocast():
             logits = self._outside.logits(held, y.reshape(-1, 1, y.shape[-1]))
         each = F.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100, reduction="sum"
@@ -440,12 +446,24 @@ class StagedModel:
 
         Raises:
             AbandonedError: when training is to stop.
+            StageFailedError: when all devices left, and the caller is to do the step itself.
         """
-        stopping_s = 0.0
+        stopping_s = left_s = 0.0
+        local = self._local_after_s is not None
         while True:
-            outcome = self.runtime.next_outcome(LOOK_S)
+            try:
+                outcome = self.runtime.next_outcome(LOOK_S)
+            except FleetError as error:  # in virtual time: nothing will happen
+                if not local:
+                    raise
+                self.runtime.end_steps()
+                raise StageFailedError(str(error)) from error
             if outcome is not None:
                 return outcome
+            left_s = 0.0 if self.runtime.stage_devices() else left_s + LOOK_S
+            if local and left_s > self._left_after_s:
+                self.runtime.end_steps()
+                raise StageFailedError("all devices that train whole layers left")
             if self._stop():
                 stopping_s += LOOK_S
                 if stopping_s >= STEP_END_S or not self.runtime.stage_devices():

@@ -8,6 +8,7 @@ pass goes the same way. Each backward pass brings all gradients.
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +24,23 @@ from cleave.fleet.selection import measure_ps
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.outside import Embedded, OutsideLayers
+from cleave.graphs.packed import PackedBy
 from cleave.machine.backends import TorchBackend
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
-from cleave.scheduler.stage_work import OutputReady, StepFailed, StepResult, StepWork
+from cleave.scheduler.stage_work import (
+    OutputReady,
+    StageFailedError,
+    StepFailed,
+    StepResult,
+    StepWork,
+)
 from cleave.training.audits import Auditor
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
+
+_log = logging.getLogger(__name__)
 
 _OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels", "use_cache",
                         "return_dict", "logits_to_keep", "output_attentions",
@@ -45,15 +55,21 @@ class StagedForward:
         model: a causal language model of transformers.
         fleet: trains its layers.
         audit: the chance that a device's part of a step is computed again here.
+        local_after_s: after so many seconds without devices layers are computed here; None to wait
+            for ever.
     """
 
-    def __init__(self, model: nn.Module, fleet: Fleet, audit: float) -> None:
+    def __init__(
+        self, model: nn.Module, fleet: Fleet, audit: float, local_after_s: float | None = None
+    ) -> None:
         self._model = model
         self._fleet = fleet
         self._audit = audit
+        self.local_after_s = local_after_s
         self._signature = inspect.signature(model.forward)
-        self._staged: dict[tuple[int, bool, DType], StagedModel] = {}
+        self._staged: dict[tuple[int, bool, bool, DType], StagedModel] = {}
         self._under_way: _Pass | None = None
+        self._here = False  # where the last pass was, as far as was logged
 
     def close(self) -> None:
         """Let devices forget what they hold."""
@@ -81,8 +97,15 @@ class StagedForward:
         ids, mask = given["input_ids"], given.get("attention_mask")
         if mask is not None and bool(mask.all()):
             mask = None  # transformers leaves it out as well
-        staged = self._of(ids.shape[1], mask is not None)
-        one = _Pass(self, staged, Rows(ids, ids, mask))
+        positions = given.get("position_ids")
+        if positions is not None:
+            positions = positions.expand(ids.shape)
+            if bool((positions == torch.arange(ids.shape[1])).all()):
+                positions = None  # as they are without
+            elif mask is None and self._keeps(given.get("use_cache")):
+                mask = torch.ones_like(ids)
+        staged = self._of(ids.shape[1], padded=mask is not None, packed=positions is not None)
+        one = _Pass(self, staged, Rows(ids, ids, mask, positions))
         trained = [p for call in staged.calls for p in call.layer.parameters() if p.requires_grad]
         outside = OutsideLayers(self._model, staged.calls)
 
@@ -91,15 +114,48 @@ class StagedForward:
             return found
 
         one.prepare()
-        with outside.layers_as_one(through):
-            return self._model.forward(*args, **{**kwargs, "use_cache": False})
+        if one.plan is None:
+            self.tell("no device is there that can train whole layers")
+            return self._model.forward(*args, **kwargs)
+        try:
+            with outside.layers_as_one(through):
+                found = self._model.forward(*args, **{**kwargs, "use_cache": False})
+        except StageFailedError as error:
+            if self.local_after_s is None:
+                raise FleetError(str(error)) from error
+            self.end(one)
+            self.tell(str(error))
+            return self._model.forward(*args, **kwargs)
+        self.tell("")
+        return found
 
-    def _of(self, tokens: int, padded: bool) -> StagedModel:
+    def _keeps(self, use_cache: bool | None) -> bool:
+        """Say whether the model would keep keys and values: then it ignores where documents begin.
+
+        There is nothing to keep here, so a mask says that all is one document.
+        """
+        config: Any = self._model.config
+        return bool(getattr(config, "use_cache", False) if use_cache is None else use_cache)
+
+    def tell(self, why_here: str) -> None:
+        """Log why layers are computed here, or that they are not any more, once for all passes."""
+        if bool(why_here) == self._here:
+            return
+        self._here = bool(why_here)
+        if self._here:
+            _log.warning("%s; computing layers here until devices are there", why_here)
+        else:
+            _log.info("devices are there; layers are computed there again")
+
+    def _of(self, tokens: int, *, padded: bool, packed: bool) -> StagedModel:
         bf16 = torch.is_autocast_enabled("cpu")
         dtype = DType.BF16 if bf16 else DType.FP32
-        key = tokens, padded, dtype
+        key = tokens, padded, packed, dtype
         if key not in self._staged:
-            graphs = model_graphs(self._model, tokens, GraphCache.of_user(), padded=padded)
+            # What positions mean is up to the model, as where it computes alone.
+            by = PackedBy.POSITIONS if packed else None
+            cache = GraphCache.of_user()
+            graphs = model_graphs(self._model, tokens, cache, padded=padded, packed=by)
             speed = measure_ps(TorchBackend(), dtype, time.perf_counter)
             self._staged[key] = StagedModel(
                 ModelWork(self._model, graphs, dtype),
@@ -107,6 +163,7 @@ class StagedForward:
                 _plan_layers,
                 PsCompute(speed.flops_per_s, 0.0),
                 auditor=Auditor(self._audit),
+                local_after_s=self.local_after_s,
             )
         return self._staged[key]
 
@@ -140,6 +197,7 @@ class _Pass:
     embedded: Sequence[Embedded] = ()
     plan: StagePlan | None = None
     work: StepWork | None = None
+    x: Tensor | None = None
 
     def prepare(self) -> None:
         """Plan the pass, and see what the layers are called with."""
@@ -151,8 +209,8 @@ class _Pass:
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:
         """Return what the last layer returns."""
         self.owner.begin(self)
-        if self.plan is None:
-            raise FleetError("no device is there that can train whole layers")
+        assert self.plan is not None
+        self.x = x.detach()
         stages = [replace(stage, loss=False) for stage in self.plan.stages]
         rows = [len(part.ids) for part in self.parts]
         pieces = torch.split(x.detach(), rows)
@@ -172,7 +230,7 @@ class _Pass:
                         payload, pieces[number].shape, self.staged.work.dtype
                     )
                 case StepFailed(reason):
-                    raise FleetError(f"the step by stages cannot be completed: {reason}")
+                    raise StageFailedError(f"the step by stages cannot be completed: {reason}")
                 case _:
                     raise AssertionError("a step ended before its backward pass")
         if not backward:
@@ -187,15 +245,14 @@ class _Pass:
                 "the backward pass of a forward pass after which there was another one: by stages, "
                 "each forward pass is followed by its backward pass"
             )
-        rows = [len(part.ids) for part in self.parts]
-        for number, piece in enumerate(torch.split(dy, rows)):
-            self.staged.runtime.give(number, self.staged.work.activation(piece))
-        while True:
-            match self.staged.next_outcome():
-                case StepFailed(reason):
-                    raise FleetError(f"the step by stages cannot be completed: {reason}")
-                case StepResult() as result:
-                    break
+        try:
+            result = self._result(dy)
+        except StageFailedError as error:
+            if self.owner.local_after_s is None:
+                raise FleetError(str(error)) from error
+            self.owner.end(self)
+            self.owner.tell(str(error))
+            return self._backward_here(dy)
         self.owner.end(self)
         self.staged.refuse_faults(self.work, result)
         shape = dy.shape
@@ -208,6 +265,47 @@ class _Pass:
         return torch.cat(dx), self.staged.work.gradients_of(
             result.gradients, self.staged.gradients_dtype
         )
+
+    def _result(self, dy: Tensor) -> StepResult:
+        """Give the gradient of the layers' output to the fleet, and wait for what comes of it.
+
+        Raises:
+            StageFailedError: when the fleet cannot do the backward pass.
+        """
+        rows = [len(part.ids) for part in self.parts]
+        for number, piece in enumerate(torch.split(dy, rows)):
+            self.staged.runtime.give(number, self.staged.work.activation(piece))
+        while True:
+            match self.staged.next_outcome():
+                case StepFailed(reason):
+                    raise StageFailedError(f"the step by stages cannot be completed: {reason}")
+                case StepResult() as result:
+                    return result
+
+    def _backward_here(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the same as `backward`, from layers that are computed again in this process."""
+        assert self.x is not None
+        calls = self.staged.calls
+        trained = [p for call in calls for p in call.layer.parameters() if p.requires_grad]
+        rows = [len(part.ids) for part in self.parts]
+        dx: list[Tensor] = []
+        total = [torch.zeros_like(parameter) for parameter in trained]
+        for x, one, gradient in zip(
+            torch.split(self.x, rows), self.embedded, torch.split(dy, rows), strict=True
+        ):
+            piece = x.requires_grad_()
+            with torch.enable_grad(), self.staged.autocast():
+                y = piece
+                for call, beside in zip(calls, one.beside, strict=True):
+                    y = call.run({}, y, beside)
+            found = torch.autograd.grad(
+                y, [piece, *trained], gradient.to(y.dtype), allow_unused=True
+            )
+            dx.append(found[0])
+            for mine, made in zip(total, found[1:], strict=True):
+                if made is not None:
+                    mine += made
+        return torch.cat(dx), {id(p): mine for p, mine in zip(trained, total, strict=True)}
 
 
 class _Layers(torch.autograd.Function):

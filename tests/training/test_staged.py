@@ -360,6 +360,33 @@ def test_where_something_else_may_do_a_step_stages_rest_after_one_failed(cache: 
         assert len([note for note in notes if "go without stages" in note]) == 2
 
 
+def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_left(
+    cache: GraphCache,
+) -> None:
+    model = small_model("opt")
+    graphs = model_graphs(model, TOKENS, cache)
+    notes: list[str] = []
+    with emulated(2, seed=1) as fleet:
+        runtime = fleet.runtime
+        assert isinstance(runtime, VirtualRuntime)
+        found = staged(model, graphs, fleet, local_after_s=2.0, note=notes.append)
+        (ids,) = batches(1)
+        found.gradients(rows(ids))
+        model.zero_grad()
+        for device in list(runtime.devices):
+            runtime.lose(device, in_s=0.001)
+        runtime.lose(1, in_s=1e6)  # something that is still to happen
+        began_s = fleet.runtime.now()
+        assert found.gradients(rows(ids)) is None
+        assert 2.0 <= fleet.runtime.now() - began_s <= 5.0
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert "all devices that train whole layers left" in notes[-1]
+        for profile in runtime.profiles:
+            runtime.join(profile)
+        fleet.wait_for(2)
+        assert found.gradients(rows(ids)) is not None
+
+
 def test_tiles_and_stages_share_a_devices_memory(cache: GraphCache) -> None:
     """What tiles keep there makes room for a step, and tiles get what the step leaves."""
     model = small_model("opt")

@@ -12,6 +12,7 @@ from torch import Tensor
 import cleave
 from cleave.errors import UsageError
 from cleave.training import staged_forward
+from emulator.virtual import VirtualRuntime
 from tests.graphs.models import plain_gradients, small_model, trained, with_lora
 from tests.planner.test_stage_search import large_head
 from tests.training.test_staged import TOKENS, assert_close, batches
@@ -63,7 +64,7 @@ def test_what_needs_no_gradient_frees_what_was_kept() -> None:
             torch.testing.assert_close(found, plain(ids).logits, rtol=1e-5, atol=1e-6)
         found = model(ids).logits  # its backward pass never comes
         loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
+        torch.autograd.backward(loss)
         plain(input_ids=ids, labels=ids).loss.backward()
         assert_close(model, plain, 3e-6)
         with pytest.raises(UsageError, match="followed by its backward pass"):
@@ -83,6 +84,100 @@ def test_what_stages_cannot_do_is_refused_and_says_why() -> None:
             model(input_ids=ids, output_hidden_states=True)
         with pytest.raises(UsageError, match="inputs_embeds"):
             model(inputs_embeds=torch.zeros(1, TOKENS, 32))
+
+
+def losing(fleet: cleave.Fleet) -> VirtualRuntime:
+    """Take all of a fleet's devices away."""
+    runtime = fleet.runtime
+    assert isinstance(runtime, VirtualRuntime)
+    for device in list(runtime.devices):
+        runtime.lose(device)
+    return runtime
+
+
+def gradients(model: Any, ids: Tensor) -> Tensor:
+    model.zero_grad()
+    loss: Tensor = model(input_ids=ids, labels=ids).loss
+    torch.autograd.backward(loss)
+    return loss.detach()
+
+
+@pytest.mark.parametrize("when", ["before", "in the forward pass", "in the backward pass"])
+def test_without_devices_a_loop_goes_on_here_if_that_is_wanted(
+    when: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = with_lora(small_model("llama"))
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    expected = gradients(plain, ids)
+    with cleave.emulated(2, seed=1) as fleet:
+        cleave.offload(model, fleet, method="stages", fallback="local", fallback_after_s=0.0)
+        gradients(model, ids)
+        assert notes == []
+        if when == "before":
+            losing(fleet)
+        else:
+            method = "begin_step" if when == "in the forward pass" else "give"
+            begin = getattr(fleet.runtime, method)
+
+            def lost(*given: Any) -> None:
+                begin(*given)
+                losing(fleet)
+
+            monkeypatch.setattr(fleet.runtime, method, lost)
+        for _ in range(2):
+            torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
+            assert_close(model, plain, 3e-6)
+        monkeypatch.undo()
+        assert [
+            line.endswith("computing layers here until devices are there") for line in notes
+        ] == [True]
+        sent = fleet.counters().downlink_bytes
+        runtime = losing(fleet)
+        for profile in runtime.profiles:
+            runtime.join(profile)
+        fleet.wait_for(2)
+        gradients(model, ids)
+        assert_close(model, plain, 3e-6)
+        assert fleet.counters().downlink_bytes > sent
+    assert notes[-1:] == ["devices are there; layers are computed there again"]
+
+
+def test_without_devices_a_loop_that_is_to_wait_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = small_model("opt")
+    (ids,) = batches(1)
+    with cleave.emulated(1, seed=1) as fleet:
+        cleave.offload(model, fleet, method="stages")
+        begin = fleet.runtime.begin_step
+
+        def lost(*given: Any) -> None:
+            begin(*given)
+            losing(fleet)
+
+        monkeypatch.setattr(fleet.runtime, "begin_step", lost)
+        with pytest.raises(cleave.FleetError):
+            gradients(model, ids)
+
+
+@pytest.mark.parametrize(("family", "cached"), [("llama", False), ("llama", True), ("opt", False)])
+def test_positions_mean_what_they_mean_to_the_model(family: str, cached: bool) -> None:
+    """A Llama tells documents apart by them, unless it keeps keys; an OPT embeds them, no more."""
+    model: Any = small_model(family)
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    plainly = torch.arange(ids.shape[1]).expand(ids.shape)
+    packed = torch.cat([plainly[:, :5], plainly[:, :-5]], dim=1)
+    with cleave.emulated(2, seed=1) as fleet:
+        cleave.offload(model, fleet, method="stages")
+        for positions in (plainly, packed, packed[:1]):
+            losses = []
+            for one in (model, plain):
+                one.zero_grad()
+                given = {"input_ids": ids, "position_ids": positions, "use_cache": cached}
+                losses.append(one(**given, labels=ids).loss)
+                losses[-1].backward()
+            assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
+            assert_close(model, plain, 3e-6)
 
 
 def test_no_device_is_planned_for_a_loss_that_the_caller_computes() -> None:
