@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from cleave.errors import CleaveError, FleetError, PlanError, UsageError
     from cleave.fleet.fleet import Fleet
     from cleave.server.fleet_server import serve
+    from cleave.training.adapters import quantize
     from cleave.training.offload import hold_weights, offload, offloaded, restore
     from emulator.virtual import emulated
 
 __version__ = "0.1.0"
 __all__ = [
     "CleaveError", "Fleet", "FleetError", "PlanError", "UsageError", "__version__", "emulated",
-    "hold_weights", "offload", "offloaded", "restore", "serve",
+    "hold_weights", "offload", "offloaded", "quantize", "restore", "serve",
 ]  # fmt: skip
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -40,6 +41,7 @@ def __getattr__(name: str) -> Any:
         **dict.fromkeys(
             ("hold_weights", "offload", "offloaded", "restore"), "cleave.training.offload"
         ),
+        "quantize": "cleave.training.adapters",
         "serve": "cleave.server.fleet_server",
         "emulated": "emulator.virtual",
     }

@@ -86,25 +86,49 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
         torch.manual_seed(seed)
         adapted = get_peft_model(model, config)
     if spec.bits:
-        _quantize(adapted, Bits(spec.bits))
+        bits = Bits(spec.bits)
+        if why := _quantize(adapted, bits):
+            raise UsageError(f"--lora has bits={int(bits)}, and {why}; leave bits out")
     return adapted
 
 
-def _quantize(model: PeftModel, bits: Bits) -> None:
+def quantize(model: nn.Module, bits: int = 4) -> None:
+    """Keep the frozen products of a model's layers in 4 or 8 bits from now on, in place (QLoRA).
+
+    Call it after `peft.get_peft_model`, on the CPU. Adapters and what else is trained stay as they
+    are, and all other weights become float32. It cannot be undone.
+
+    Args:
+        model: with frozen weights, as `peft` makes it; loaded as narrow as its files have it, it
+            never takes more memory than that.
+        bits: 4 (NF4, arXiv 2305.14314) or 8 (integers); 64 weights share a scale.
+
+    Raises:
+        UsageError: when there is nothing that can be quantized; the model is as it was then, but
+            for its dtype.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"quantize takes a torch module, not {type(model).__name__}")
+    if bits not in tuple(Bits):
+        raise UsageError(f"bits is {bits}; use 4 or 8")
+    if why := _quantize(model, Bits(bits)):
+        raise UsageError(f"{why}; give a model whose layers are frozen, as peft makes it")
+
+
+def _quantize(model: Any, bits: Bits) -> str:
     """Quantize the frozen products of layers, but for what is trained whole.
 
     What remains becomes fp32. DoRA's norms become those of the weights as they are then, so that
     adapters still change nothing at first.
 
-    Raises:
-        UsageError: when there are none that can be.
+    Returns:
+        Why there are none that can be; empty if there are.
     """
-    from peft.utils import ModulesToSaveWrapper
-
+    # `peft`'s wrapper of what is saved whole holds a frozen copy of it, too.
     keep = {
         m
         for whole in model.modules()
-        if isinstance(whole, ModulesToSaveWrapper)
+        if type(whole).__name__ == "ModulesToSaveWrapper"
         for m in whole.modules()
     }
     quantize_frozen(model, bits, keep)
@@ -118,13 +142,15 @@ def _quantize(model: PeftModel, bits: Bits) -> None:
                 lora_B=module.lora_B[name].weight,
                 scaling=module.scaling[name],
             )
-    if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
-        kinds = sorted({type(m).__name__ for m in model.modules() if _is_linear(m)})
-        raise UsageError(
-            f"--lora has bits={int(bits)}, and no layer of {type(model.get_base_model()).__name__} "
-            f"can be quantized: that needs layers of nn.Linear with a multiple of {BLOCK} inputs, "
-            f"and it has {', '.join(kinds)}; leave bits out"
-        )
+    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        return ""
+    kinds = sorted({type(m).__name__ for m in model.modules() if _is_linear(m)})
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return (
+        f"no layer of {type(base).__name__} can be quantized: that needs frozen layers of "
+        f"nn.Linear with a multiple of {BLOCK} inputs, and it has "
+        f"{', '.join(kinds) or 'none of these'}"
+    )
 
 
 def _is_linear(module: nn.Module) -> bool:

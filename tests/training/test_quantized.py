@@ -29,13 +29,14 @@ from cleave.training.quantized import (
     dequantize_all,
     matrix_shapes,
     quantize,
+    quantize_frozen,
 )
 from cleave.training.stage_work import ModelWork
 from cleave.training.trained import open_trained
 from cleave.workload.models.build import load_folder
 from cleave.workload.quantization import BLOCK, Bits
 from cleave.workload.stages import Adapters, StageSizes
-from tests.graphs.models import small_model
+from tests.graphs.models import plain_gradients, small_model, with_lora
 from tests.training.test_audits import activation, audited, lying
 from tests.training.test_lora import SMALL, logits, losses, plain_losses, run_in, save_model
 from tests.training.test_staged import batches
@@ -277,6 +278,38 @@ def test_audits_repeat_what_devices_do_beside_quantized_weights(lies: bool) -> N
             staged.gradients(rows_of(ids))
     assert auditor.counters.outputs > 0
     assert (auditor.counters.faults > 0) == lies
+
+
+@pytest.mark.slow
+@BITS
+def test_a_model_of_ones_own_is_quantized_and_trained_by_stages(bits: Bits) -> None:
+    plain = with_lora(small_model("llama", **WIDE))
+    quantize_frozen(plain, bits)
+    dequantize_all(plain)
+    own = with_lora(small_model("llama", **WIDE))
+    cleave.quantize(own, bits)
+    (ids,) = batches(1)
+    with cleave.emulated(2) as fleet, cleave.offloaded(own, fleet, method="stages"):
+        loss = plain_gradients(own, ids)
+        assert loss == pytest.approx(plain_gradients(plain, ids), rel=1e-5)
+    found, expected = (
+        {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+        for one in (own, plain)
+    )
+    assert found.keys() == expected.keys()
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-5 * largest)
+
+
+def test_what_cannot_be_quantized_is_said() -> None:
+    model: Any = small_model("llama", **WIDE)
+    with pytest.raises(UsageError, match="no layer of LlamaForCausalLM can be quantized"):
+        cleave.quantize(model)
+    with pytest.raises(UsageError, match="bits is 3; use 4 or 8"):
+        cleave.quantize(model, 3)
+    with pytest.raises(UsageError, match="takes a torch module, not int"):
+        cleave.quantize(4)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
