@@ -264,8 +264,8 @@ def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:
         return load_checkpoint(path)
     if (found := load_latest(folder)) is None:
         raise UsageError(
-            f"{str(run.path)!r} has no checkpoint; train with --checkpoint-every N, or longer than "
-            f"10 minutes, which makes one at the end"
+            f"{str(run.path)!r} has no checkpoint: it did not end, or was to have none; go on with "
+            f"it by --resume, or train without --checkpoint-every 0"
         )
     return found
 

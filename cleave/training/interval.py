@@ -60,7 +60,3 @@ class Interval:
         if self.steps:
             return step % self.steps == 0
         return bool(self.seconds) and since_s >= self.seconds
-
-    def passed(self, step: int, since_s: float) -> bool:
-        """Return whether a whole interval was done, so that a checkpoint at the end is worth it."""
-        return step >= self.steps if self.steps else since_s >= self.seconds

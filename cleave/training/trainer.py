@@ -532,10 +532,7 @@ class Trainer:
         if not interval or self.saved == self.step:
             return False
         since_s = self.context.clock() - self.saved_s
-        # At the end, a checkpoint replaces the journal; and a run that has a checkpoint gets a last
-        # one of its end.
-        worth = self.saved is not None or self.journal is not None
-        ended = self.step == self.job.steps and (worth or interval.passed(self.step, since_s))
+        ended = self.step == self.job.steps
         return stopped or ended or interval.due(self.step, since_s)
 
     def save(self) -> None:
