@@ -12,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from torch import nn
 
@@ -188,14 +188,28 @@ def _offload_by_stages(
     model: nn.Module, fleet: Multiplier, audit: float, local_after_s: float | None
 ) -> OffloadReport:
     """Replace a model's forward by one that goes by stages."""
+    from transformers import PreTrainedModel
+
     from cleave.training.staged_forward import StagedForward  # with ONNX and transformers
 
-    if isinstance(vars(model).get("forward"), StagedForward):
+    inner = _without_wrapper(model)
+    if isinstance(vars(inner).get("forward"), StagedForward):
         raise UsageError("the model is offloaded already; call cleave.restore(model) first")
+    if not isinstance(inner, PreTrainedModel):
+        raise UsageError(
+            f"method 'stages' takes a causal language model of transformers, not {_kind(inner)}; "
+            f"offload it by tiles"
+        )
     if not isinstance(fleet, Fleet):
-        raise UsageError(f"stages need a fleet of devices, not a {type(fleet).__name__}")
-    vars(model)["forward"] = StagedForward(model, fleet, audit, local_after_s)
+        raise UsageError(f"stages need a fleet of devices, not {_kind(fleet)}")
+    vars(inner)["forward"] = StagedForward(inner, fleet, audit, local_after_s)
     return OffloadReport(Method.STAGES.value, {}, {})
+
+
+def _without_wrapper(model: Any) -> nn.Module:
+    """Return the model that a wrapper of `peft` calls, or the model itself."""
+    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner
 
 
 @contextmanager
@@ -243,9 +257,10 @@ def restore(model: nn.Module) -> nn.Module:
     Returns:
         `model` itself; a model that is not offloaded is returned unchanged.
     """
-    if (staged := getattr(vars(model).get("forward"), "close", None)) is not None:
+    inner = _without_wrapper(model)
+    if (staged := getattr(vars(inner).get("forward"), "close", None)) is not None:
         staged()
-        del vars(model)["forward"]
+        del vars(inner)["forward"]
     for module in model.modules():
         if "_cleave" in module.__dict__:
             object.__delattr__(module, "_cleave")

@@ -71,10 +71,28 @@ def test_what_needs_no_gradient_frees_what_was_kept() -> None:
             torch.autograd.backward(found.sum())
 
 
+def test_a_model_in_the_wrapper_of_peft_is_trained_as_without_it() -> None:
+    import peft
+
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    model: Any = peft.get_peft_model(small_model("llama"), config)
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        with pytest.raises(UsageError, match="offloaded already"):
+            cleave.offload(model, fleet, method="stages")
+        assert gradients(model, ids).item() == pytest.approx(gradients(plain, ids).item(), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+        assert fleet.counters().uplink_bytes > 0
+    assert "forward" not in vars(model.get_base_model())
+
+
 def test_what_stages_cannot_do_is_refused_and_says_why() -> None:
     model: Any = small_model("opt")
     ids = torch.arange(TOKENS)[None]
     with cleave.emulated(1, seed=1) as fleet:
+        with pytest.raises(UsageError, match="causal language model of transformers, not a Linear"):
+            cleave.offload(torch.nn.Linear(2, 2), fleet, method="stages")
         with pytest.raises(UsageError, match="method is 'magic'"):
             cleave.offload(model, fleet, method="magic")
         cleave.offload(model, fleet, method="stages")
