@@ -685,6 +685,12 @@ def emulated(
         >>> fleet.device_count
         8
     """
+    if isinstance(devices, int) and devices < 1:
+        raise UsageError(f"emulated takes 1 device or more, not {devices}")
+    if not isinstance(devices, int) and (
+        isinstance(devices, str) or not isinstance(devices, Sequence)
+    ):
+        raise UsageError(f"emulated takes a number of devices, or a list of them, not {devices!r}")
     profiles = paper_fleet(devices) if isinstance(devices, int) else list(devices)
     arithmetic = Arithmetic.WHOLE_TILES if whole_tiles else Arithmetic.BLOCKS
     if not compute:

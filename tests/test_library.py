@@ -64,6 +64,14 @@ def test_arguments_of_the_wrong_kind_are_refused_at_the_call() -> None:
         with pytest.raises(cleave.UsageError, match="audit is 2; give a chance"):
             offload(model(), fleet, audit=2)
 
+        with pytest.raises(cleave.UsageError, match="min_flops is 'a'; give a number"):
+            offload(model(), fleet, min_flops="a")
+        emulated: Any = cleave.emulated
+        for wrong in ("3", 2.5):
+            with pytest.raises(cleave.UsageError, match="a number of devices, or a list of them"):
+                emulated(wrong)
+        with pytest.raises(cleave.UsageError, match="takes 1 device or more, not 0"):
+            emulated(0)
         with pytest.raises(cleave.UsageError, match="fallback is 'loca'; use one of wait, local"):
             offload(model(), fleet, fallback="loca")
         with pytest.raises(cleave.UsageError, match="fallback_after_s is -1; give seconds"):

@@ -105,6 +105,10 @@ def attention(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     weights = _masked(scores, attention_mask, _causal(module, is_causal)).softmax(-1)
+    if attention_mask is not None and attention_mask.dtype is torch.bool:
+        # A query that sees nothing, as one of padding on the left, attends to nothing, as in
+        # torch's own attention.
+        weights = torch.where(attention_mask[..., : scores.shape[-1]], weights, 0.0)
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 

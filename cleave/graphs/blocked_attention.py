@@ -179,7 +179,10 @@ class _Weights:
             seen = at[:, None] >= torch.arange(key.shape[2])
         if seen is not None:
             scores = torch.where(seen, scores, torch.finfo(scores.dtype).min)
-        return cls(scores.softmax(-1), squeezed, seen)
+        weights = scores.softmax(-1)
+        if mask and seen is not None:  # a query that sees nothing attends to nothing
+            weights = torch.where(seen, weights, 0.0)
+        return cls(weights, squeezed, seen)
 
     def before_softmax(self, gradient: Tensor, how: Weighing) -> Tensor:
         """Return the gradient of the products, from that of what the softmax was given."""

@@ -127,7 +127,10 @@ class StageRuns:
             UsageError: when another one is under way.
         """
         if self._step is not None and not self._step.ended:
-            raise UsageError("the fleet does another step by stages; wait for its end")
+            raise UsageError(
+                "the fleet does another step by stages: do its backward pass first, or "
+                "cleave.restore the model that it is of"
+            )
         able = self.able
         stages, slices = (
             [replace(stage, devices=tuple(d for d in stage.devices if d in able)) for stage in them]

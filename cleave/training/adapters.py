@@ -92,7 +92,7 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
     return adapted
 
 
-def quantize(model: nn.Module, bits: int = 4) -> None:
+def quantize(model: Any, bits: int = 4) -> None:
     """Keep the frozen products of a model's layers in 4 or 8 bits from now on, in place (QLoRA).
 
     Call it after `peft.get_peft_model`, on the CPU. Adapters and what else is trained stay as they
@@ -111,6 +111,9 @@ def quantize(model: nn.Module, bits: int = 4) -> None:
         raise UsageError(f"quantize takes a torch module, not {type(model).__name__}")
     if bits not in tuple(Bits):
         raise UsageError(f"bits is {bits}; use 4 or 8")
+    inner = getattr(model, "get_base_model", lambda: model)()
+    if "forward" in vars(inner) or any(hasattr(m, "_cleave") for m in model.modules()):
+        raise UsageError("the model is offloaded: quantize it before, or cleave.restore it first")
     if why := _quantize(model, Bits(bits)):
         raise UsageError(f"{why}; give a model whose layers are frozen, as peft makes it")
 
@@ -130,6 +133,14 @@ def _quantize(model: Any, bits: Bits) -> str:
         for whole in model.modules()
         if type(whole).__name__ == "ModulesToSaveWrapper"
         for m in whole.modules()
+    }
+    keep |= {  # adapters, which are frozen where they were loaded to be used
+        m
+        for layer in model.modules()
+        if hasattr(layer, "base_layer")
+        for name, child in layer.named_children()
+        if name != "base_layer"
+        for m in child.modules()
     }
     quantize_frozen(model, bits, keep)
     for parameter in model.parameters():

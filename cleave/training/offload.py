@@ -118,6 +118,9 @@ def send(
             raise UsageError(
                 f"{option} is {patterns!r}; give a list of patterns, as [{patterns!r}]"
             )
+    for option, number in (("min_flops", min_flops), ("fallback_after_s", fallback_after_s)):
+        if not isinstance(number, int | float):
+            raise UsageError(f"{option} is {number!r}; give a number")
     if not 0 <= min_flops < float("inf"):
         raise UsageError(f"min_flops is {min_flops}; give a number of operations, 0 or more")
     modes = [mode.value for mode in FallbackMode]
@@ -131,6 +134,8 @@ def send(
         local = fallback == FallbackMode.LOCAL.value
         return _offload_by_stages(model, fleet, audit, fallback_after_s if local else None)
     _refuse_offloaded(model)
+    if getattr(vars(_without_wrapper(model)).get("forward"), "close", None) is not None:
+        raise UsageError("the model is offloaded already; call cleave.restore(model) first")
     chosen = OffloadChoice(model, include, exclude)
     found = chosen.found()
     if not found:
@@ -202,6 +207,13 @@ def _offload_by_stages(
         )
     if not isinstance(fleet, Fleet):
         raise UsageError(f"stages need a fleet of devices, not {_kind(fleet)}")
+    _refuse_offloaded(model)
+    for name, parameter in inner.named_parameters():
+        if parameter.device.type != "cpu":
+            raise UsageError(
+                f"parameter {name!r} is on {parameter.device}, and stages need the model in host "
+                f"memory: call model.to('cpu') first"
+            )
     vars(inner)["forward"] = StagedForward(inner, fleet, audit, local_after_s)
     return OffloadReport(Method.STAGES.value, {}, {})
 

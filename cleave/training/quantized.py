@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cleave.errors import UsageError
 from cleave.workload.quantization import BLOCK, Bits, can_quantize
 
 CODES: Final = "codes"
@@ -156,6 +157,8 @@ class QuantizedLinear(nn.Module):
 def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = ()) -> None:
     """Quantize the frozen products of a model's layers in place, one after the other.
 
+    Adapters beside them can then not be merged into them, which would be lost: `merge` says so.
+
     Args:
         model: the model; its layers are what is in an `nn.ModuleList`.
         bits: the width of a code.
@@ -168,6 +171,15 @@ def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = 
                 continue
             if can_quantize(module.out_features, module.in_features, bits):
                 setattr(parent, name, QuantizedLinear(module, bits))
+                if hasattr(parent, "merge"):
+                    vars(parent)["merge"] = _refuse_to_merge
+
+
+def _refuse_to_merge(*_: object, **__: object) -> None:
+    raise UsageError(
+        "adapters cannot be merged into quantized weights; save them alone with save_pretrained, "
+        "and merge them into the model that was quantized"
+    )
 
 
 def dequantize_all(model: nn.Module) -> None:
@@ -176,6 +188,7 @@ def dequantize_all(model: nn.Module) -> None:
         for name, module in parent.named_children():
             if isinstance(module, QuantizedLinear):
                 setattr(parent, name, module.dequantized())
+                vars(parent).pop("merge", None)
 
 
 def matrix_shapes(held: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:

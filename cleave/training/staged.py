@@ -167,6 +167,7 @@ class StagedModel:
         self._said = ""
         self._worth = True
         self._resting: tuple[int, tuple[int, ...]] = 0, ()  # steps, and with which devices
+        self._waited = False  # for devices, in vain, so that the next step need not
 
     def close(self) -> None:
         """Let devices forget what they hold."""
@@ -387,8 +388,11 @@ class StagedModel:
                 self.plan = self._new_plan(batch, list(devices.values()))
                 self._planned_for = wanted
             if self.plan is not None:
+                self._waited = False
                 return self.plan if self._worth else None
-            if self._local_after_s is not None and waited_s >= self._local_after_s:
+            local = self._local_after_s is not None
+            if local and (self._waited or waited_s >= (self._local_after_s or 0.0)):
+                self._waited = True
                 return None
             if self._stop():
                 raise AbandonedError("training is to stop")

@@ -10,17 +10,20 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from cleave.arrays import DType
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import measure_ps
+from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.outside import Embedded, OutsideLayers
@@ -66,7 +69,8 @@ class StagedForward:
         self._fleet = fleet
         self._audit = audit
         self.local_after_s = local_after_s
-        self._signature = inspect.signature(model.forward)
+        # For whatever asks what the model can be called with: `Trainer`, `generate`.
+        self.__signature__ = self._signature = inspect.signature(model.forward)
         self._staged: dict[tuple[int, bool, bool, DType], StagedModel] = {}
         self._under_way: _Pass | None = None
         self._here = False  # where the last pass was, as far as was logged
@@ -79,7 +83,9 @@ class StagedForward:
         """Do the model's forward pass with its layers on the fleet."""
         del vars(self._model)["forward"]  # what looks at the model calls it
         try:
-            return self._forward(args, kwargs)
+            # Devices compute forward passes again by themselves, as their plan says.
+            with _without_checkpointing(self._model):
+                return self._forward(args, kwargs)
         finally:
             vars(self._model)["forward"] = self
 
@@ -95,8 +101,6 @@ class StagedForward:
                 f"input_ids and attention_mask only, or offload it by tiles"
             )
         ids, mask = given["input_ids"], given.get("attention_mask")
-        if mask is not None and bool(mask.all()):
-            mask = None  # transformers leaves it out as well
         positions = given.get("position_ids")
         if positions is not None:
             positions = positions.expand(ids.shape)
@@ -104,8 +108,10 @@ class StagedForward:
                 positions = None  # as they are without
             elif mask is None and self._keeps(given.get("use_cache")):
                 mask = torch.ones_like(ids)
+        if mask is not None and positions is None and bool(mask.all()):
+            mask = None  # transformers leaves it out as well
         staged = self._of(ids.shape[1], padded=mask is not None, packed=positions is not None)
-        one = _Pass(self, staged, Rows(ids, ids, mask, positions))
+        one = _Pass(self, staged, Rows(ids, ids, mask, positions), torch.is_grad_enabled())
         trained = [p for call in staged.calls for p in call.layer.parameters() if p.requires_grad]
         outside = OutsideLayers(self._model, staged.calls)
 
@@ -155,7 +161,14 @@ class StagedForward:
             # What positions mean is up to the model, as where it computes alone.
             by = PackedBy.POSITIONS if packed else None
             cache = GraphCache.of_user()
-            graphs = model_graphs(self._model, tokens, cache, padded=padded, packed=by)
+            try:
+                with torch.autocast("cpu", enabled=False):  # graphs are those of fp32
+                    graphs = model_graphs(self._model, tokens, cache, padded=padded, packed=by)
+            except LayerGraphError as error:
+                raise UsageError(
+                    f"{type(self._model).__name__} cannot be trained by stages: {error}; mend "
+                    f"that, or offload it by tiles"
+                ) from error
             speed = measure_ps(TorchBackend(), dtype, time.perf_counter)
             self._staged[key] = StagedModel(
                 ModelWork(self._model, graphs, dtype),
@@ -180,6 +193,30 @@ class StagedForward:
             self._under_way = None
 
 
+@contextmanager
+def _without_checkpointing(model: nn.Module) -> Iterator[None]:
+    """Let layers that keep only their inputs keep all for a while."""
+    those = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    # With them comes a hook that makes the embedding's output require gradients, whatever calls it.
+    hooks = [
+        (m, key, hook)
+        for m in model.modules()
+        for key, hook in m._forward_hooks.items()
+        if getattr(hook, "__name__", "") == "make_inputs_require_grads"
+    ]
+    for module in those:
+        vars(module)["gradient_checkpointing"] = False
+    for module, key, _ in hooks:
+        del module._forward_hooks[key]
+    try:
+        yield
+    finally:
+        for module in those:
+            vars(module)["gradient_checkpointing"] = True
+        for module, key, hook in hooks:
+            module._forward_hooks[key] = hook
+
+
 def _plan_layers(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
     """Plan stages without slices of the loss, which the caller computes."""
     return plan_stages(replace(model, most_slices=1), devices, ps)
@@ -192,6 +229,8 @@ class _Pass:
     owner: StagedForward
     staged: StagedModel
     batch: Rows
+    trains: bool  # whether a backward pass may come
+    done: bool = False
     given_up: bool = False
     parts: Sequence[Rows] = ()
     embedded: Sequence[Embedded] = ()
@@ -240,6 +279,9 @@ class _Pass:
 
     def backward(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the gradient of the layers' input, and of parameters by their `id`."""
+        if self.done:
+            raise UsageError("by stages, a forward pass has one backward pass, and this was done")
+        self.done = True
         if self.given_up or self.work is None:
             raise UsageError(
                 "the backward pass of a forward pass after which there was another one: by stages, "
@@ -313,11 +355,12 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, one: _Pass, x: Tensor, *trained: Tensor) -> Tensor:
-        needed = any(ctx.needs_input_grad)
+        needed = one.trains and any(ctx.needs_input_grad)
         ctx.one, ctx.trained = one, [id(parameter) for parameter in trained]
         return one.forward(x, backward=needed).to(x.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         (dy,) = grads
         dx, found = ctx.one.backward(dy)

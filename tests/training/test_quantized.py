@@ -309,7 +309,49 @@ def test_what_cannot_be_quantized_is_said() -> None:
     with pytest.raises(UsageError, match="bits is 3; use 4 or 8"):
         cleave.quantize(model, 3)
     with pytest.raises(UsageError, match="takes a torch module, not int"):
-        cleave.quantize(4)  # type: ignore[arg-type]
+        cleave.quantize(4)
+
+
+def adapted(*, trainable: bool = True) -> Any:
+    """A small Llama in `peft`'s wrapper."""
+    import peft
+
+    torch.manual_seed(4)
+    config = peft.LoraConfig(
+        r=4, target_modules=["q_proj"], init_lora_weights=False, inference_mode=not trainable
+    )
+    return peft.get_peft_model(small_model("llama", **WIDE), config)
+
+
+def test_adapters_are_never_quantized_nor_lost_in_codes() -> None:
+    model, (ids,) = adapted(trainable=False), batches(1)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    cleave.quantize(model)
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj
+    assert isinstance(layer.base_layer, QuantizedLinear)
+    assert type(layer.lora_A["default"]) is nn.Linear
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        for merge in (model.merge_adapter, model.merge_and_unload):
+            with pytest.raises(UsageError, match="cannot be merged into quantized weights"):
+                merge()
+        assert torch.equal(model(input_ids=ids).logits, before)
+        dequantize_all(model)
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(input_ids=ids).logits, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_what_is_offloaded_is_not_quantized() -> None:
+    with cleave.emulated(2) as fleet:
+        for method in ("stages", "tiles"):
+            model = adapted()
+            with (
+                cleave.offloaded(model, fleet, method=method),
+                pytest.raises(UsageError, match="offloaded: quantize it before"),
+            ):
+                cleave.quantize(model)
 
 
 @pytest.mark.slow

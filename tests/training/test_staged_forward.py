@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,20 @@ def test_what_stages_cannot_do_is_refused_and_says_why() -> None:
     model: Any = small_model("opt")
     ids = torch.arange(TOKENS)[None]
     with cleave.emulated(1, seed=1) as fleet:
+        with pytest.raises(
+            UsageError, match="is on meta, and stages need the model in host memory"
+        ):
+            cleave.offload(small_model("opt").to("meta"), fleet, method="stages")
+        tiled = small_model("opt")
+        cleave.offload(tiled, fleet)
+        with pytest.raises(UsageError, match="offloaded already"):
+            cleave.offload(tiled, fleet, method="stages")
+        dropping: Any = small_model("gpt2", attn_pdrop=0.1)
+        with (
+            cleave.offloaded(dropping, fleet, method="stages"),
+            pytest.raises(UsageError, match="GPT2LMHeadModel cannot be trained by stages: its att"),
+        ):
+            dropping(input_ids=ids)
         with pytest.raises(UsageError, match="causal language model of transformers, not a Linear"):
             cleave.offload(torch.nn.Linear(2, 2), fleet, method="stages")
         with pytest.raises(UsageError, match="method is 'magic'"):
@@ -196,6 +211,130 @@ def test_positions_mean_what_they_mean_to_the_model(family: str, cached: bool) -
                 losses[-1].backward()
             assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
             assert_close(model, plain, 3e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_with_positions_is_as_in_the_model(family: str, side: str) -> None:
+    """Also what is predicted where a token of padding stands, which sees nothing on the left."""
+    model: Any = small_model(family)
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    mask = torch.ones_like(ids)
+    if side == "left":
+        mask[1, :4] = mask[2, :1] = 0
+    else:
+        mask[1, 7:] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    counted = (mask.cumsum(1) - 1).clamp(min=0)
+    restarted = counted.clone()
+    restarted[:, 6:] -= 3
+    restarted.clamp_(min=0)
+    with cleave.emulated(2, seed=1) as fleet:
+        cleave.offload(model, fleet, method="stages")
+        for masks, positions in (
+            (mask, None), (mask, counted), (torch.ones_like(mask), restarted), (mask, restarted),
+        ):  # fmt: skip
+            found = []
+            for one in (model, plain):
+                one.zero_grad()
+                given = {"attention_mask": masks, "position_ids": positions, "use_cache": False}
+                out = one(input_ids=ids, labels=labels, **given)
+                torch.autograd.backward(out.loss)
+                found.append(out.logits.detach())
+            torch.testing.assert_close(*found, rtol=1e-5, atol=2e-6)
+            assert_close(model, plain, 3e-6)
+
+
+def test_generation_is_as_in_the_model() -> None:
+    model: Any = small_model("llama")
+    ids = batches(1)[0][:2, :6]
+    ids[0, 0] = 0
+    how = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "use_cache": False}
+    expected = model.generate(ids, **how)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        assert torch.equal(model.generate(ids, **how), expected)
+
+
+def test_the_trainer_of_transformers_trains_by_stages(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    rows = [{"input_ids": row, "labels": row, "extra": 1} for row in torch.cat(batches(2))]
+    losses = []
+    for method in (None, "stages"):
+        model: Any = small_model("llama")
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=3, per_device_train_batch_size=2, logging_steps=1,
+            save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+            gradient_checkpointing=True,
+        )  # fmt: skip
+        trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+        if method is None:
+            trainer.train()
+        else:
+            with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method=method):
+                trainer.train()
+                assert fleet.counters().uplink_bytes > 0
+        losses.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_under_autocast_numbers_travel_in_bf16() -> None:
+    model: Any = small_model("llama")
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    with cleave.emulated(2, seed=1) as fleet:
+        cleave.offload(model, fleet, method="stages")
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = gradients(model, ids), gradients(plain, ids)
+        assert found.item() == pytest.approx(expected.item(), rel=1e-2)
+        assert_close(model, plain, 3e-2)
+
+
+def test_a_pass_without_gradients_leaves_the_fleet_to_others() -> None:
+    teacher: Any = small_model("opt")
+    model: Any = small_model("llama")
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    with cleave.emulated(2, seed=1) as fleet:
+        cleave.offload(teacher, fleet, method="stages")
+        cleave.offload(model, fleet, method="stages")
+        with torch.no_grad():
+            teacher(input_ids=ids)
+        gradients(model, ids)
+        gradients(plain, ids)
+        assert_close(model, plain, 3e-6)
+        teacher(input_ids=ids)  # its backward pass never comes
+        with pytest.raises(UsageError, match=r"do its backward pass first, or cleave\.restore"):
+            gradients(model, ids)
+        cleave.restore(teacher)
+        gradients(model, ids)
+
+
+def test_a_pass_has_one_backward_pass() -> None:
+    model: Any = small_model("opt")
+    (ids,) = batches(1)
+    with cleave.emulated(1, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward(retain_graph=True)
+        with pytest.raises(UsageError, match="has one backward pass, and this was done"):
+            loss.backward()
+
+
+def test_a_fleet_without_devices_is_waited_for_once() -> None:
+    model: Any = small_model("opt")
+    (ids,) = batches(1)
+    with cleave.emulated(1, seed=1) as fleet:
+        runtime = losing(fleet)
+        runtime.lose(1, in_s=1e6)  # something that is still to happen
+        with cleave.offloaded(
+            model, fleet, method="stages", fallback="local", fallback_after_s=2.0
+        ):
+            began_s = runtime.now()
+            for _ in range(4):
+                gradients(model, ids)
+            assert 2.0 <= runtime.now() - began_s < 6.0
 
 
 def test_no_device_is_planned_for_a_loss_that_the_caller_computes() -> None:
