@@ -213,11 +213,10 @@ def test_positions_mean_what_they_mean_to_the_model(family: str, cached: bool) -
             assert_close(model, plain, 3e-6)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_with_positions_is_as_in_the_model(family: str, side: str) -> None:
+def test_padding_with_positions_is_as_in_the_model(side: str) -> None:
     """Also what is predicted where a token of padding stands, which sees nothing on the left."""
-    model: Any = small_model(family)
+    model: Any = small_model("llama")
     plain: Any = copy.deepcopy(model)
     (ids,) = batches(1)
     mask = torch.ones_like(ids)
@@ -250,7 +249,7 @@ def test_generation_is_as_in_the_model() -> None:
     model: Any = small_model("llama")
     ids = batches(1)[0][:2, :6]
     ids[0, 0] = 0
-    how = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "use_cache": False}
+    how = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0, "use_cache": False}
     expected = model.generate(ids, **how)
     with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
         assert torch.equal(model.generate(ids, **how), expected)
