@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cleave.planner.alternatives import Alternative
@@ -83,8 +83,3 @@ def _savings(
 def checkpoint_bytes(sizes: StageSizes) -> int:
     """Return the size of a checkpoint: trained weights and AdamW's moments."""
     return (_FP32_BYTES + _STATE_BYTES) * sizes.trained_parameters
-
-
-def best(fits: Sequence[Fit]) -> Fit | None:
-    """Return the first that fits, if any."""
-    return next((each for each in fits if each.fits), None)

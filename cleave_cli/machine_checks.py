@@ -110,11 +110,16 @@ def _pages() -> Check:
     )
 
 
-def _disk(name: str, folder: Path) -> Check:
+def free_bytes(folder: Path) -> int:
+    """Return what is free where a folder is, or would be made."""
     there = folder.expanduser().absolute()
     while not there.exists():
         there = there.parent
-    free = shutil.disk_usage(there).free
+    return shutil.disk_usage(there).free
+
+
+def _disk(name: str, folder: Path) -> Check:
+    free = free_bytes(folder)
     what = f"{human_bytes(free)} free for {name}, in {str(folder)!r}"
     if free < LEAST_DISK_BYTES:
         return Check(Verdict.FAILED, what, "free some space there, or choose another folder")

@@ -85,11 +85,13 @@ class StagedForward:
         try:
             # Devices compute forward passes again by themselves, as their plan says.
             with _without_checkpointing(self._model):
-                return self._forward(args, kwargs)
+                found = self._forward(args, kwargs)
+            return self._model.forward(*args, **kwargs) if found is None else found
         finally:
             vars(self._model)["forward"] = self
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the model does with its layers on the fleet; None to do it here."""
         given = self._signature.bind(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         unknown = [n for n, v in given.items() if n not in _OF_THE_MODEL and v is not None]
@@ -122,7 +124,7 @@ class StagedForward:
         one.prepare()
         if one.plan is None:
             self.tell("no device is there that can train whole layers")
-            return self._model.forward(*args, **kwargs)
+            return None
         try:
             with outside.layers_as_one(through):
                 found = self._model.forward(*args, **{**kwargs, "use_cache": False})
@@ -131,7 +133,7 @@ class StagedForward:
                 raise FleetError(str(error)) from error
             self.end(one)
             self.tell(str(error))
-            return self._model.forward(*args, **kwargs)
+            return None
         self.tell("")
         return found
 

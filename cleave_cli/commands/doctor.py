@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -137,12 +136,9 @@ def _fits(
 
 
 def _room(one_bytes: int, runs: Path) -> Check:
-    from cleave_cli.machine_checks import Check, Verdict
+    from cleave_cli.machine_checks import Check, Verdict, free_bytes
 
-    there = runs.expanduser().absolute()
-    while not there.exists():
-        there = there.parent
-    free, needed = shutil.disk_usage(there).free, _CHECKPOINTS * one_bytes
+    free, needed = free_bytes(runs), _CHECKPOINTS * one_bytes
     what = (
         f"checkpoints of {human_bytes(one_bytes)} need {human_bytes(needed)} in {str(runs)!r} "
         f"while the third is written; {human_bytes(free)} are free"
