@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +30,7 @@ MAX_GRAPH_BYTES: Final = 4 * 2**20
 MAX_GRAPH_NODES: Final = 4096
 """Devices take no graphs of more operations, those of graphs inside it counted."""
 
+_TABLES: Final = "torch.onnx._internal.exporter._registration"
 _LOGGERS: Final = ("torch.onnx", "onnxscript", "onnx_ir")
 
 
@@ -119,15 +123,46 @@ def _to_onnx(part: Part) -> bytes:
 
 
 def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx.ONNXProgram:
-    model = torch.onnx.export(
-        program,
-        input_names=list(part.inputs),
-        output_names=list(part.outputs),
-        dynamo=True,
-        verbose=False,
-    )
+    with _translations_kept():
+        model = torch.onnx.export(
+            program,
+            input_names=list(part.inputs),
+            output_names=list(part.outputs),
+            dynamo=True,
+            verbose=False,
+        )
     assert model is not None
     return model
+
+
+@contextmanager
+def _translations_kept() -> Iterator[None]:
+    """Let torch keep its table of translations to ONNX, which it makes anew for every graph.
+
+    Making it takes half of an export. A version of torch that makes it elsewhere is left alone.
+    """
+    try:
+        tables: Any = importlib.import_module(_TABLES).ONNXRegistry
+        made = vars(tables)["from_torchlib"]
+    except (ImportError, AttributeError, KeyError):
+        yield
+        return
+    tables.from_torchlib = staticmethod(partial(_copied_table, made.__get__(None, tables)))
+    try:
+        yield
+    finally:
+        tables.from_torchlib = made
+
+
+def _copied_table(made: Callable[..., Any], **version: int) -> Any:
+    table = copy(_table(made, **version))
+    table.functions = {name: list(found) for name, found in table.functions.items()}
+    return table
+
+
+@cache
+def _table(made: Callable[..., Any], **version: int) -> Any:
+    return made(**version)
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from onnxruntime import InferenceSession
-from torch import Tensor
+from torch import Tensor, nn
 
 from cleave.graphs import tracing
 from cleave.graphs.calls import layer_calls
@@ -89,3 +90,23 @@ def test_a_tensor_that_is_changed_in_place_is_seen_as_changed() -> None:
 
     assert CoreAtenProgram.of(part(function)) is None
     np.testing.assert_array_equal(outputs(to_onnx(traced(function)), 1), [[2, 4, 6, 8]])
+
+
+def test_translations_of_a_users_own_exports_are_left_alone() -> None:
+    """Ours keep torch's table of translations: nobody else's may end up in it."""
+    identity = to_onnx(traced(lambda x: x.relu()))
+    program = torch.export.export(nn.ReLU(), (-X,))
+
+    def doubled(x: Any) -> Any:
+        from onnxscript import opset18
+
+        return opset18.Add(x, x)
+
+    theirs = torch.onnx.export(
+        program, custom_translation_table={torch.ops.aten.relu.default: doubled}, verbose=False
+    )
+    assert theirs is not None
+    session = InferenceSession(theirs.model_proto.SerializeToString())
+    found = session.run(None, {session.get_inputs()[0].name: -X.numpy()})
+    assert (found[0] == -2 * X.numpy()).all()
+    assert to_onnx(traced(lambda x: x.relu())) == identity
