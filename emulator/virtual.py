@@ -352,9 +352,9 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.begin_step(work, self.now_s))
 
     @_alone
-    def give(self, batch: int, made: StageArray) -> None:
+    def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         """See `Runtime.give`."""
-        self.execute(self.manager.give(batch, made, self.now_s))
+        self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:

@@ -165,11 +165,10 @@ class Runtime(ABC):
         """Start a training step by stages, without waiting."""
 
     @abstractmethod
-    def give(self, batch: int, made: StageArray) -> None:
+    def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         """Go on with a micro-batch of that step with what the caller made of it.
 
-        That is the gradient of the last layer's output. Where slices of the loss are on devices, it
-        is first the log-sum-exp over the whole vocabulary.
+        See `cleave.scheduler.stage_step.StageStep.give`.
         """
 
     @abstractmethod

@@ -8,7 +8,8 @@ are followed through the stages, forward and back:
     backward                   likewise, from the loss back; and after all work of the stage
     end                        the stage's gradients later
 
-The PS's card carries all weights first and all gradients last. Arrays have a row for each
+The PS's card carries all weights first and all gradients last. Layers of the PS take the same time
+in all arrangements, and are left out. Arrays have a row for each
 arrangement and a column for each stage, or for each device.
 """
 
@@ -41,6 +42,7 @@ TOO_LARGE_S: Final = 1e12
 """Estimated of arrangements that do not fit the devices' memory."""
 
 _LEAST_S: Final = 1e-12
+_NO_ROOM_BYTES: Final = 1e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,10 @@ class StageTables:
         held += self._largest([widened_bytes(self.model, c) for c in costs])
         held += self._largest([working_bytes(self.model, c.working_bytes) for c in costs])
         held += input_bytes(self.model) + RUNTIME_BYTES + self._inputs
+        for cut in self.model.cuts:  # no device has room for a stage that reaches across it
+            held[:, :cut, cut + 1 :] += _NO_ROOM_BYTES
+        if self.model.ends_at_ps:
+            held[1] += _NO_ROOM_BYTES
         spare: Floats = SPARE * held.ravel()
         return spare
 

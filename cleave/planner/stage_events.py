@@ -8,9 +8,9 @@ layer; frozen ones are there from the step before.
 A device has a downlink, a processor and an uplink, each of which does one thing after another. What
 passes a link also passes the PS's network card in pieces, each after everything that began to pass
 it before. Where a device codes, what passes its link and the card is as long as it is coded. The PS
-computes the loss of one micro-batch after another while devices go on. Where slices of the loss are
-on devices, each of them gets the last stage's output; when all have answered forward they go
-backward, and the gradient is there when all have answered that.
+does one thing after another while devices go on: layers that no device can do, and the loss. Where
+slices of the loss are on devices, each of them gets the last stage's output; when all have answered
+forward they go backward, and the gradient is there when all have answered that.
 """
 
 from __future__ import annotations
@@ -231,8 +231,15 @@ class StageSimulation:
                 self._stages_of.setdefault(device, []).append(stage)
         self._model = model
         self._kept_batches = kept_batches
-        self._loss_s = model.loss.flops / ps.flops_per_s
-        self._loss_free_s = self._end_s = 0.0
+        # What the PS does for a token: layers before the next stage, forward and both ways; or all
+        # that follows the last one.
+        self._between_s = {
+            layers.before: (layers.forward_flops / ps.flops_per_s, layers.flops / ps.flops_per_s)
+            for layers in model.ps_layers
+        }
+        _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
+        self._loss_s = model.loss.flops / ps.flops_per_s + last_s
+        self._ps_free_s = self._end_s = 0.0
         self._answers: Counter[tuple[int, bool]] = Counter()  # of slices, by batch and pass
         self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
         self._count = 0
@@ -337,27 +344,50 @@ class StageSimulation:
             self._answered(now_s, batch, forward=unit.forward)
         elif batch >= 0 and unit.forward:
             if stage.number + 1 < len(self.stages):
-                following = self.stages[stage.number + 1]
-                of_next = following.backward if following.plan.loss else following.forward
-                heapq.heappush(of_next, batch)
-                devices.update(following.plan.devices)
+                forward_s, _ = self._between_s.get(stage.plan.stop, (0.0, 0.0))
+                if forward_s:
+                    made = self.stages[stage.number + 1], batch
+                    self._at(self._ps_done_s(now_s, batch, forward_s), self._input_made, made)
+                else:
+                    devices.update(self._put_forward(self.stages[stage.number + 1], batch))
             elif self.slices:
                 for one in self.slices:
                     heapq.heappush(one.forward, batch)
                     devices.update(one.plan.devices)
             else:
-                loss_s = self._loss_s * self._model.tokens[batch]
-                self._loss_free_s = max(self._loss_free_s, now_s) + loss_s
-                self._at(self._loss_free_s, self._loss_known, batch)
+                self._at(self._ps_done_s(now_s, batch, self._loss_s), self._loss_known, batch)
         elif batch >= 0:
             stage.passed += 1
             if stage.number > 0:
                 before = self.stages[stage.number - 1]
-                self._differentiated(before, batch)
-                devices.update(before.plan.devices)
+                forward_s, both_s = self._between_s.get(before.plan.stop, (0.0, 0.0))
+                if both_s:
+                    done_s = self._ps_done_s(now_s, batch, both_s - forward_s)
+                    self._at(done_s, self._gradient_made, (before, batch))
+                else:
+                    self._differentiated(before, batch)
+                    devices.update(before.plan.devices)
         self._ask(now_s, devices)
         if batch >= 0 and stage.passed == len(self._model.tokens):
             self._take_sums(now_s, stage)
+
+    def _ps_done_s(self, now_s: float, batch: int, token_s: float) -> float:
+        """Return when the PS has done something for every token, after what it does before."""
+        self._ps_free_s = max(self._ps_free_s, now_s) + token_s * self._model.tokens[batch]
+        return self._ps_free_s
+
+    def _put_forward(self, stage: _Stage, batch: int) -> Sequence[int]:
+        """Note that a stage's input is there; return the devices that may take it."""
+        heapq.heappush(stage.backward if stage.plan.loss else stage.forward, batch)
+        return stage.plan.devices
+
+    def _input_made(self, now_s: float, made: tuple[_Stage, int]) -> None:
+        self._ask(now_s, self._put_forward(*made))
+
+    def _gradient_made(self, now_s: float, made: tuple[_Stage, int]) -> None:
+        stage, batch = made
+        self._differentiated(stage, batch)
+        self._ask(now_s, stage.plan.devices)
 
     def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
         """Note that a slice has passed a micro-batch; with the last one others may go on."""

@@ -35,6 +35,7 @@ _FP32_BYTES: Final = 4
 def local_step_s(model: StageModel, ps: PsCompute) -> float:
     """Return the seconds of a step that the PS does alone: it computes no forward pass twice."""
     flops = math.fsum(layer.flops - layer.forward_flops for layer in model.layers)
+    flops += math.fsum(layers.flops for layers in model.ps_layers)
     return sum(model.tokens) * (flops + model.loss.flops) / ps.flops_per_s + ps.optimizer_s
 
 
@@ -183,7 +184,9 @@ def _predict(
         for device in stage.devices
     }
     run = StageSimulation(model, stages, kept, devices_by_id, ps, slices)
-    step_s = run.end_s() + ps.optimizer_s
+    # Layers before the first stage are done before the step begins, and after it.
+    first = math.fsum(layers.flops for layers in model.ps_layers if not layers.before)
+    step_s = run.end_s() + sum(model.tokens) * first / ps.flops_per_s + ps.optimizer_s
     down, up = run.egress.passed_bytes, run.ingress.passed_bytes
     reason = _reason(model, run, ps, step_s)
     return StagePlan(
@@ -197,6 +200,10 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
         (run.egress.passed_bytes * run.egress.byte_s, "what the PS sends takes its network card"),
         (run.ingress.passed_bytes * run.ingress.byte_s, "what the PS gets takes its network card"),
         (ps.optimizer_s, "the optimizer takes"),
+        (
+            sum(model.tokens) * math.fsum(p.flops for p in model.ps_layers) / ps.flops_per_s,
+            "the layers that stay on the PS take",
+        ),
     ]
     for number, device in sorted(run.devices.items()):
         name = f"device {number}"

@@ -64,6 +64,11 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
         )
     tables = StageTables(model)
     able = _able(tables, sorted(devices, key=lambda device: device.device))
+    if len(able) <= len(model.cuts):
+        raise PlanError(
+            f"layers that stay on the parameter server divide the others into "
+            f"{len(model.cuts) + 1} runs; each needs a device, and {len(able)} can hold a layer"
+        )
     best = _search(tables, able, ps)
     if not best.loss_at_ps:
         return best

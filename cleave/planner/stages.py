@@ -79,11 +79,27 @@ NOTHING_KEPT: Final = KeptBatches()
 
 
 @dataclass(frozen=True, slots=True)
+class PsLayers:
+    """Layers that the PS does itself, because no device can.
+
+    Attributes:
+        before: the number of the device layer before which they are; the number of those layers
+            where they follow the last one.
+        forward_flops: of their forward pass, for each token.
+        flops: forward and backward, without computing anything again, for each token.
+    """
+
+    before: int
+    forward_flops: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
 class StageModel:
     """A model and a batch, as stages see them.
 
     Attributes:
-        layers: in order.
+        layers: that devices can do, in order.
         loss: what follows them, with the loss.
         width: of activations, in elements.
         element_bytes: of an activation as it travels.
@@ -93,6 +109,8 @@ class StageModel:
         gradient_coded_ratio: likewise of the gradients of weights.
         in_parts: whether `layers` are parts of layers, attention and MLP apart.
         most_slices: into how many slices by vocabulary the loss can be cut; 1 if it cannot.
+        ps_layers: those that only the PS can do, in order. No stage may reach across them, and
+            where they follow the last layer the PS computes the loss.
     """
 
     layers: Sequence[LayerCost]
@@ -105,6 +123,17 @@ class StageModel:
     gradient_coded_ratio: float = 1.0
     in_parts: bool = False
     most_slices: int = 1
+    ps_layers: Sequence[PsLayers] = ()
+
+    @property
+    def cuts(self) -> list[int]:
+        """Return the numbers of layers before which a stage has to end."""
+        return [p.before for p in self.ps_layers if 0 < p.before < len(self.layers)]
+
+    @property
+    def ends_at_ps(self) -> bool:
+        """Say whether layers of the PS follow the last one."""
+        return any(p.before == len(self.layers) for p in self.ps_layers)
 
     def slice_of_loss(self, count: int) -> LayerCost:
         """Return what one of so many slices of the loss costs.

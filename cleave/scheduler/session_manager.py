@@ -473,9 +473,11 @@ class SessionManager:
             now_s,
         )  # fmt: skip
 
-    def give(self, batch: int, made: StageArray, now_s: float) -> list[ForRuntime]:
+    def give(
+        self, batch: int, made: StageArray, after: int | None, now_s: float
+    ) -> list[ForRuntime]:
         """Go on with a micro-batch of that step with what was made of it here."""
-        return self._carry_out(self.stages.give(batch, made), now_s)
+        return self._carry_out(self.stages.give(batch, made, after), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
         """End the step by stages, if any; devices keep what the next one can use."""

@@ -141,9 +141,9 @@ class StageRuns:
         self._step = StageStep(work, self._stores, lambda: self.able, self._ids)
         return self._step.begin()
 
-    def give(self, batch: int, made: StageArray) -> list[ForSteps]:
+    def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
         """See `StageStep.give`."""
-        return self._step.give(batch, made) if self._step is not None else []
+        return self._step.give(batch, made, after) if self._step is not None else []
 
     def withdraw(self) -> list[ForSteps]:
         """End the step, if one is under way; devices keep what the next one can use."""

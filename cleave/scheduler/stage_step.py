@@ -21,6 +21,8 @@ from cleave.scheduler.stage_device import Generation, StageDevice, arrays_of
 from cleave.scheduler.stage_takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
 from cleave.scheduler.stage_view import StepView, UnitCount
 from cleave.scheduler.stage_work import (
+    GradientWanted,
+    InputWanted,
     KeptLayer,
     OutputReady,
     SlicesBack,
@@ -222,15 +224,23 @@ class StageStep:
         """Note that the fleet changed: a device that came may be what a stage waits for."""
         return [] if self.ended else self._go_on()
 
-    def give(self, batch: int, made: StageArray) -> list[ForSteps]:
+    def give(self, batch: int, made: StageArray, after: int | None = None) -> list[ForSteps]:
         """Take what the training thread made of a micro-batch.
 
-        It is the gradient of its last output; where slices of the loss are on devices, first the
-        log-sum-exp over the whole vocabulary.
+        Args:
+            batch: the micro-batch.
+            made: the gradient of its last output; where slices of the loss are on devices, first
+                the log-sum-exp over the whole vocabulary. With `after` the next stage's input, then
+                the gradient of that stage's output.
+            after: the stage after which the PS does layers itself, if it made this there.
         """
         if self.ended:
             return []
-        if any(batch not in stage.dy for stage in self._slices):
+        if after is not None:
+            following = self._stages[after + 1]
+            to = self._stages[after].dy if batch in following.x else following.x
+            to[batch] = made
+        elif any(batch not in stage.dy for stage in self._slices):
             for stage in self._slices:
                 stage.dy[batch] = made
         else:
@@ -321,6 +331,11 @@ class StageStep:
         if stage is self._last:
             self._out.append(TellStep(OutputReady(unit.batch, payload), self.work))
             return
+        if unit.stage in self.work.ps_after:
+            if is_new:
+                wanted = InputWanted(unit.stage, unit.batch, payload)
+                self._out.append(TellStep(wanted, self.work))
+            return
         following = self._stages[unit.stage + 1]
         if unit.batch not in following.x:  # else it was passed before
             following.x[unit.batch] = self._activation(unit.batch, payload)
@@ -345,6 +360,10 @@ class StageStep:
                 self._out.append(TellStep(SlicesBack(unit.batch, found), self.work))
         elif unit.stage == 0:
             self._dx.setdefault(unit.batch, dx)
+        elif unit.stage - 1 in self.work.ps_after:
+            if is_new:
+                wanted = GradientWanted(unit.stage - 1, unit.batch, dx)
+                self._out.append(TellStep(wanted, self.work))
         elif unit.batch not in self._stages[unit.stage - 1].dy:
             self._stages[unit.stage - 1].dy[unit.batch] = self._activation(unit.batch, dx)
 

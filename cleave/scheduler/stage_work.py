@@ -7,7 +7,7 @@ run of consecutive layers on one device, or on several that each take some of th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -200,6 +200,7 @@ class StepWork:
             nothing.
         slices: the plan of the loss where it is cut by vocabulary; else empty.
         slice_works: what devices need to know of each slice.
+        ps_after: the numbers of stages after which the PS does layers itself.
         token: tells this step from others; copies with other devices have the same.
     """
 
@@ -214,6 +215,7 @@ class StepWork:
     kept_batches: Mapping[int, KeptBatches] = field(default_factory=dict)
     slices: Sequence[PlannedStage] = ()
     slice_works: Sequence[SliceWork] = ()
+    ps_after: Set[int] = frozenset()
     token: object = field(default_factory=object)
 
     @property
@@ -331,6 +333,36 @@ class OutputReady:
 
 
 @dataclass(frozen=True, slots=True)
+class InputWanted:
+    """Tells what a stage returned before layers of the PS: the next stage's input is wanted.
+
+    Attributes:
+        stage: the number of the stage before these layers.
+        batch: the micro-batch.
+        payload: what the stage returned.
+    """
+
+    stage: int
+    batch: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class GradientWanted:
+    """Tells the gradient after layers of the PS: that of the stage before them is wanted.
+
+    Attributes:
+        stage: the number of the stage before these layers.
+        batch: the micro-batch.
+        payload: the gradient of the next stage's input.
+    """
+
+    stage: int
+    batch: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
 class SlicesReady:
     """Tells what all slices of the loss found of a micro-batch: the loss can be made of that.
 
@@ -421,4 +453,6 @@ class StepFailed:
     final: bool = False
 
 
-StageOutcome = OutputReady | SlicesReady | SlicesBack | StepResult | StepFailed
+StageOutcome = (
+    OutputReady | InputWanted | GradientWanted | SlicesReady | SlicesBack | StepResult | StepFailed
+)

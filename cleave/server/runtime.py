@@ -535,10 +535,10 @@ class LiveRuntime(Runtime):
         self.count_step(work)
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
-    def give(self, batch: int, made: StageArray) -> None:
+    def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         """See `Runtime.give`."""
         if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, made)
+            self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, made, after)
 
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
         """Call the core about a step by stages, in the loop, and carry out what it answers."""

@@ -60,7 +60,7 @@ class StageRuntime(Protocol):
         """See `Runtime.begin_step`."""
         ...
 
-    def give(self, batch: int, made: StageArray) -> None:
+    def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         """See `Runtime.give`."""
         ...
 

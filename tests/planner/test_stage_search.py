@@ -9,7 +9,7 @@ from functools import partial
 from itertools import combinations, count, pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cleave import graph_names as names
@@ -24,6 +24,7 @@ from cleave.planner.stages import (
     LayerCost,
     PlannedStage,
     PsCompute,
+    PsLayers,
     StageModel,
     StagePlan,
 )
@@ -33,6 +34,8 @@ from cleave.scheduler import stage_step
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
 from cleave.scheduler.stage_work import (
+    GradientWanted,
+    InputWanted,
     LayerWork,
     LossWork,
     OutputReady,
@@ -80,7 +83,17 @@ def models(draw: st.DrawFn, most_layers: int = 8) -> StageModel:
     element_bytes = draw(st.sampled_from([2, 4]))
     slices = draw(st.sampled_from([1, 1000]))
     embeds = draw(st.booleans())
-    return StageModel(layers, OPT_LOSS, 768, element_bytes, tokens, embeds, most_slices=slices)
+    model = StageModel(layers, OPT_LOSS, 768, element_bytes, tokens, embeds, most_slices=slices)
+    return draw(with_ps_layers(model)) if draw(st.integers(0, 3)) == 0 else model
+
+
+@st.composite
+def with_ps_layers(draw: st.DrawFn, model: StageModel) -> StageModel:
+    """The same with layers that only the PS can do, maybe before the first or after the last."""
+    before = draw(st.sets(st.integers(0, len(model.layers)), max_size=3))
+    layers = [PsLayers(number, 14e6, 42e6) for number in sorted(before)]
+    model = replace(model, ps_layers=layers)
+    return replace(model, most_slices=1) if model.ends_at_ps else model
 
 
 @st.composite
@@ -116,6 +129,8 @@ def check_right(plan: StagePlan, model: StageModel, fleet: Sequence[DeviceRates]
     assert plan.stages[-1].stop == len(model.layers)
     assert all(before.stop == after.first for before, after in pairwise(plan.stages))
     assert all(stage.first < stage.stop and stage.devices for stage in plan.stages)
+    assert {stage.stop for stage in plan.stages} >= set(model.cuts)
+    assert plan.loss_at_ps or not model.ends_at_ps
     assert not any(stage.loss for stage in plan.stages[:-1])
     slices = [stage.slice for stage in plan.slices]
     assert slices == [HeadSlice(number, len(slices)) for number in range(len(slices))]
@@ -212,6 +227,10 @@ def test_small_plans_are_close_to_the_best_of_all(
     for stages in all_stages(len(model.layers), sorted(by_id)):
         for loss in (False, True):
             tried = (*stages[:-1], replace(stages[-1], loss=loss))
+            if not {stage.stop for stage in stages} >= set(model.cuts) or (
+                loss and model.ends_at_ps
+            ):
+                continue
             try:
                 best.append(predict(model, tried, by_id, ps).step_s)
             except PlanError:
@@ -357,7 +376,8 @@ class TimedStep:
     ) -> None:
         self._model, self._devices, self._ps = model, devices, ps
         self._free_s = {device: [0.0, 0.0, 0.0] for device in devices}
-        self._loss_free_s = self.end_s = 0.0
+        self._ps_free_s = self.end_s = 0.0
+        self._stages = stages
         self._count = count()
         self._events: list[tuple[float, int, Callable[[], list[ForSteps]]]] = []
         self._step = stage_step.StageStep(
@@ -409,6 +429,7 @@ class TimedStep:
             kept_batches,
             slices,
             [self._slice(len(slices), targets)] * len(slices),
+            frozenset(n for n, stage in enumerate(stages[:-1]) if stage.stop in self._model.cuts),
         )
 
     def _slice(self, count: int, targets: Sequence[StageArray]) -> SliceWork:
@@ -434,16 +455,19 @@ class TimedStep:
         heapq.heappush(self._events, (time_s, next(self._count), happens))
 
     def _carry_out(self, now_s: float, instructions: Sequence[ForSteps]) -> None:
+        layers = len(self._model.layers)
         for instruction in instructions:
             match instruction:
                 case SendStage(device, message, task):
                     self._send(now_s, device, message, task)
                 case TellStep(OutputReady(batch)):
-                    loss_s = self._model.loss.flops * self._model.tokens[batch]
-                    self._loss_free_s = max(self._loss_free_s, now_s)
-                    self._loss_free_s += loss_s / self._ps.flops_per_s
-                    dy = self._activation(batch)
-                    self._at(self._loss_free_s, partial(self._step.give, batch, dy))
+                    last = (p.flops for p in self._model.ps_layers if p.before == layers)
+                    self._by_ps(now_s, batch, self._model.loss.flops + sum(last))
+                case TellStep(InputWanted(stage, batch)):
+                    self._by_ps(now_s, batch, self._layers_after(stage).forward_flops, stage)
+                case TellStep(GradientWanted(stage, batch)):
+                    them = self._layers_after(stage)
+                    self._by_ps(now_s, batch, them.flops - them.forward_flops, stage)
                 case TellStep(SlicesReady(batch)):
                     rows = self._model.tokens[batch]
                     total = StageArray(rows, 1, "fp32", memoryview(bytes(4 * rows)))
@@ -451,7 +475,20 @@ class TimedStep:
                 case TellStep(SlicesBack(batch)):
                     self._at(now_s, partial(self._step.give, batch, self._activation(batch)))
                 case TellStep(StepResult()):
+                    first = sum(p.flops for p in self._model.ps_layers if not p.before)
                     self.end_s = now_s + self._ps.optimizer_s
+                    self.end_s += first * sum(self._model.tokens) / self._ps.flops_per_s
+
+    def _layers_after(self, stage: int) -> PsLayers:
+        stop = self._stages[stage].stop
+        return next(p for p in self._model.ps_layers if p.before == stop)
+
+    def _by_ps(self, now_s: float, batch: int, flops: float, after: int | None = None) -> None:
+        """Let the PS do something for each token, and give devices what comes of it."""
+        self._ps_free_s = max(self._ps_free_s, now_s)
+        self._ps_free_s += flops * self._model.tokens[batch] / self._ps.flops_per_s
+        give = partial(self._step.give, batch, self._activation(batch), after)
+        self._at(self._ps_free_s, give)
 
     def _send(self, now_s: float, device: int, message: Message, task: Task | None) -> None:
         rates, free_s = self._devices[device], self._free_s[device]
@@ -486,9 +523,12 @@ def test_predictions_are_what_the_scheduler_does(
     layers = data.draw(st.integers(1, 5))
     end = LayerCost(0, 0, 0, 0, 231e6, 77e6, 800e3)
     model = StageModel([layer] * layers, end, 64, 4, tokens, data.draw(st.booleans()))
+    if data.draw(st.booleans()):
+        model = data.draw(with_ps_layers(model))
     devices = {device.device: device for device in fleet}
     stages = data.draw(st.sampled_from(list(all_stages(layers, sorted(devices)))))
-    stages = (*stages[:-1], replace(stages[-1], loss=loss))
+    stages = (*stages[:-1], replace(stages[-1], loss=loss and not model.ends_at_ps))
+    assume({stage.stop for stage in stages} >= set(model.cuts))
     try:
         predicted = predict(model, stages, devices, PS)
     except PlanError:

@@ -18,6 +18,8 @@ from cleave.scheduler.instructions import Note
 from cleave.scheduler.stage_device import StageDevice
 from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
 from cleave.scheduler.stage_work import (
+    GradientWanted,
+    InputWanted,
     OutputReady,
     SlicesBack,
     SlicesReady,
@@ -65,9 +67,9 @@ class Trial:
     def outputs(self) -> dict[Any, Any]:
         """Return what is told of micro-batches that nothing was made of yet."""
         told = {
-            (type(o), o.batch): o
+            (type(o), o.batch, getattr(o, "stage", None)): o
             for o in self.fleet.told
-            if isinstance(o, OutputReady | SlicesReady | SlicesBack)
+            if not isinstance(o, StepResult | StepFailed)
         }
         assert len(told) == sum(not isinstance(o, StepResult | StepFailed) for o in self.fleet.told)
         return {key: outcome for key, outcome in told.items() if key not in self.given}
@@ -84,24 +86,29 @@ class Trial:
         outcome, targets = self.outputs[key], ("targets", key[1])
         self.given.add(key)
         made: Any
+        after = key[2]
         match outcome:
-            case OutputReady(batch, y):
+            case InputWanted(payload=y):
+                made = ("here", y.value)
+            case GradientWanted(payload=dx):
+                made = ("back", dx.value)
+            case OutputReady(payload=y):
                 made = ("dy", y.value, targets)
-            case SlicesReady(batch, payloads):
+            case SlicesReady(payloads=payloads):
                 y = payloads[0].value[2]
                 numbers = range(len(payloads))
                 assert [p.value for p in payloads] == [
                     ("found", str(n), y, targets) for n in numbers
                 ]
                 made = ("total", y, targets)
-            case SlicesBack(batch, payloads):
+            case SlicesBack(payloads=payloads):
                 _, _, y, _, total = payloads[0].value
                 assert total == ("total", y, targets)
                 assert [p.value for p in payloads] == [
                     ("part", str(n), y, targets, total) for n in range(len(payloads))
                 ]
                 made = ("dy", y, targets)
-        self._do(self.step.give(batch, array(made)))
+        self._do(self.step.give(outcome.batch, array(made), after))
 
     def lose(self, device: int) -> None:
         del self.fleet.devices[device]
@@ -125,14 +132,21 @@ class Trial:
         return self.fleet.told[-1]
 
 
-def expected(batch: int, layers: int = LAYERS) -> tuple[list[Any], list[Any]]:
-    """The input and the output's gradient of every layer for a micro-batch."""
+def expected(batch: int, work: StepWork) -> tuple[list[Any], list[Any]]:
+    """The input and the output's gradient of every layer for a micro-batch.
+
+    The last input is that of the loss, and the first gradient that of the first input.
+    """
+    here = {work.stages[number].stop for number in work.ps_after}
     xs: list[Any] = [("x", batch)]
-    for layer in range(layers):
-        xs.append(("y", str(layer), xs[-1]))
+    for layer in range(len(work.layers)):
+        y = ("y", str(layer), xs[-1])
+        xs.append(("here", y) if layer + 1 in here else y)
     dys: list[Any] = [("dy", xs[-1], ("targets", batch))]
-    for layer in reversed(range(layers)):
-        dys.append(("dx", str(layer), xs[layer], dys[-1]))
+    for layer in reversed(range(len(work.layers))):
+        dy = ("back", dys[-1]) if layer + 1 in here else dys[-1]
+        dys[-1] = dy
+        dys.append(("dx", str(layer), xs[layer], dy))
     return xs, dys[::-1]
 
 
@@ -142,19 +156,21 @@ def check(result: Any, work: StepWork) -> None:
     batches = range(len(work.x))
     for layer in range(len(work.layers)):
         found = [pair for (part,) in result.gradients[layer, "w"] for pair in part.value[1]]
-        wanted = [(expected(b)[0][layer], expected(b)[1][layer + 1]) for b in batches]
+        wanted = [(expected(b, work)[0][layer], expected(b, work)[1][layer + 1]) for b in batches]
         assert sorted(map(repr, found)) == sorted(map(repr, wanted))
-    assert {b: dx.value for b, dx in result.dx.items()} == {b: expected(b)[1][0] for b in batches}
+    assert {b: dx.value for b, dx in result.dx.items()} == {
+        b: expected(b, work)[1][0] for b in batches
+    }
     if work.loss is not None:
         losses = {b: loss.value for b, loss in result.losses.items()}
-        assert losses == {b: ("loss", expected(b)[0][-1], ("targets", b)) for b in batches}
+        assert losses == {b: ("loss", expected(b, work)[0][-1], ("targets", b)) for b in batches}
         found = [pair for (part,) in result.gradients[-1, "h"] for pair in part.value[1]]
-        wanted = [(expected(b)[0][-1], ("targets", b)) for b in batches]
+        wanted = [(expected(b, work)[0][-1], ("targets", b)) for b in batches]
         assert sorted(map(repr, found)) == sorted(map(repr, wanted))
     for number in range(len(work.slices)):
         sums = result.gradients[slice_layer(number), "h"]
         found = [each for (part,) in sums for each in part.value[1]]
-        ends: list[Any] = [(expected(b)[0][-1], ("targets", b)) for b in batches]
+        ends: list[Any] = [(expected(b, work)[0][-1], ("targets", b)) for b in batches]
         wanted = [(*end, ("total", *end)) for end in ends]
         assert sorted(map(repr, found)) == sorted(map(repr, wanted))
 
@@ -193,6 +209,13 @@ def test_a_step_that_nothing_disturbs(loss: bool, kept: KeptBatches) -> None:
         assert not any(isinstance(held, tuple) for held in device.held.values())
 
 
+@pytest.mark.parametrize("loss", [False, True])
+def test_layers_of_the_ps_between_stages(loss: bool) -> None:
+    stages = stages_of([1, 3], [(1, 2), (3,), (4,)], loss)
+    work = step_work(LAYERS, 5, stages, ps_after=frozenset({0, 1}))
+    check(Trial(work, 4).finish(), work)
+
+
 @pytest.mark.parametrize("kept", [KeptBatches(*n) for n in ((0, 0), (1, 0), (5, 0), (0, 2))])
 def test_a_loss_in_slices(kept: KeptBatches) -> None:
     """Its last layers are on a device that has a slice as well."""
@@ -228,6 +251,7 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
         data.draw(st.sampled_from([SUM_ROWS, MANY_ROWS])),
         slices_of(slices),
         kept_batches=dict.fromkeys(range(1, 9), kept),
+        ps_after=data.draw(st.frozensets(st.integers(0, len(cuts) - 1))) if cuts else frozenset(),
     )
     trial = Trial(work, devices)
     failed: set[int] = set()
