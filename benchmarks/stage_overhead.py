@@ -52,7 +52,7 @@ PARTS: Final = (
     (StagedModel, "embed", "before the layers, on the server"),
     (StagedModel, "_loss", "loss and its gradients, on the server"),
     (ModelWork, "layers", "parameters as they travel"),
-    (ModelWork, "add_gradients", "gradients that came"),
+    (ModelWork, "gradients_of", "gradients that came"),
     (torch.optim.AdamW, "step", "AdamW"),
 )
 """What is timed apart: none of them calls another."""

@@ -30,6 +30,7 @@ class LayerCall:
         y: its output, shaped as `x`.
         in_tuple: whether it returns a tuple whose first element is its output.
         blocks: when its attention goes by blocks of queries, and by which.
+        hooked: why it cannot become a graph, whatever it computes; empty if it may.
     """
 
     model: nn.Module
@@ -39,6 +40,7 @@ class LayerCall:
     y: Tensor
     in_tuple: bool
     blocks: Blocks
+    hooked: str
     _leaves: Sequence[object]  # of the other arguments; the name of a tensor in its place
     _structure: pytree.TreeSpec
 
@@ -142,7 +144,7 @@ def _note(
 ) -> None:
     if not args or not isinstance(args[0], Tensor):
         raise LayerGraphError("the model calls its layers without a tensor as first argument")
-    _refuse_hooks(layer)
+    hooked = _hooked(layer)
     leaves, structure = _named_leaves(args[1:], kwargs)
     beside = {leaf.name: leaf.tensor for leaf in leaves if isinstance(leaf, _NamedTensor)}
     for leaf in leaves:
@@ -151,7 +153,9 @@ def _note(
     names = [_Name(leaf.name) if isinstance(leaf, _NamedTensor) else leaf for leaf in leaves]
     in_tuple = isinstance(found, tuple)
     y = _output(found)
-    calls.append(LayerCall(model, layer, args[0], beside, y, in_tuple, blocks, names, structure))
+    calls.append(
+        LayerCall(model, layer, args[0], beside, y, in_tuple, blocks, hooked, names, structure)
+    )
 
 
 _PLAIN = bool | int | float | str | torch.dtype | None
@@ -177,12 +181,21 @@ def _named_leaves(
     return leaves, structure
 
 
-def _refuse_hooks(layer: nn.Module) -> None:
+def _hooked(layer: nn.Module) -> str:
+    """Say which module within a layer has hooks, of which a graph knows nothing; empty for none.
+
+    Raises:
+        LayerGraphError: when the layer itself has some: they would run where its input is only
+            looked at.
+    """
     for name, module in layer.named_modules():
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         hooks += len(module._backward_hooks) + len(module._backward_pre_hooks)
-        if hooks > (module is layer):  # this pass has one of its own
-            raise LayerGraphError(f"there are hooks on its module {name or type(layer).__name__}")
+        if module is layer and hooks > 1:  # this pass has one of its own
+            raise LayerGraphError(f"there are hooks on its layer {type(layer).__name__}")
+        if module is not layer and hooks:
+            return f"there are hooks on its module {name}"
+    return ""
 
 
 def _output(found: object) -> Tensor:

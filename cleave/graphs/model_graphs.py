@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, Final
@@ -67,11 +67,12 @@ class ModelGraphs:
 
     Attributes:
         calls: how the model calls its layers.
-        parts: the layers, or, in order, their parts.
+        parts: the layers that can become graphs, or, in order, their parts.
         layers: the graphs of each of these; those of one kind have the same.
         loss: what follows the last layer, with the loss.
         slice_of_loss: returns the graphs of a slice of the loss with so many rows of the LM head,
             which are made then; None where the loss cannot be cut.
+        refused: why the other layers cannot become graphs, by their numbers.
     """
 
     calls: Sequence[LayerCall]
@@ -79,6 +80,7 @@ class ModelGraphs:
     layers: Sequence[LayerGraphs]
     loss: LossGraph
     slice_of_loss: Callable[[int], SliceGraphs] | None = None
+    refused: Mapping[int, str] = field(default_factory=dict)
 
 
 def model_graphs(
@@ -103,7 +105,7 @@ def model_graphs(
         progress: called with what is made, before it is.
 
     Raises:
-        LayerGraphError: when a layer cannot become a graph; says why.
+        LayerGraphError: when no layer, or not the loss, can become a graph; says why.
     """
     samples = _EXAMPLE_SAMPLES if tokens != _EXAMPLE_SAMPLES else _EXAMPLE_SAMPLES + 1
     # Different tokens: one alone may be embedded as zeros, of which every layer makes zeros.
@@ -119,29 +121,21 @@ def model_graphs(
             mask = document_mask(positions)
     found = layer_calls(model, ids, mask, positions=positions)
     paths = {id(module): name for name, module in model.named_modules()}
-    by_kind: dict[str, LayerGraphs] = {}
-    cut: dict[str, list[LayerPart]] = {}
+    kinds = _Kinds(cache, progress, in_parts=in_parts)
     parts: list[LayerPart] = []
-    layers = []
+    layers: list[LayerGraphs] = []
+    refused: dict[int, str] = {}
     for number, call in enumerate(found):
         whole = LayerPart.whole(call, number)
-        kind = _key(call.layer, whole.held, call.x, call.beside, paths[id(call.layer)])
-        if in_parts and kind not in cut:
-            cut[kind] = whole.cut()
-        for part in whole.cut_as(cut[kind]) if in_parts else [whole]:
-            key = kind if part.is_whole else _digest(f"{kind} {part.first} {part.last}")
-            if key not in by_kind:
-
-                def made(part: LayerPart = part) -> LayerGraphs:
-                    what = type(part.call.layer).__name__
-                    progress(f"a graph of {what if part.is_whole else f'a part of {what}'}")
-                    return export_layer(part)
-
-                by_kind[key] = cache.get(key, LayerGraphs, made)
-            parts.append(part)
-            layers.append(by_kind[key])
-    for part, graphs in zip(parts, layers, strict=True):
-        _refuse_other_outputs(part, graphs)
+        try:
+            made = kinds.graphs_of(whole, paths[id(call.layer)])
+        except LayerGraphError as error:
+            refused[number] = str(error)
+            continue
+        parts += [part for part, _ in made]
+        layers += [graphs for _, graphs in made]
+    if not parts:
+        raise LayerGraphError(next(iter(refused.values())))
 
     def made_loss() -> LossGraph:
         progress("a graph of the loss")
@@ -157,9 +151,65 @@ def model_graphs(
 
         return cache.get(_digest(f"{key} {rows}"), SliceGraphs, made)
 
-    return ModelGraphs(
-        found, parts, layers, loss, slice_of_loss if rows_of_head(model, loss) else None
-    )
+    sliced = slice_of_loss if rows_of_head(model, loss) else None
+    return ModelGraphs(found, parts, layers, loss, sliced, refused)
+
+
+class _Kinds:
+    """Graphs of layers, made once for each kind.
+
+    Args:
+        cache: keeps them between runs.
+        progress: called with what is made, before it is.
+        in_parts: whether layers are cut, where they can be.
+    """
+
+    def __init__(
+        self, cache: GraphCache, progress: Callable[[str], None], *, in_parts: bool
+    ) -> None:
+        self._cache, self._progress, self._in_parts = cache, progress, in_parts
+        self._graphs: dict[str, LayerGraphs | LayerGraphError] = {}
+        self._cut: dict[str, list[LayerPart]] = {}
+
+    def graphs_of(self, whole: LayerPart, path: str) -> list[tuple[LayerPart, LayerGraphs]]:
+        """Return a layer, or its parts in order, with their graphs.
+
+        Args:
+            whole: the layer.
+            path: its name in the model.
+
+        Raises:
+            LayerGraphError: when it cannot become a graph.
+        """
+        call = whole.call
+        if call.hooked:
+            raise LayerGraphError(call.hooked)
+        kind = _key(call.layer, whole.held, call.x, call.beside, path)
+        if self._in_parts and kind not in self._cut:
+            self._cut[kind] = whole.cut()
+        parts = whole.cut_as(self._cut[kind]) if self._in_parts else [whole]
+        found = [(part, self._graphs_of_kind(part, kind)) for part in parts]
+        for part, graphs in found:
+            _refuse_other_outputs(part, graphs)
+        return found
+
+    def _graphs_of_kind(self, part: LayerPart, kind: str) -> LayerGraphs:
+        key = kind if part.is_whole else _digest(f"{kind} {part.first} {part.last}")
+        if key not in self._graphs:
+
+            def made() -> LayerGraphs:
+                what = type(part.call.layer).__name__
+                self._progress(f"a graph of {what if part.is_whole else f'a part of {what}'}")
+                return export_layer(part)
+
+            try:
+                self._graphs[key] = self._cache.get(key, LayerGraphs, made)
+            except LayerGraphError as error:  # as of other layers of this kind
+                self._graphs[key] = error
+        graphs = self._graphs[key]
+        if isinstance(graphs, LayerGraphError):
+            raise graphs
+        return graphs
 
 
 def _vocabulary(model: Any) -> int:

@@ -93,13 +93,15 @@ class OutsideLayers:
         """Let a function of the first layer's input take the place of all layers.
 
         Args:
-            forward: returns what the last layer would.
+            forward: returns what the last layer would; it may call layers.
         """
         first = self.calls[0]
 
         def run(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
-            y = forward(x) if call is first else x
-            return (y,) if call.in_tuple else y
+            if call is first:
+                with self._layers_put_back():
+                    x = forward(x)
+            return (x,) if call.in_tuple else x
 
         with self._layers_replaced(run):
             yield
@@ -114,6 +116,16 @@ class OutsideLayers:
         finally:
             for call in self.calls:
                 del vars(call.layer)["forward"]
+
+    @contextmanager
+    def _layers_put_back(self) -> Iterator[None]:
+        """Undo `_layers_replaced` for a while."""
+        replaced = [vars(call.layer).pop("forward") for call in self.calls]
+        try:
+            yield
+        finally:
+            for call, forward in zip(self.calls, replaced, strict=True):
+                vars(call.layer)["forward"] = forward
 
 
 class _AllCalledError(Exception):

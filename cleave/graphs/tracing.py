@@ -31,7 +31,7 @@ MAX_GRAPH_NODES: Final = 4096
 """Devices take no graphs of more operations, those of graphs inside it counted."""
 
 _TABLES: Final = "torch.onnx._internal.exporter._registration"
-_LOGGERS: Final = ("torch.onnx", "onnxscript", "onnx_ir")
+_LOGGERS: Final = ("torch.onnx", "torch._subclasses", "onnxscript", "onnx_ir")
 
 
 @dataclass(frozen=True)
@@ -398,7 +398,7 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in levels:
-            logging.getLogger(name).setLevel(logging.ERROR)
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised as well
         try:
             yield
         finally:

@@ -245,6 +245,11 @@ class StagePlan:
         return *self.stages, *self.slices
 
     @property
+    def devices(self) -> set[int]:
+        """Return all devices that take part."""
+        return {device for stage in self.planned for device in stage.devices}
+
+    @property
     def loss_at_ps(self) -> bool:
         """Say whether the PS computes the loss."""
         return not self.slices and not self.stages[-1].loss

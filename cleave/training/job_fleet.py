@@ -8,8 +8,8 @@ could run them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,7 @@ class JobFleet:
         staged: what trains the model by stages, once it was prepared.
 
     Raises:
-        LayerGraphError: with `--method stages` where a layer cannot become a graph.
+        LayerGraphError: with `--method stages` where no layer can become a graph.
     """
 
     def __init__(
@@ -106,12 +106,14 @@ class JobFleet:
         self._looks = method is Method.AUTO and journal is None
         if method is Method.STAGES:  # layers are looked at before they are changed
             self.staged = self._new_staged()
-        if method in (Method.TILES, Method.AUTO):
+        # Layers that no device can do as a whole may go by tiles.
+        mixed = self.staged is not None and bool(self.staged.passes.runs)
+        if mixed or method in (Method.TILES, Method.AUTO):
             leaving = Leaving(stop, reports.applied, TorchBackend(), clock)
             self._fallback = FallbackFleet(
                 fleet, reports.presence, _fallback(job), leaving, reports.stuck
             )
-            keep = job.offload == OffloadMode.AUTO.value or method is Method.AUTO
+            keep = job.offload == OffloadMode.AUTO.value or method is not Method.TILES
             self._selection = SelectiveFleet(self._fallback, fleet, self._selector, keep=keep)
             self._tiles = self._selection
             if journal is not None:
@@ -143,13 +145,23 @@ class JobFleet:
         assert ids is not None
         assert labels is not None
         mask = mask_for(self._packed, positions)
-        # What the server computes of such a step, it computes itself: devices have no memory left.
-        alone = self._selection.left_alone() if self._selection is not None else nullcontext()
-        with alone:
-            loss = self.staged.gradients(Rows(ids, labels, mask, positions))
+        loss = self.staged.gradients(Rows(ids, labels, mask, positions))
         if loss is None:  # what devices hold for stages is in the way of tiles
             self.staged.close()
         return loss
+
+    def _own_products(self, training: Set[int]) -> AbstractContextManager[None]:
+        """Return a context for what the server multiplies itself in a step by stages.
+
+        Devices that train layers have no memory left for it; others may take it by tiles.
+
+        Args:
+            training: the devices that do.
+        """
+        _, there = self._fleet.runtime.fleet_rates()
+        if self._selection is None or any(rates.device not in training for rates in there):
+            return nullcontext()
+        return self._selection.left_alone()
 
     def counters(self) -> FleetCounters:
         """Return what the fleet did so far."""
@@ -196,6 +208,7 @@ class JobFleet:
                 self._selector,
                 stop=self._stop,
                 note=self._reports.note,
+                own_products=self._own_products,
             )
         finally:
             if self._checkpointing:

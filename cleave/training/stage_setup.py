@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from contextlib import AbstractContextManager
 
 from torch import nn
 
@@ -21,6 +22,7 @@ from cleave.planner.stages import PsCompute
 from cleave.training.audits import Auditor
 from cleave.training.job import FallbackMode, JobSpec, Packing
 from cleave.training.methods import MethodChoice, tile_gemms
+from cleave.training.ps_passes import described_refusals
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
 from cleave.workload.registry import ModelSpec
@@ -35,6 +37,7 @@ def staged_model(
     *,
     stop: Callable[[], bool],
     note: Callable[[str], None],
+    own_products: Callable[[Set[int]], AbstractContextManager[None]],
 ) -> StagedModel | None:
     """Make the graphs of a model's layers, and what trains it by stages.
 
@@ -44,13 +47,13 @@ def staged_model(
         model: the model, as transformers made it.
         fleet: the fleet that trains it.
         selector: predicts GEMMs, for a comparison with tiles.
-        stop, note: see `StagedModel`.
+        stop, note, own_products: see `StagedModel`.
 
     Returns:
-        None with `--method auto` where a layer cannot become a graph.
+        None with `--method auto` where no layer can become a graph.
 
     Raises:
-        LayerGraphError: with `--method stages` where a layer cannot become a graph.
+        LayerGraphError: with `--method stages` where no layer can become a graph.
     """
     auto = job.method == Method.AUTO.value
     packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None
@@ -66,6 +69,8 @@ def staged_model(
             raise
         note(f"no stages: {error}")
         return None
+    if said := described_refusals(graphs):
+        note(said)
     dtype = DType(job.dtype)
     speed = measure_ps(TorchBackend(), dtype, time.perf_counter)
     ps = PsCompute(speed.flops_per_s, 0.0)
@@ -87,4 +92,5 @@ def staged_model(
         local_after_s=job.fallback_after_s if local else None,
         stop=stop,
         note=note,
+        own_products=own_products,
     )

@@ -21,7 +21,7 @@ from cleave.graphs.model_graphs import ModelGraphs
 from cleave.graphs.outside import Embedded
 from cleave.planner.coding import coded_ratio
 from cleave.planner.layer_memory import dequantized_bytes, working_bytes
-from cleave.planner.stages import HeadSlice, LayerCost, StageModel
+from cleave.planner.stages import HeadSlice, LayerCost, PsLayers, StageModel
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
     LayerWork,
@@ -33,6 +33,7 @@ from cleave.scheduler.stage_work import (
     slice_of_layer,
 )
 from cleave.scheduler.traffic import TrafficKind
+from cleave.training.ps_passes import runs_of
 from cleave.training.quantized import matrix_shapes
 
 _FP32_BYTES: Final = 4
@@ -267,19 +268,6 @@ class ModelWork:
                 mine += made
         return found
 
-    def add_gradients(
-        self,
-        gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]],
-        dtype: DType,
-        slices: int = 0,
-    ) -> None:
-        """Add the gradients of a step to the parameters' `grad`; see `gradients_of`."""
-        found = self.gradients_of(gradients, dtype, slices)
-        for parameter in self.model.parameters():
-            mine = found.get(id(parameter))
-            if mine is not None:
-                parameter.grad = mine if parameter.grad is None else parameter.grad + mine
-
     def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:
         """Return what the layers cost, for the planner.
 
@@ -324,8 +312,28 @@ class ModelWork:
         ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
         in_parts = not all(part.is_whole for part in self.graphs.parts)
         each = self.dtype.itemsize
-        slices = self.vocabulary if self.graphs.slice_of_loss is not None else 1
-        return StageModel(layers, head, width, each, tokens, embeds, *ratios, in_parts, slices)
+        here = [self._ps_layers(*run, sequence) for run in sorted(runs_of(self.graphs).items())]
+        # Where layers follow the last stage here, the loss comes after them.
+        cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
+        slices = self.vocabulary if cut else 1
+        return StageModel(
+            layers, head, width, each, tokens, embeds, *ratios, in_parts, slices, here
+        )
+
+    def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
+        """Return what a run of layers costs that is done here; of experts only some are used."""
+        experts: int = getattr(self.model.config, "num_experts_per_tok", 0)
+        forward = flops = 0.0
+        for number in numbers:
+            part = LayerPart.whole(self.graphs.calls[number], number)
+            many = {n: t for n, t in part.held.items() if t.dim() == 3}
+            used = {n: t.numel() * min(1.0, experts / t.shape[0]) for n, t in many.items()}
+            used |= {n: t.numel() for n, t in part.held.items() if t.dim() == 2}
+            through = 2 * sum(used.values()) + 4 * _scores_flops(part, sequence)
+            trained = sum(size for n, size in used.items() if part.held[n].requires_grad)
+            forward += through
+            flops += 2 * through + 2 * trained
+        return PsLayers(before, forward, flops)
 
     def _outside_parameters(self) -> list[Tensor]:
         inside = {id(t) for held in self._held for t in held.values()}
@@ -406,6 +414,19 @@ class ModelWork:
         digest = hashlib.blake2b(f"{made.rows} {made.dtype} ".encode())
         digest.update(payload)  # type: ignore[arg-type]
         return self._beside.setdefault(digest.digest(), made)
+
+
+def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
+    """Add gradients to the `grad` of a model's parameters.
+
+    Args:
+        model: the model.
+        found: gradients by the `id` of their parameter.
+    """
+    for parameter in model.parameters():
+        mine = found.get(id(parameter))
+        if mine is not None:
+            parameter.grad = mine if parameter.grad is None else parameter.grad + mine
 
 
 def _floats(matrix: Any) -> StageArray:

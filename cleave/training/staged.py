@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -21,6 +22,8 @@ from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
 from cleave.scheduler.stage_work import (
+    GradientWanted,
+    InputWanted,
     OutputReady,
     SlicesBack,
     SlicesReady,
@@ -33,7 +36,8 @@ from cleave.scheduler.stage_work import (
 )
 from cleave.training.audits import Auditor
 from cleave.training.methods import MethodChoice
-from cleave.training.stage_work import ModelWork
+from cleave.training.ps_passes import PsPasses
+from cleave.training.stage_work import ModelWork, add_gradients
 
 MOST_TRIES: Final = 3
 """So often is a step done by stages, where nothing else may do it, before training ends."""
@@ -124,11 +128,14 @@ class StagedModel:
             None to wait for ever.
         stop: says whether training is to stop; the step under way then gets `STEP_END_S` seconds.
         note: called with what a user should know.
+        own_products: makes the context in which the PS does its own part of a step, given the
+            devices that train layers in it.
 
     Attributes:
         plan: the plan of the last step.
         work: as given.
         runtime: as given.
+        passes: of the layers that devices cannot do.
         gradients_dtype: the dtype in which gradients travel.
     """
 
@@ -146,6 +153,7 @@ class StagedModel:
         local_after_s: float | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda text: None,
+        own_products: Callable[[Set[int]], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.plan: StagePlan | None = None
         self.work = work
@@ -161,7 +169,9 @@ class StagedModel:
         self._left_after_s = STEP_END_S if local_after_s is None else local_after_s
         self._stop = stop
         self._note = note
+        self._own_products = own_products
         self._outside = OutsideLayers(work.model, work.graphs.calls)
+        self.passes = PsPasses(work.graphs, self.autocast)
         self._planned_for: object = None
         self._parts = 1
         self._said = ""
@@ -193,9 +203,11 @@ class StagedModel:
                 return None
             parts = self.cut(batch)
             embedded = [self.embed(part) for part in parts]
-            work = self.step_work(plan, parts, embedded, scale)
             try:
-                result, losses = self._step(work, parts, embedded, scale)
+                with self._own_products(plan.devices):
+                    given = self.first_inputs(embedded)
+                    work = self.step_work(plan, parts, given, scale)
+                    result, losses = self._step(work, parts, given, scale)
             except StageFailedError as error:
                 self._begin_again()
                 failed += 1
@@ -242,6 +254,18 @@ class StagedModel:
             waited_s += LOOK_S
         return True
 
+    def first_inputs(self, embedded: Sequence[Embedded]) -> list[Embedded]:
+        """Return what goes to the first stage, after the layers before it that are done here."""
+        self.passes.forget()
+        if 0 not in self.passes.runs:
+            return list(embedded)
+        trains = self.passes.trains(0)
+        given = []
+        for number, one in enumerate(embedded):
+            x = self.passes.forward(0, number, one.x, one.beside)
+            given.append(Embedded(x.requires_grad_(trains or one.x.requires_grad), one.beside))
+        return given
+
     def step_work(
         self,
         plan: StagePlan,
@@ -254,7 +278,7 @@ class StagedModel:
         Args:
             plan: its stages.
             parts: the micro-batches.
-            embedded: the same before the first layer.
+            embedded: the same before the first stage.
             scale: what each token's loss counts.
         """
         targets = [part.targets for part in parts]
@@ -270,6 +294,9 @@ class StagedModel:
             kept_batches=plan.kept_batches,
             slices=plan.slices,
             slice_works=self.work.slices(targets, scale, len(plan.slices)),
+            ps_after=frozenset(
+                n for n, stage in enumerate(plan.stages[:-1]) if stage.stop in self.passes.runs
+            ),
         )
 
     def _step(
@@ -284,10 +311,14 @@ class StagedModel:
         losses: dict[int, float] = {}
         while True:
             match self.next_outcome():
+                case InputWanted() | GradientWanted() as wanted:
+                    self.pass_on(wanted, work, embedded)
                 case OutputReady(number, payload):
-                    part, x = parts[number], embedded[number].x
-                    y = self.work.tensor(payload, x.shape, self.work.dtype)
+                    part, one = parts[number], embedded[number]
+                    y = self.work.tensor(payload, one.x.shape, self.work.dtype)
+                    y = self.passes.forward(len(work.layers), number, y, one.beside)
                     losses[number], dy = self._loss(y, part.targets, scale)
+                    dy = self.passes.backward(len(work.layers), number, dy)
                     self.runtime.give(number, self.work.activation(dy))
                 case SlicesReady(number, payloads):
                     targets = parts[number].targets
@@ -304,6 +335,28 @@ class StagedModel:
                 case StepResult() as result:
                     return result, losses
 
+    def pass_on(
+        self,
+        wanted: InputWanted | GradientWanted,
+        work: StepWork,
+        embedded: Sequence[Embedded],
+    ) -> None:
+        """Do layers between two stages, forward or backward, and give the fleet what comes of it.
+
+        Args:
+            wanted: what the fleet waits for.
+            work: the step.
+            embedded: the micro-batches before the first stage.
+        """
+        number, run = wanted.batch, work.stages[wanted.stage].stop
+        one = embedded[number]
+        came = self.work.tensor(wanted.payload, one.x.shape, self.work.dtype)
+        if isinstance(wanted, InputWanted):
+            made = self.passes.forward(run, number, came, one.beside)
+        else:
+            made = self.passes.backward(run, number, came)
+        self.runtime.give(number, self.work.activation(made), wanted.stage)
+
     def _take(
         self,
         result: StepResult,
@@ -315,10 +368,13 @@ class StagedModel:
         for number, payload in sorted(result.dx.items()):
             x = embedded[number].x
             dx = self.work.tensor(payload, x.shape, self.work.dtype)
-            torch.autograd.backward(x, dx.to(x.dtype))
+            dx = self.passes.backward(0, number, dx)
+            if x.requires_grad:
+                torch.autograd.backward(x, dx.to(x.dtype))
         for number, payload in result.losses.items():
             losses[number] = float(self.work.tensor(payload, (1, 1), DType.FP32))
-        self.work.add_gradients(result.gradients, self.gradients_dtype, slices)
+        found = self.work.gradients_of(result.gradients, self.gradients_dtype, slices)
+        add_gradients(self.work.model, self.passes.add_gradients(found))
         return sum(losses[number] for number in sorted(losses))
 
     @property

@@ -33,6 +33,8 @@ from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
 from cleave.scheduler.stage_work import (
+    GradientWanted,
+    InputWanted,
     OutputReady,
     StageFailedError,
     StepFailed,
@@ -40,6 +42,7 @@ from cleave.scheduler.stage_work import (
     StepWork,
 )
 from cleave.training.audits import Auditor
+from cleave.training.ps_passes import described_refusals
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows, StagedModel
 
@@ -166,6 +169,8 @@ class StagedForward:
             try:
                 with torch.autocast("cpu", enabled=False):  # graphs are those of fp32
                     graphs = model_graphs(self._model, tokens, cache, padded=padded, packed=by)
+                if said := described_refusals(graphs):
+                    _log.warning(said)
             except LayerGraphError as error:
                 raise UsageError(
                     f"{type(self._model).__name__} cannot be trained by stages: {error}; mend "
@@ -255,10 +260,12 @@ class _Pass:
         stages = [replace(stage, loss=False) for stage in self.plan.stages]
         rows = [len(part.ids) for part in self.parts]
         pieces = torch.split(x.detach(), rows)
-        given = [
-            Embedded(piece.requires_grad_(backward), one.beside)
-            for piece, one in zip(pieces, self.embedded, strict=True)
-        ]
+        given = self.staged.first_inputs(
+            [
+                Embedded(piece.requires_grad_(backward), one.beside)
+                for piece, one in zip(pieces, self.embedded, strict=True)
+            ]
+        )
         self.work = self.staged.step_work(
             replace(self.plan, stages=tuple(stages)), self.parts, given, 1.0
         )
@@ -266,15 +273,21 @@ class _Pass:
         outputs: dict[int, Tensor] = {}
         while len(outputs) < len(self.parts):
             match self.staged.next_outcome():
+                case InputWanted() as wanted:
+                    self.staged.pass_on(wanted, self.work, given)
                 case OutputReady(number, payload):
-                    outputs[number] = self.staged.work.tensor(
+                    y = self.staged.work.tensor(
                         payload, pieces[number].shape, self.staged.work.dtype
+                    )
+                    outputs[number] = self.staged.passes.forward(
+                        len(self.work.layers), number, y, given[number].beside
                     )
                 case StepFailed(reason):
                     raise StageFailedError(f"the step by stages cannot be completed: {reason}")
                 case _:
                     raise AssertionError("a step ended before its backward pass")
         if not backward:
+            self.staged.passes.forget()
             self.staged.runtime.withdraw_step()
             self.owner.end(self)
         return torch.cat([outputs[number] for number in range(len(self.parts))])
@@ -301,14 +314,17 @@ class _Pass:
         self.staged.refuse_faults(self.work, result)
         shape = dy.shape
         dx = [
-            self.staged.work.tensor(
-                result.dx[number], (len(part.ids), *shape[1:]), self.staged.work.dtype
+            self.staged.passes.backward(
+                0,
+                number,
+                self.staged.work.tensor(
+                    result.dx[number], (len(part.ids), *shape[1:]), self.staged.work.dtype
+                ),
             )
             for number, part in enumerate(self.parts)
         ]
-        return torch.cat(dx), self.staged.work.gradients_of(
-            result.gradients, self.staged.gradients_dtype
-        )
+        found = self.staged.work.gradients_of(result.gradients, self.staged.gradients_dtype)
+        return torch.cat(dx), self.staged.passes.add_gradients(found)
 
     def _result(self, dy: Tensor) -> StepResult:
         """Give the gradient of the layers' output to the fleet, and wait for what comes of it.
@@ -316,11 +332,15 @@ class _Pass:
         Raises:
             StageFailedError: when the fleet cannot do the backward pass.
         """
-        rows = [len(part.ids) for part in self.parts]
+        assert self.work is not None
+        rows, last = [len(part.ids) for part in self.parts], len(self.work.layers)
         for number, piece in enumerate(torch.split(dy, rows)):
-            self.staged.runtime.give(number, self.staged.work.activation(piece))
+            made = self.staged.passes.backward(last, number, piece)
+            self.staged.runtime.give(number, self.staged.work.activation(made))
         while True:
             match self.staged.next_outcome():
+                case GradientWanted() as wanted:
+                    self.staged.pass_on(wanted, self.work, self.embedded)
                 case StepFailed(reason):
                     raise StageFailedError(f"the step by stages cannot be completed: {reason}")
                 case StepResult() as result:

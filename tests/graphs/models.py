@@ -21,7 +21,10 @@ _LLAMA: Final = {
 
 
 def small_model(family: str, **changed: Any) -> nn.Module:
-    """A model of two layers; 'opt', 'gpt2', 'llama', 'qwen3', 'gemma2', 'phi' or 'mistral'."""
+    """A model of two layers, by the name of its family.
+
+    Of 'qwen3_moe' every second layer has experts, which cannot become a graph.
+    """
     import transformers
 
     torch.manual_seed(1)
@@ -45,6 +48,12 @@ def small_model(family: str, **changed: Any) -> nn.Module:
             config = transformers.Qwen2Config(**{**_LLAMA, **changed})
         case "qwen3":
             config = transformers.Qwen3Config(**{**_LLAMA, **changed})
+        case "qwen3_moe":
+            experts = {
+                "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                "decoder_sparse_step": 2,
+            }  # fmt: skip
+            config = transformers.Qwen3MoeConfig(**{**_LLAMA, **experts, **changed})
         case "mistral":
             config = transformers.MistralConfig(**{**_LLAMA, "sliding_window": 8, **changed})
         case "gemma2":

@@ -18,6 +18,7 @@ from cleave.training.records import NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import TrainContext, train
 from profiles.fleet_device import FleetDevice
+from tests.training.test_lora import save_model
 
 FAST = FleetDevice("fast", 1e15, 1e12, 1e12, 1e-6, 2**34)
 SLOW = replace(FAST, flops_per_s=1e6, downlink_bytes_per_s=1e3, uplink_bytes_per_s=1e3)
@@ -83,6 +84,38 @@ def test_the_server_computes_the_loss_alone_where_the_plan_leaves_it_there(
     assert "the loss on the parameter server" in said
     assert sent_bytes > 0
     assert tiles == 0
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small model of which every second layer has experts, and no graph."""
+    return save_model(
+        tmp_path_factory.mktemp("experts") / "small", "qwen3_moe", num_hidden_layers=4
+    )
+
+
+@pytest.mark.parametrize("method", ["auto", "stages"])
+def test_layers_without_graphs_stay_on_the_server_between_stages(
+    experts: Path, corpus_file: Path, tmp_path: Path, method: str
+) -> None:
+    job = JobSpec(str(experts), str(corpus_file), STEPS, batch=2, seq=16, method=method)
+    plain, _ = trained(replace(job, method="local"), tmp_path / "plain", None)
+    losses, said, (sent_bytes, tiles) = on([FAST] * 2, job, tmp_path / "fleet")
+    assert losses == pytest.approx(plain, rel=1e-4)
+    assert "layers 2 and 4 of 4: it cannot be traced" in said
+    assert sent_bytes > 0
+    assert tiles == 0  # all devices train layers
+
+
+def test_layers_without_graphs_go_by_tiles_to_devices_that_train_none(
+    experts: Path, corpus_file: Path, tmp_path: Path
+) -> None:
+    job = JobSpec(str(experts), str(corpus_file), STEPS, batch=2, seq=16, method="stages")
+    plain, _ = trained(replace(job, method="local"), tmp_path / "plain", None)
+    small = replace(FAST, memory_bytes=20_000_000)  # for tiles alone
+    losses, _, (_, tiles) = on([FAST, FAST, small], job, tmp_path / "fleet")
+    assert losses == pytest.approx(plain, rel=1e-4)
+    assert tiles > 0
 
 
 @pytest.mark.parametrize("memory", ["plain", "lean"])

@@ -73,12 +73,12 @@ def test_dropout_and_stages_do_not_go_together() -> None:
         JobSpec("opt-nano", lora="r=4,dropout=0.1", method="stages")
 
 
-def save_model(folder: Path, **sizes: int) -> Path:
-    """Save a small Llama and its tokenizer; return their folder."""
+def save_model(folder: Path, family: str = "llama", **sizes: int) -> Path:
+    """Save a small model and its tokenizer; return their folder."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = default_tokenizer(vocab_size=300, progress=lambda text: None)
-    model: Any = small_model("llama", vocab_size=tokenizer.vocab_size, **sizes)
+    model: Any = small_model(family, vocab_size=tokenizer.vocab_size, **sizes)
     model.save_pretrained(folder)
     end = tokenizer.decode([tokenizer.eos_id])
     PreTrainedTokenizerFast(

@@ -42,7 +42,7 @@ from tests.training.test_lora import SMALL, logits, losses, plain_losses, run_in
 from tests.training.test_staged import batches
 from tests.training.test_staged import rows as rows_of
 
-WIDE = {"hidden_size": BLOCK, "intermediate_size": 2 * BLOCK, "head_dim": 16}
+WIDE: dict[str, Any] = {"hidden_size": BLOCK, "intermediate_size": 2 * BLOCK, "head_dim": 16}
 BITS = pytest.mark.parametrize("bits", list(Bits))
 
 

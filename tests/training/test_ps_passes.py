@@ -1,0 +1,111 @@
+"""Layers that cannot become graphs are done by the server, between stages of the others."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import cleave
+from cleave.arrays import DType
+from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
+from cleave.planner.stage_search import plan_stages
+from cleave.training.ps_passes import PsPasses, described_refusals
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import StagedModel
+from tests.graphs.models import plain_gradients, small_model, trained, with_lora
+from tests.training.test_staged import PS, TOKENS, assert_close, batches, gradients_of, rows
+
+pytestmark = pytest.mark.slow
+
+LAYERS = 4
+SETS = [{1}, {0}, {3}, {0, 2}, {1, 3}, {1, 2}]
+
+
+def with_hooks(model: Any, refused: set[int]) -> nn.Module:
+    """The model with hooks within some layers, of which no graph could know."""
+    for number in refused:
+        model.model.layers[number].mlp.register_forward_hook(lambda *given: None)
+    return model  # type: ignore[no-any-return]
+
+
+def staged(model: nn.Module, fleet: Any, dtype: DType = DType.FP32) -> StagedModel:
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
+    return StagedModel(ModelWork(model, graphs, dtype), fleet.runtime, plan_stages, PS)
+
+
+@pytest.mark.parametrize("refused", SETS, ids=str)
+def test_gradients_are_those_of_plain_pytorch(refused: set[int]) -> None:
+    plain = small_model("llama", num_hidden_layers=LAYERS)
+    model = with_hooks(copy.deepcopy(plain), refused)
+    (ids,) = batches(1)
+    with cleave.emulated(5, seed=1) as fleet:
+        found = staged(model, fleet)
+        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+        assert found.plan is not None
+        assert found.plan.stages[-1].stop == LAYERS - len(refused)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lora", "most"), [(DType.BF16, False, 2e-2), (DType.FP32, True, 1e-5)]
+)
+def test_steps_lose_as_plain_pytorch_does(dtype: DType, lora: bool, most: float) -> None:
+    plain: Any = small_model("llama", num_hidden_layers=LAYERS)
+    plain = with_lora(plain) if lora else plain
+    model = with_hooks(copy.deepcopy(plain), {0, 2})
+    with cleave.emulated(5, seed=1) as fleet:
+        mine = trained(model, gradients_of(staged(model, fleet, dtype)), batches(4), clip=1.0)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
+    assert mine == pytest.approx(expected, rel=most)
+
+
+@pytest.mark.parametrize("refused", [{1}, {0, 3}], ids=str)
+def test_a_loop_of_ones_own_trains_as_plain_pytorch_does(
+    refused: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = small_model("llama", num_hidden_layers=LAYERS)
+    model = with_hooks(copy.deepcopy(plain), refused)
+    with cleave.emulated(5, seed=1) as fleet, caplog.at_level(logging.WARNING, "cleave"):
+        cleave.offload(model, fleet, method="stages")
+        mine = trained(model, lambda ids: plain_gradients(model, ids), batches(3), clip=1.0)
+        with torch.no_grad():
+            logits = model(input_ids=batches(1)[0]).logits
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(3), clip=1.0)
+    assert mine == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(logits, plain(input_ids=batches(1)[0]).logits, rtol=0, atol=1e-4)
+    assert "there are hooks on its module mlp" in caplog.text
+
+
+def test_a_layer_that_is_tried_again_gives_its_gradients_once() -> None:
+    model = with_hooks(small_model("llama", num_hidden_layers=LAYERS), {1})
+    (ids,) = batches(1)
+    with cleave.emulated(3, seed=1) as fleet:
+        found = staged(model, fleet)
+        found.gradients(rows(ids))
+        once = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        found.gradients(rows(ids))
+    for first, again in zip(once, (p.grad for p in model.parameters()), strict=True):
+        assert first is None or torch.equal(first, again)  # type: ignore[arg-type]
+
+
+def test_refusals_are_told_by_their_reason() -> None:
+    model: Any = with_hooks(small_model("llama", num_hidden_layers=LAYERS), {0, 3})
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
+    assert described_refusals(graphs).endswith(
+        "layers 1 and 4 of 4: there are hooks on its module mlp"
+    )
+    assert PsPasses(graphs, torch.enable_grad).runs == {0: [0], 2: [3]}
+
+
+def test_a_model_of_which_no_layer_can_is_refused() -> None:
+    model = with_hooks(small_model("llama"), {0, 1})
+    with pytest.raises(LayerGraphError, match="hooks on its module mlp"):
+        model_graphs(model, TOKENS, GraphCache.of_user())
