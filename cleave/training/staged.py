@@ -544,5 +544,7 @@ def describe(model: StageModel, plan: StagePlan) -> str:
         f"{part} on {len(stage.devices)} device{'s' if len(stage.devices) > 1 else ''}"
         for part, stage in zip(parts, plan.stages, strict=True)
     ]
+    if model.ps_layers:
+        held.append("the others on the parameter server")
     where = "there" if plan.stages[-1].loss else plan.where_loss
     return f"stages: {', '.join(held)}; the loss {where}; {plan.step_s:.3g} s a step predicted"
