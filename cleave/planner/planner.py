@@ -112,18 +112,19 @@ class TilePlanner:
             self._cache.clear()
             self._latest.clear()
             found = None
-        useful = self._useful(gemm, element, devices)
+        ordered = sorted(devices, key=lambda d: d.device)  # sums depend on their order
+        rates = RateArrays.of(ordered)
+        bound_s = self._bound_s(gemm, element, rates)
+        useful = self._useful(gemm, element, ordered, rates, bound_s)
         if len(useful) < len(devices):
             # Often there is a plan for these, and a straggler only changed its rates.
             made = self._without_residencies(gemm, element, useful)
-            ordered = sorted(devices, key=lambda d: d.device)  # sums depend on their order
-            bound_s = self._bound_s(gemm, element, RateArrays.of(ordered))
             made = replace(made, plan=replace(made.plan, bound_s=bound_s))
         else:
             changed = None if found else self._changed(gemm, element, devices)
             if changed is None:
                 with collector_paused():
-                    made = CachedPlan(self._fresh(gemm, element, devices))
+                    made = CachedPlan(self._fresh(gemm, element, ordered, rates, bound_s))
             else:  # where it is much slower, good enough to go on at once, but only once
                 planned_s = self._latest[gemm, element].planned_s
                 made = CachedPlan(changed, changed.makespan_s > _WORTH_REPLANNING * planned_s)
@@ -187,17 +188,29 @@ class TilePlanner:
         self._latest[gemm, element] = _Latest(plan, now, latest.planned_s)
         return plan
 
-    def _fresh(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        ordered = sorted(devices, key=lambda d: d.device)
-        rates = RateArrays.of(ordered)
-        bound_s = self._bound_s(gemm, element, rates)
+    def _fresh(
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        ordered: Sequence[DeviceRates],
+        rates: RateArrays,
+        bound_s: float,
+    ) -> Plan:
+        """Return a new plan.
+
+        Args:
+            gemm, element: see `Planner.plan`.
+            ordered: the devices, in the order of their numbers.
+            rates: of these.
+            bound_s: for them.
+        """
         chosen, others = self._subsets(gemm, element, rates, bound_s)
         plan = self._best_on(gemm, element, ordered, chosen, bound_s)
         for subset in others:
             if plan is None:  # the slowest would have got less than a row of C
                 plan = self._best_on(gemm, element, ordered, [subset], bound_s)
         assert plan is not None  # one device alone can always be planned for
-        rates_now = {d.device: d for d in devices}
+        rates_now = {d.device: d for d in ordered}
         self._latest[gemm, element] = _Latest(plan, rates_now, plan.makespan_s)
         return plan
 
@@ -259,19 +272,25 @@ class TilePlanner:
     # --- which devices ---
 
     def _useful(
-        self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
+        self,
+        gemm: Gemm,
+        element: ElementBytes,
+        ordered: Sequence[DeviceRates],
+        rates: RateArrays,
+        bound_s: float,
     ) -> Sequence[DeviceRates]:
-        """Return the devices without those far slower than most, if those do next to nothing."""
-        ordered = sorted(devices, key=lambda d: d.device)
-        rates = RateArrays.of(ordered)
-        bound_s = self._bound_s(gemm, element, rates)
+        """Return the devices without those far slower than most, if those do next to nothing.
+
+        Args:
+            gemm, element, ordered, rates, bound_s: see `_fresh`.
+        """
         # As much as a device could return of it in twice the least time.
         volume = best_tile(gemm, element, rates, 2 * bound_s).volume
         slow = _FAR_SLOWER * volume < np.median(volume)
         if not slow.any() or volume[slow].sum() > _NEXT_TO_NOTHING * volume.sum():
-            return devices
+            return ordered
         if not len(_with_memory(element, rates.take(np.flatnonzero(~slow)))):
-            return devices
+            return ordered
         return [device for device, left_out in zip(ordered, slow, strict=True) if not left_out]
 
     def _subsets(

@@ -236,7 +236,7 @@ def test_frozen_weights_travel_once_in_a_fraction_of_their_bytes(base: Path) -> 
     frozen = {}
     for bits in (0, 4):
         model, _ = load_folder(base)
-        add_adapters(model, LoraSpec(4, targets=("q_proj",), bits=bits))
+        add_adapters(model, LoraSpec(4, targets=("q_proj", "v_proj"), bits=bits))
         graphs = model_graphs(model, 16, GraphCache.of_user())
         work = ModelWork(model, graphs, DType.BF16)
         layer = work.costs([32], 16, DType.BF16).layers[0]
@@ -268,8 +268,8 @@ def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -
 @pytest.mark.slow
 @pytest.mark.parametrize("lies", [False, True])
 def test_audits_repeat_what_devices_do_beside_quantized_weights(lies: bool) -> None:
-    model = small_model("llama", **WIDE)
-    add_adapters(model, LoraSpec(4, targets=("q_proj",), bits=4))
+    model = with_lora(small_model("llama", **WIDE))
+    cleave.quantize(model, 4)
     auditor = Auditor(100.0, random.Random(1))  # everything
     with lying(activation if lies else lambda order: False) as fleet:
         staged = audited(fleet, model, GraphCache.of_user(), auditor)
