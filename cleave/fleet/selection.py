@@ -24,6 +24,7 @@ from cleave.planner.coding import payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 
 _SIDE = 512
+_MOST_REASONS = 20  # experts multiply as many rows as tokens come to them: every step other shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class Kept:
         gemms: how many, out of `total`.
         total: how many GEMMs were submitted.
         saves_s: predicted seconds saved, compared with sending everything out.
-        reasons: one sentence for each shape; the one that saves most comes first.
+        reasons: a sentence for each of the shapes that save most, the first of them first.
     """
 
     gemms: int
@@ -168,7 +169,7 @@ def summarise(decisions: Counter[Decision]) -> Kept:
         sum(count for _, count in kept),
         sum(decisions.values()),
         sum((d.fleet_s - d.ps_s) * count for d, count in kept),
-        tuple(f"{count} times {d.reason}" for d, count in kept),
+        tuple(f"{count} times {d.reason}" for d, count in kept[:_MOST_REASONS]),
     )
 
 

@@ -135,7 +135,7 @@ class DoneRecord:
         gemms: GEMMs for which devices were there.
         kept_gemms: how many of them the PS kept; with `all`, how many `auto` would have kept.
         kept_saves_s: predicted seconds that this saved, or would have saved.
-        kept_reasons: one sentence for each shape.
+        kept_reasons: a sentence for each of the shapes that save most.
         local_gemms, journal_bytes, journal_s, journal_saved_s: sums over the steps of this process.
         journal_gemms: GEMMs whose products came from the journal.
         traffic: `downlink_bytes` and `uplink_bytes` by what they are for.

@@ -91,6 +91,14 @@ def test_the_summary_counts_and_adds_up() -> None:
     assert summary.reasons[0].startswith("10 times 1x2x3 bf16")
 
 
+def test_the_summary_gives_few_reasons_however_many_shapes_there_were() -> None:
+    many = {Decision(Gemm(n, 2, 3), DType.FP32, fleet_s=n + 2.0, ps_s=1.0): 1 for n in range(300)}
+    summary = summarise(Counter(many))
+    assert summary.gemms == 300
+    assert len(summary.reasons) < 30
+    assert summary.reasons[0].startswith("1 times 299x2x3")  # which saves most
+
+
 def _multiply(fleet: Multiplier) -> None:
     rng = np.random.default_rng(0)
     a = rng.standard_normal((30, 20)).astype(np.float32)
