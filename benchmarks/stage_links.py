@@ -2,7 +2,7 @@
 
     python -m benchmarks.stage_links [--model opt-125m] [--tokens 1024] [--steps 2] [--seq 256]
                                      [--methods stages:fp32,tiles:fp32,local:fp32,ddp:fp32,...]
-                                     [--down 100] [--up 20] [--devices 4] [--json]
+                                     [--down 100] [--up 20] [--devices 4] [--lora RANK] [--json]
 
 Four processes, each with one thread in a network namespace of its own behind tbf (root, Linux). One
 after another, the methods train the same model on the same batches:
@@ -18,6 +18,8 @@ are counted by the interfaces, in all namespaces together. Memory is the largest
 after the first step. Where a method is measured with coding and without (`stages:bf16` and
 `stages:bf16:off`), the time that coding saves is compared with its limit. Losses must
 be those of `local:fp32`, or of the first method that there is: within 1e-4 in fp32, 2e-2 in bf16.
+With `--lora` all methods but DDP train adapters of that rank alone. Each step is also compared with
+one of `local` in the same dtype.
 Ends with 1 if they are not, or if a method failed.
 """
 
@@ -122,6 +124,7 @@ class Settings:
         devices: how many.
         down_mbit, up_mbit: rates of each device's link.
         memory: what each device offers.
+        rank: of the adapters that are trained alone; 0 to train the model.
         limit_s: how long a method may take.
         logs: where every process writes.
     """
@@ -134,6 +137,7 @@ class Settings:
     down_mbit: float
     up_mbit: float
     memory: str
+    rank: int
     limit_s: float
     logs: Path
 
@@ -386,7 +390,8 @@ def _training(method: Method, settings: Settings, *options: str) -> list[str]:
     return [
         sys.executable, "-m", "cleave_cli", "train", "--json", "--checkpoint-every", "0",
         "--model", settings.model, "--dtype", method.dtype, "--steps", str(settings.steps + 1),
-        "--batch", str(settings.batch), "--seq", str(settings.seq), *options,
+        "--batch", str(settings.batch), "--seq", str(settings.seq),
+        *(["--lora", f"r={settings.rank}"] if settings.rank else []), *options,
     ]  # fmt: skip
 
 
@@ -566,6 +571,7 @@ def show(settings: Settings, outcomes: Sequence[Outcome]) -> None:
         f"{settings.model}, {settings.batch} x {settings.seq} tokens a step, {settings.devices} "
         f"devices behind {settings.down_mbit:g}/{settings.up_mbit:g} Mbit/s (down/up), one thread "
         f"each, median of {settings.steps} steps"
+        + (f", adapters of rank {settings.rank}" if settings.rank else "")
     )
     say(f"all processes share this machine: {machine()}")
     print()
@@ -598,6 +604,9 @@ def show(settings: Settings, outcomes: Sequence[Outcome]) -> None:
                 f"{outcome.method}: without coding a step would send {outcome.floor_ratio:.3f} "
                 f"times the least bytes (at most {FLOOR_LIMIT:g}): {met}"
             )
+        alone = times_faster(outcome, outcomes, f"local:{Method.of(outcome.method).dtype}")
+        if alone is not None and not outcome.method.startswith("local"):
+            say(f"{outcome.method}: {1 / alone:.2f} times the step of this machine alone")
         if outcome.plan:
             say(f"{outcome.method}: {outcome.plan}")
         if outcome.lost:
@@ -663,6 +672,7 @@ def as_json(settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "seq": settings.seq,
         "steps": settings.steps,
         "devices": settings.devices,
+        "lora_rank": settings.rank,
         "down_mbit": settings.down_mbit,
         "up_mbit": settings.up_mbit,
         "methods": methods,
@@ -717,6 +727,7 @@ def _read_arguments() -> tuple[argparse.Namespace, list[Method], int]:
     parser.add_argument("--up", type=float, default=20.0, help="Mbit/s")
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--memory", default="2GB", help="what each device offers")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train adapters alone")
     parser.add_argument("--limit-s", type=float, default=7200.0, help="for each method")
     parser.add_argument("--logs", type=Path, help="a folder in which all output is kept")
     parser.add_argument("--json", action="store_true")
@@ -727,6 +738,8 @@ def _read_arguments() -> tuple[argparse.Namespace, list[Method], int]:
         parser.error(str(error))
     if min(options.steps, options.devices, options.tokens) < 1:
         parser.error("--steps, --devices and --tokens are 1 or more")
+    if options.lora < 0 or (options.lora and any(method.way == "ddp" for method in methods)):
+        parser.error(f"--lora {options.lora}: give a rank, and methods without ddp")
     usual = 256 if options.tokens <= _SHORT_BATCH else 512
     seq = options.seq or max(1, min(usual, options.tokens // options.devices))
     if options.tokens % (seq * options.devices):
@@ -756,6 +769,7 @@ def main() -> None:
             down_mbit=options.down,
             up_mbit=options.up,
             memory=options.memory,
+            rank=options.lora,
             limit_s=options.limit_s,
             logs=stack.enter_context(_log_folder(options.logs)),
         )
