@@ -8,6 +8,7 @@ least predicted makespan. The same numbers give the same plan, whatever the orde
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -75,6 +76,8 @@ class _Latest:
 class TilePlanner:
     """Plans GEMMs for fleets, as the module's text describes.
 
+    Several threads may use it: what one of them planned the others find.
+
     Args:
         ps: what the parameter server can send, receive and hold.
         method: the shapes of tiles.
@@ -84,6 +87,7 @@ class TilePlanner:
     method: PlanMethod = PlanMethod.THREE_D
     _cache: PlanCache = field(default_factory=PlanCache)
     _latest: dict[tuple[Gemm, ElementBytes], _Latest] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def plan(
         self,
@@ -97,7 +101,8 @@ class TilePlanner:
             raise PlanError("the fleet is empty; a plan needs at least one device")
         if not gemm.volume:
             raise PlanError(f"a GEMM of {gemm.m}x{gemm.n}x{gemm.k} has nothing to multiply")
-        fresh = self._without_residencies(gemm, element, devices).plan
+        with self._lock:
+            fresh = self._without_residencies(gemm, element, devices).plan
         reusing = (resident_plan(gemm, element, devices, r) for r in residencies)
         return min([fresh, *filter(None, reusing)], key=self._score_s)
 

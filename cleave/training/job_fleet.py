@@ -24,7 +24,6 @@ from cleave.fleet.selection import Kept, SelectiveFleet, Selector
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
 from cleave.planner.methods import Method
-from cleave.planner.planner import TilePlanner
 from cleave.training.checkpoint import restore_rng, rng_state
 from cleave.training.data import Batch
 from cleave.training.job import FallbackMode, JobSpec, OffloadMode
@@ -94,7 +93,7 @@ class JobFleet:
         self._job, self._spec, self._model = job, spec, model
         self._fleet, self._stop, self._reports = fleet, stop, reports
         self._checkpointing, self._packed = checkpointing, packed
-        self._selector = Selector(TilePlanner(), TorchBackend())
+        self._selector = Selector(fleet.planner, TorchBackend())
         self._fallback: FallbackFleet | None = None
         self._selection: SelectiveFleet | None = None
         self._tiles: Multiplier | None = None
