@@ -64,6 +64,14 @@ def figure(page: Page, name: str) -> str:
     return page.locator(f"[data-figure={name}]").inner_text()
 
 
+def await_count(page: Page, name: str, least: int) -> None:
+    """Wait until a figure counts so many: it is drawn a few times a second."""
+    shown = "document.querySelector(`[data-figure=${name}]`).innerText.replace(/\\D/g, '')"
+    page.wait_for_function(
+        f"([name, least]) => Number({shown}) >= least", arg=[name, least], timeout=PATIENCE_MS
+    )
+
+
 def another_block(page: Page) -> None:
     """Wait until the device has multiplied one more."""
     before = figure(page, "blocks")
@@ -98,8 +106,8 @@ def test_a_browser_alone_trains_to_the_losses_of_plain_pytorch(
             seen = losses(lines)
             assert trainer.wait(PATIENCE_S) == 0
         assert seen == pytest.approx(expected, rel=1e-4)
-        blocks = int("".join(filter(str.isdigit, figure(page, "blocks"))))
-        assert blocks >= 18 * 2 * STEPS  # six linear layers in each of two layers, three times
+        # Six linear layers in each of two layers, three times.
+        await_count(page, "blocks", 18 * 2 * STEPS)
         page.get_by_role("button", name="Stop").click()
         page.wait_for_selector("[data-state=ended]", timeout=PATIENCE_MS)
 

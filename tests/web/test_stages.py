@@ -28,7 +28,7 @@ from tests.web.test_join import (
     DEVICE,
     PATIENCE_MS,
     accept_the_certificate,
-    figure,
+    await_count,
     forced,
     join,
     visit,
@@ -97,7 +97,7 @@ def test_a_browser_alone_trains_by_stages(
             assert trainer.wait(PATIENCE_S) == 0
         page.wait_for_selector("[data-figure=graphs]", timeout=PATIENCE_MS)
         # Forward and backward of two layers at least, in each step.
-        assert int("".join(filter(str.isdigit, figure(page, "graphs")))) >= 4 * STEPS
+        await_count(page, "graphs", 4 * STEPS)
     (runtime,) = {url for url in loaded if "ort-wasm" in url}
     assert ("asyncify" in runtime) == (way == "gpu")
     assert seen == pytest.approx(expected, rel=1e-4)
