@@ -139,7 +139,7 @@ def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx
 def _translations_kept() -> Iterator[None]:
     """Let torch keep its table of translations to ONNX, which it makes anew for every graph.
 
-    Making it takes half of an export. A version of torch that makes it elsewhere is left alone.
+    Making it takes a quarter of a second. A version of torch that makes it elsewhere is left alone.
     """
     try:
         tables: Any = importlib.import_module(_TABLES).ONNXRegistry

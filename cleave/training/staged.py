@@ -282,6 +282,9 @@ class StagedModel:
             scale: what each token's loss counts.
         """
         targets = [part.targets for part in parts]
+        inner = self.passes.runs.keys() - {0, len(self.work.graphs.parts)}
+        if missing := inner - {stage.stop for stage in plan.stages}:
+            raise PlanError(f"the plan leaves out what is done here before layer {min(missing)}")
         return StepWork(
             layers=self.work.layers(embedded),
             loss=self.work.loss(targets, scale) if plan.stages[-1].loss else None,
@@ -475,6 +478,7 @@ class StagedModel:
                 self._say(f"layers are cut in parts, attention and MLP apart, for {error}")
                 self.runtime.end_steps()
                 self.work, self._in_parts = self._in_parts(), None
+                self.passes = PsPasses(self.work.graphs, self.autocast)  # counts parts, too
                 return self._new_plan(batch, devices)
             self._say(f"there is no plan for stages: {error}")
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from torch import nn
 
 import cleave
 from cleave.arrays import DType
+from cleave.errors import DeviceMemoryError
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
+from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PsCompute, StageModel, StagePlan
 from cleave.training.ps_passes import PsPasses, described_refusals
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
@@ -51,6 +55,29 @@ def test_gradients_are_those_of_plain_pytorch(refused: set[int]) -> None:
         assert_close(model, plain, 3e-6)
         assert found.plan is not None
         assert found.plan.stages[-1].stop == LAYERS - len(refused)
+
+
+def test_layers_in_parts_are_counted_as_such() -> None:
+    """Devices that hold no whole layer get parts: then a run is before another number."""
+    plain = small_model("llama", num_hidden_layers=LAYERS)
+    model = with_hooks(copy.deepcopy(plain), {1, 3})
+    (ids,) = batches(1)
+    cache = GraphCache.of_user()
+
+    def in_parts() -> ModelWork:
+        return ModelWork(model, model_graphs(model, TOKENS, cache, in_parts=True), DType.FP32)
+
+    def planner(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+        if not model.in_parts:
+            raise DeviceMemoryError("no device holds a layer")
+        return plan_stages(model, devices, ps)
+
+    with cleave.emulated(5, seed=1) as fleet:
+        work = ModelWork(model, model_graphs(model, TOKENS, cache), DType.FP32)
+        found = StagedModel(work, fleet.runtime, planner, PS, in_parts=in_parts)
+        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+        assert found.passes.runs == {2: [1], 4: [3]}
 
 
 @pytest.mark.parametrize(
