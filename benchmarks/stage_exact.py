@@ -705,6 +705,24 @@ def lost_step_s(model: SizedModel, plan: StagePlan, lost: int | None, in_s: floa
         return steps.steps[0].seconds
 
 
+def least_redone_s(model: SizedModel, layers: int) -> float:
+    """Return a bound below what it costs that a device is lost that had summed all gradients.
+
+    Whoever takes a part over needs a layer's weights, does at least its share of the backward
+    passes, and sends the layer's gradients, whole: they do not become fewer with the samples.
+
+    Args:
+        model: the model and its batch.
+        layers: how many the device had.
+    """
+    device = home_devices(1)[0]
+    layer = model.costs().layers[0]
+    flops = layers * sum(model.tokens) * (layer.flops - layer.forward_flops)
+    compute_s = flops / (LOST_OF - 1) / device.flops_per_s
+    down_s = layer.weight_bytes / device.downlink_bytes_per_s
+    return down_s + compute_s + layer.gradient_bytes / device.uplink_bytes_per_s
+
+
 def show_cost() -> bool:
     """Lose each of eight devices at several moments of a step; return whether the limit is met."""
     model = SizedModel(find_model("opt-125m"), 16, 512, 16, DType.FP32)
@@ -729,10 +747,13 @@ def show_cost() -> bool:
         costs += some
     share_s = usual_s / (LOST_OF - 1)
     met = max(costs) <= share_s
+    least_s = least_redone_s(model, max(s.stop - s.first for s in plan.stages))
     print(
         f"  its share, which {LOST_OF - 1} others do in {share_s:.1f} s: median "
         f"{statistics.median(costs) / share_s:.2f} times that, worst {max(costs) / share_s:.2f} "
         f"(at most 1): {'met' if met else 'NOT met'}\n"
+        f"  the least it can cost once a device has summed all its gradients: {least_s:.1f} s, "
+        f"{least_s / share_s:.2f} times the share\n"
         f"  beside detection, which takes no time here and up to {limits.SILENCE_S:.0f} s live",
         flush=True,
     )

@@ -146,6 +146,7 @@ def rates_of(
             device.stated_flops_per_s,
             device.latency_s,
             device.memory_bytes,
+            graph_flops_per_s=device.stated_graph_flops_per_s,
         )
         for number, device in enumerate(devices)
     )

@@ -32,8 +32,8 @@ class EmulatedProcessor:
         woken = now_s > self.free_s
         if isinstance(order, Compute):
             work_s = self.full_speed_s(order, woken) / self._share
-        else:  # a graph multiplies large matrices most of the time
-            work_s = order.flops / self._device.flops_per_s / self._share
+        else:
+            work_s = order.flops / self._device.stated_graph_flops_per_s
         if self._thermal is not None:
             work_s = self._thermal.busy(begin_s, work_s)
         self.free_s = begin_s + work_s

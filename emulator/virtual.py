@@ -641,6 +641,7 @@ def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
         memory_bytes=profile.memory_bytes,
         profile=profile.profile or profile.name,
         flops_per_s=profile.stated_flops_per_s,
+        graph_flops_per_s=profile.stated_graph_flops_per_s,
         downlink_bytes_per_s=profile.stated_downlink_bytes_per_s,
         uplink_bytes_per_s=profile.stated_uplink_bytes_per_s,
         latency_s=profile.latency_s,

@@ -167,6 +167,20 @@ class ComputeProfile(_Table, frozen=True):
         return [TimedTile(*sample) for sample in self.samples if sample[3] is layout]
 
 
+class GraphProfile(_Table, frozen=True):
+    """Layers that are graphs, run by ONNX Runtime in fp32 (`profiles.measuring.graphs`).
+
+    Its kernels are not those of the products in `ComputeProfile`, and may be twice as fast.
+
+    Attributes:
+        flops_per_s: throughput, counting products only.
+        source: of this figure.
+    """
+
+    flops_per_s: FlopsPerS
+    source: str = ""
+
+
 class MemoryProfile(_Table, frozen=True):
     """The memory that a device may use for strips and blocks.
 
@@ -253,6 +267,7 @@ class DeviceProfile(_Table, frozen=True):
         provenance: where the figures come from.
         compute: by dtype, as the protocol names it; `bf16>fp32` for results in fp32.
         memory: what it offers.
+        graphs: None if unknown; its throughput in products is taken then.
         link: None if its fleet says what network it is on.
         sustained, power, embodied, availability: None if unknown.
         contention: how many times as long a tile takes with 1, 2, ... processes multiplying at
@@ -268,6 +283,7 @@ class DeviceProfile(_Table, frozen=True):
     compute: Annotated[dict[str, ComputeProfile], msgspec.Meta(min_length=1)]
     memory: MemoryProfile
     year: Annotated[int, msgspec.Meta(ge=0, le=2100)] = 0
+    graphs: GraphProfile | None = None
     link: LinkProfile | None = None
     sustained: Sustained | None = None
     power: Power | None = None

@@ -58,6 +58,7 @@ class FleetDevice:
         profile: the device profile it was made from; empty for none.
         compute: time by tile shape; None means every tile at `flops_per_s`.
         thermal: how it slows down under load; None means never.
+        graph_flops_per_s: throughput in layers that are graphs; None means `flops_per_s`.
         load: the share of its throughput that its owner uses, below 1.
         jitter_s: mean time of a message above the latency (exponential).
         drift_sigma: standard deviation of the logarithm of its link's rates as they drift.
@@ -83,6 +84,7 @@ class FleetDevice:
     profile: str = ""
     compute: ComputeModel | None = None
     thermal: ThermalModel | None = None
+    graph_flops_per_s: float | None = None
     load: float = 0.0
     jitter_s: float = 0.0
     drift_sigma: float = 0.0
@@ -133,6 +135,11 @@ class FleetDevice:
     def stated_flops_per_s(self) -> float:
         """Return the throughput that its owner leaves free."""
         return self.flops_per_s * (1 - self.load)
+
+    @property
+    def stated_graph_flops_per_s(self) -> float:
+        """Return the throughput in graphs that its owner leaves free."""
+        return (self.graph_flops_per_s or self.flops_per_s) * (1 - self.load)
 
     @property
     def steady(self) -> bool:

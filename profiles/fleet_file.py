@@ -47,6 +47,7 @@ _GROUP_KEYS = _NUMBERS | _NAMED | {"name", "count", "stragglers"}
 _NEEDED = ("flops_per_s", "downlink_bytes_per_s", "uplink_bytes_per_s", "memory_bytes")
 _BELIEVABLE: Final = {
     "flops_per_s": ("FLOP/s", 1e6, 1e17),
+    "graph_flops_per_s": ("FLOP/s", 1e6, 1e17),
     "downlink_bytes_per_s": ("bytes per second", 100, 1e12),
     "uplink_bytes_per_s": ("bytes per second", 100, 1e12),
     "memory_bytes": ("bytes", 2**24, 1e14),
@@ -139,6 +140,8 @@ def slowed(device: FleetDevice) -> FleetDevice:
     return replace(
         device,
         flops_per_s=device.flops_per_s / STRAGGLER_SLOWDOWN,
+        graph_flops_per_s=device.graph_flops_per_s
+        and device.graph_flops_per_s / STRAGGLER_SLOWDOWN,
         downlink_bytes_per_s=device.downlink_bytes_per_s / STRAGGLER_SLOWDOWN,
         uplink_bytes_per_s=device.uplink_bytes_per_s / STRAGGLER_SLOWDOWN,
         compute=compute.scaled(STRAGGLER_SLOWDOWN) if compute else None,
@@ -206,6 +209,7 @@ class _Group:
                 _check_believable(f"{key} of {place}", values[key], *_BELIEVABLE[key])
         if "flops_per_s" in group:
             values["compute"] = None  # a throughput that is stated replaces the profile's model
+            values["graph_flops_per_s"] = group.get("graph_flops_per_s")
         self._fixed = _NUMBERS & group.keys()
         for key in _NEEDED:
             drawn = self._link is not None and key.endswith("link_bytes_per_s")
@@ -288,6 +292,8 @@ def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
         "profile": profile.name,
         "compute": compute,
     }
+    if profile.graphs is not None:
+        values["graph_flops_per_s"] = profile.graphs.flops_per_s
     if profile.sustained is not None and profile.sustained.thermal is not None:
         values["thermal"] = profile.sustained.thermal
     if profile.power is not None:

@@ -105,6 +105,7 @@ def _rates(number: int, device: FleetDevice) -> DeviceRates:
         device.stated_flops_per_s * hot,
         device.latency_s,
         device.memory_bytes,
+        graph_flops_per_s=device.stated_graph_flops_per_s * hot,
     )
 
 

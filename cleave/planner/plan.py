@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
@@ -18,6 +18,7 @@ class DeviceRates:
         device: the scheduler's id of the device.
         downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
         flops_per_s: throughput in matrix multiplication.
+        graph_flops_per_s: throughput in layers that are graphs; 0 means `flops_per_s`.
         latency_s: one way, taken equal in both directions.
         memory_bytes: what strips and blocks may occupy.
         dtypes: what it can multiply, as the protocol names them.
@@ -34,6 +35,14 @@ class DeviceRates:
     dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
     codes_downlink: bool = False
     codes_uplink: bool = False
+    graph_flops_per_s: float = 0.0
+
+    @property
+    def for_graphs(self) -> DeviceRates:
+        """Return the same rates with the throughput that it has in graphs."""
+        if not self.graph_flops_per_s:
+            return self
+        return replace(self, flops_per_s=self.graph_flops_per_s, graph_flops_per_s=0.0)
 
     def down_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
         """Return what of a payload passes its downlink.

@@ -118,6 +118,7 @@ class Hello:
     kind: Text = ""
     versions: Ids = ()
     features: Texts = ()
+    graph_flops_per_s: Rate = 0.0
 
 
 @dataclass(slots=True)

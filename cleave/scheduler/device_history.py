@@ -150,9 +150,11 @@ class DeviceHistory:
         flops_per_s = left.flops_per_s(session.rates.flops_per_s)
         if flops_per_s is None:
             return None
+        slowed = flops_per_s < session.rates.flops_per_s
         return replace(
             session.rates,
             flops_per_s=flops_per_s,
+            graph_flops_per_s=0.0 if slowed else session.rates.graph_flops_per_s,
             downlink_bytes_per_s=left.rates.downlink_bytes_per_s,
             uplink_bytes_per_s=left.rates.uplink_bytes_per_s,
             latency_s=left.rates.latency_s,

@@ -69,6 +69,7 @@ def stated_rates(session: int, hello: Hello) -> DeviceRates:
             downlink_bytes_per_s=hello.downlink_bytes_per_s,
             uplink_bytes_per_s=hello.uplink_bytes_per_s,
             flops_per_s=hello.flops_per_s or ASSUMED_FLOPS_PER_S,
+            graph_flops_per_s=hello.graph_flops_per_s,
             latency_s=hello.latency_s,
             memory_bytes=hello.memory_bytes,
             dtypes=hello.dtypes,
@@ -83,6 +84,9 @@ def bounded(rates: DeviceRates) -> DeviceRates:
         downlink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),
         uplink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.uplink_bytes_per_s),
         flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.flops_per_s),
+        graph_flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.graph_flops_per_s)
+        if rates.graph_flops_per_s > 0
+        else 0.0,
         latency_s=min(limits.MAX_LATENCY_S, rates.latency_s),
     )
 

@@ -90,6 +90,7 @@ class Estimate:
             downlink_bytes_per_s=rates.downlink_bytes_per_s / self.slowness,
             uplink_bytes_per_s=rates.uplink_bytes_per_s / self.slowness,
             flops_per_s=rates.flops_per_s / self.slowness,
+            graph_flops_per_s=rates.graph_flops_per_s / self.slowness,
             latency_s=rates.latency_s + self.late_s / 2,
         )
 

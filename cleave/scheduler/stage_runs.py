@@ -64,9 +64,9 @@ class StageRuns:
 
     @property
     def able(self) -> dict[int, DeviceRates]:
-        """Return the devices that may train whole layers and be given work."""
+        """Return the devices that may train whole layers and be given work, as fast as graphs."""
         return {
-            s.id: s.rates
+            s.id: s.rates.for_graphs
             for s in list(self._sessions.values())  # the training thread asks as well
             if s.rates is not None
             and s.state is DeviceState.READY

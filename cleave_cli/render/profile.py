@@ -78,6 +78,9 @@ def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
         yield "multiplied with", f"{host.executor}, threads: {host.threads}", ""
     for dtype, entry in profile.compute.items():
         yield f"compute {dtype}", human_flops_per_s(entry.flops_per_s), entry.source
+    if profile.graphs is not None:
+        graphs = profile.graphs
+        yield "layers as graphs", human_flops_per_s(graphs.flops_per_s), graphs.source
     memory = profile.memory
     installed = f" of {human_bytes(memory.installed_bytes)}" if memory.installed_bytes else ""
     yield "memory offered", human_bytes(memory.bytes) + installed, memory.source
@@ -227,6 +230,8 @@ def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, flo
         rows.append((f"{dtype}_flops_per_s", *pair))
         name = f"{dtype}_{_TILE}x{_TILE}x{_TILE}_s"
         rows.append((name, tile_seconds(a, dtype), tile_seconds(b, dtype)))
+    if a.graphs is not None and b.graphs is not None:
+        rows.append(("graph_flops_per_s", a.graphs.flops_per_s, b.graphs.flops_per_s))
     rows.append(("memory_bytes", a.memory.bytes, b.memory.bytes))
     rows.append(("sustained_share", sustained_share(a), sustained_share(b)))
     if a.link is not None and b.link is not None:

@@ -16,6 +16,7 @@ from cleave.machine.sensors import PowerMeter, Sensors
 from profiles import device_profile as schema
 from profiles.measuring import contention
 from profiles.measuring.gemm_timer import Bench, Clock, TileTimer
+from profiles.measuring.graphs import measure_graphs
 from profiles.measuring.samples import (
     ALL_VARIANTS,
     QUICK_LAYOUTS,
@@ -103,6 +104,7 @@ def measure_device(
     sleep: Callable[[float], None] = time.sleep,
     sensors: Sensors | None = None,
     timer: TileTimer | None = None,
+    graphs: Callable[[Clock], schema.GraphProfile | None] = measure_graphs,
 ) -> schema.DeviceProfile:
     """Measure this machine; takes about `settings.total_s`.
 
@@ -113,6 +115,7 @@ def measure_device(
         clock, sleep: time.
         sensors: those of this machine.
         timer: times the grid of shapes; by default with the backend in this process.
+        graphs: measures layers that are graphs; None where they cannot be run.
 
     Raises:
         ValueError: when a model cannot be fitted (scipy is missing), or a process ends early.
@@ -164,6 +167,8 @@ def measure_device(
         lambda what, s: progress(what, over_s + s),
         f"measured, {backend.name}",
     )
+    progress("a layer's graph", over_s + settings.grid_s)
+    of_graphs = graphs(clock)
     kind = settings.kind
     if kind is None:
         kind = schema.DeviceKind.LAPTOP if here.has_battery else schema.DeviceKind.DESKTOP
@@ -185,6 +190,7 @@ def measure_device(
         ),
         compute=compute,
         memory=_memory(settings, here),
+        graphs=of_graphs,
         sustained=sustained,
         power=power,
         contention=tuple(max(0.5, round(s, 3)) for s in slowdowns),

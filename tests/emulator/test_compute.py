@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cleave.arrays import DType
+from cleave.machine.graph_run import GraphRun, StoredGraph
 from cleave.machine.multiplication import Compute, StoredArray
 from emulator.compute import EmulatedProcessor
 from profiles.fleet_device import FleetDevice
@@ -92,6 +93,14 @@ def test_a_sum_of_pieces_takes_each_of_them_in_fp32() -> None:
 def test_what_the_owner_uses_is_missing(load: float) -> None:
     begin_s, end_s = EmulatedProcessor(replace(PLAIN, load=load)).run(order(100, 100, 50), 0.0)
     assert end_s - begin_s == pytest.approx(1e-3 / (1 - load))
+
+
+@pytest.mark.parametrize(("in_graphs", "seconds"), [(None, 1.0), (2e9, 0.5)])
+def test_graphs_have_a_speed_of_their_own(in_graphs: float | None, seconds: float) -> None:
+    device = replace(PLAIN, graph_flops_per_s=in_graphs, load=0.75)
+    run = GraphRun(1, StoredGraph(b"", 0), [], [], flops=10**9)
+    begin_s, end_s = EmulatedProcessor(device).run(run, 0.0)
+    assert end_s - begin_s == pytest.approx(4 * seconds)
 
 
 def test_under_load_a_device_settles_at_its_sustained_speed() -> None:

@@ -184,6 +184,15 @@ def test_one_more_device_never_makes_a_step_slower(
 
 @same_each_time
 @given(models(), fleets(), servers)
+def test_layers_take_the_speed_of_graphs(
+    model: StageModel, fleet: list[DeviceRates], ps: PsCompute
+) -> None:
+    in_graphs = [replace(d, flops_per_s=1.0, graph_flops_per_s=d.flops_per_s) for d in fleet]
+    assert planned(model, in_graphs, ps) == planned(model, fleet, ps)
+
+
+@same_each_time
+@given(models(), fleets(), servers)
 def test_twice_the_speed_is_not_slower(
     model: StageModel, fleet: list[DeviceRates], ps: PsCompute
 ) -> None:

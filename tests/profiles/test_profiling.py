@@ -12,7 +12,7 @@ import pytest
 from cleave.arrays import Buffer, DType
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.sensors import Sensors, usable_cores
-from profiles.device_profile import DeviceProfile
+from profiles.device_profile import DeviceProfile, GraphProfile
 from profiles.measuring import contention
 from profiles.measuring.device import Settings, measure_device, refit, valid_name
 from profiles.measuring.gemm_timer import Bench
@@ -89,6 +89,7 @@ def _measured(tmp_path: Path, quick: bool = True, sustained_s: float = 5.0) -> D
         clock=clock,
         sleep=clock.sleep,
         sensors=Sensors(tmp_path),
+        graphs=lambda _: GraphProfile(2e11, "made up"),
     )
 
 
@@ -260,6 +261,7 @@ def test_a_profile_of_a_known_device(tmp_path: Path) -> None:
             found = entry.models[layout].seconds(333, 222, 111)
             assert found == pytest.approx(model.seconds(333, 222, 111), rel=0.01)
         assert entry.flops_per_s < 1e11
+    assert profile.graphs == GraphProfile(2e11, "made up")
     assert profile.power is None  # nothing measures it
     assert profile.host is not None
     assert profile.host.threads == 1

@@ -71,6 +71,12 @@ class Joining:
         assert rates is not None
         return rates.flops_per_s
 
+    @property
+    def rate_in_graphs(self) -> float:
+        rates = self.manager.sessions[1].rates
+        assert rates is not None
+        return rates.for_graphs.flops_per_s
+
 
 def _sent(orders: object) -> list[Message]:
     assert isinstance(orders, list)
@@ -152,6 +158,11 @@ def test_a_dtype_that_is_not_claimed_is_not_asked_for() -> None:
 
 @pytest.mark.parametrize(("claimed", "shown"), [(1e13, 1e10), (5e11, 2e9), (2e10, 1e10)])
 def test_a_claim_is_believed_up_to_ten_times_what_is_shown(claimed: float, shown: float) -> None:
-    device = Joining(right, replace(UNKNOWN, flops_per_s=claimed), flops_per_s=shown)
-    assert device.rate == pytest.approx(shown if claimed > 10 * shown else claimed, rel=0.15)
+    claims = replace(UNKNOWN, flops_per_s=claimed, graph_flops_per_s=2 * claimed)
+    device = Joining(right, claims, flops_per_s=shown)
+    believed = shown if claimed > 10 * shown else claimed
+    assert device.rate == pytest.approx(believed, rel=0.15)
+    assert device.rate_in_graphs == pytest.approx(
+        believed if claimed > 10 * shown else 2 * claimed, rel=0.15
+    )
     assert device.flops < 0.5 * shown + 1e9  # it takes no longer than that

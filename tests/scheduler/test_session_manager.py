@@ -178,11 +178,13 @@ def test_what_a_device_may_not_say_ends_its_session_alone(message: Message) -> N
 EXTREME: dict[str, dict[str, Any]] = {
     "huge": {
         "flops_per_s": 1e308,
+        "graph_flops_per_s": 1e308,
         "downlink_bytes_per_s": 1e308,
         "uplink_bytes_per_s": 1e308,
     },
     "tiny": {
         "flops_per_s": 1e-308,
+        "graph_flops_per_s": 1e-308,
         "downlink_bytes_per_s": 1e-308,
         "uplink_bytes_per_s": 1e-308,
     },

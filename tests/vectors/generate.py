@@ -124,7 +124,7 @@ def _messages() -> list[tuple[str, str, Message]]:
         (
             "hello-graphs",
             "a device that runs graphs",
-            replace(device, features=("measure", "graphs")),
+            replace(device, features=("measure", "graphs"), graph_flops_per_s=9e10),
         ),
         (
             "hello-coding",

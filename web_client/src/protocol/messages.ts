@@ -124,6 +124,7 @@ export const SCHEMAS = {
       kind: optional(Kind.TEXT, empty),
       versions: optional(Kind.COUNTS, () => []),
       features: optional(Kind.TEXTS, () => []),
+      graph_flops_per_s: optional(Kind.REAL, zero),
     },
     payload: false,
   },

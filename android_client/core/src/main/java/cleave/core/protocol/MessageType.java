@@ -25,7 +25,8 @@ public enum MessageType {
             optional("join_code", Kind.SECRET, ""),
             optional("kind", Kind.TEXT, ""),
             optional("versions", Kind.IDS, Collections.emptyList()),
-            optional("features", Kind.TEXTS, Collections.emptyList())),
+            optional("features", Kind.TEXTS, Collections.emptyList()),
+            optional("graph_flops_per_s", Kind.REAL, 0.0)),
     WELCOME(
             false,
             required("device", Kind.ID),

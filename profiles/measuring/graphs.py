@@ -1,0 +1,119 @@
+"""Times a transformer layer as a graph, as devices run those of a stage.
+
+A profile's products are multiplied by torch or numpy. Graphs are run by ONNX Runtime, whose kernels
+are others: on an AMD server torch's reach 112 GFLOP/s on one core, and a layer's graph 195.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.machine.graph_choice import GraphChoice
+from cleave.machine.graph_session import GraphError, available
+from cleave.machine.graph_writer import ArrayType, Node, written
+from profiles.device_profile import GraphProfile
+from profiles.measuring.gemm_timer import Clock
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class Session(Protocol):
+    """A graph that is ready to be run."""
+
+    def run(self, given: Mapping[str, Array]) -> object:
+        """Run it on inputs, by name."""
+        ...
+
+
+_WIDTH: Final = 768
+_HEADS: Final = 12
+_TOKENS: Final = 512
+_ROWS: Final = 2
+_ENOUGH_S: Final = 1.0
+_LEAST_RUNS: Final = 5
+_MOST_RUNS: Final = 200
+
+
+def measure_graphs(
+    clock: Clock = time.perf_counter, make_session: Callable[[bytes], Session] | None = None
+) -> GraphProfile | None:
+    """Time the forward pass of a layer of OPT-125M's sizes, 2 x 512 tokens, for about a second.
+
+    Args:
+        clock: in seconds.
+        make_session: makes a graph ready; by default with the best provider that is here.
+
+    Returns:
+        None where graphs cannot be run here.
+    """
+    if make_session is None and not available():
+        return None
+    try:
+        session = (make_session or GraphChoice())(layer())
+    except GraphError:
+        return None
+    random = np.random.default_rng(0)
+    given = {
+        name: random.standard_normal(shape, np.float32) / np.float32(_WIDTH**0.5)
+        for name, shape in _shapes().items()
+    }
+    session.run(given)
+    took_s: list[float] = []
+    while len(took_s) < _LEAST_RUNS or (sum(took_s) < _ENOUGH_S and len(took_s) < _MOST_RUNS):
+        began_s = clock()
+        session.run(given)
+        took_s.append(max(clock() - began_s, 1e-6))
+    flops_per_s = layer_flops() / statistics.median(took_s)
+    return GraphProfile(float(f"{flops_per_s:.4g}"), "measured, a layer by ONNX Runtime")
+
+
+def layer_flops() -> float:
+    """Return the operations of the layer's products, two for a multiply-add."""
+    tokens = _ROWS * _TOKENS
+    return 2 * tokens * 12 * _WIDTH**2 + 2 * tokens * 2 * _TOKENS * _WIDTH
+
+
+def layer() -> bytes:
+    """Return the graph: attention of several heads, and an MLP of four times the width."""
+    nodes = [
+        Node("LayerNormalization", ["x", "scale", "shift"], ["normal"]),
+        *(Node("MatMul", ["normal", f"w_{name}"], [f"{name}_flat"]) for name in "qkv"),
+        *(Node("Reshape", [f"{name}_flat", "apart"], [name]) for name in "qkv"),
+        Node("Einsum", ["q", "k"], ["scores"], {"equation": "bthd,bshd->bhts"}),
+        Node("Mul", ["scores", "sharpness"], ["scaled"]),
+        Node("Softmax", ["scaled"], ["weights"], {"axis": -1}),
+        Node("Einsum", ["weights", "v"], ["mixed"], {"equation": "bhts,bshd->bthd"}),
+        Node("Reshape", ["mixed", "together"], ["mixed_flat"]),
+        Node("MatMul", ["mixed_flat", "w_o"], ["attended"]),
+        Node("Add", ["x", "attended"], ["between"]),
+        Node("LayerNormalization", ["between", "scale", "shift"], ["normal_between"]),
+        Node("MatMul", ["normal_between", "w_up"], ["up"]),
+        Node("Relu", ["up"], ["active"]),
+        Node("MatMul", ["active", "w_down"], ["down"]),
+        Node("Add", ["between", "down"], ["y"]),
+    ]
+    constants = {
+        "apart": np.array([0, 0, _HEADS, _WIDTH // _HEADS], "<i8"),
+        "together": np.array([0, 0, _WIDTH], "<i8"),
+        "sharpness": np.array([(_HEADS / _WIDTH) ** 0.5], "<f4"),
+    }
+    inputs = {name: ArrayType(shape) for name, shape in _shapes().items()}
+    return written(nodes, inputs, {"y": inputs["x"]}, constants)
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    square = {f"w_{name}": (_WIDTH, _WIDTH) for name in "qkvo"}
+    return {
+        "x": (_ROWS, _TOKENS, _WIDTH),
+        "scale": (_WIDTH,),
+        "shift": (_WIDTH,),
+        **square,
+        "w_up": (_WIDTH, 4 * _WIDTH),
+        "w_down": (4 * _WIDTH, _WIDTH),
+    }
