@@ -9,6 +9,10 @@ after another, the methods train the same model on the same batches:
 
 - `stages`, `tiles` and `auto`: `cleave train --server` on a `cleave serve --stages-on any` of this
   machine, with `cleave join` in the namespaces (`stages:bf16:off`: with `--coding off`);
+- `virtual`: stages on emulated devices with such links, in virtual time: what its devices take and
+  what this machine takes for the server's part. A device computes at the speed that `cleave profile
+  device` finds for a layer's graph with one thread. `stages` of the same dtype may take 15 % more
+  or less;
 - `local`: `cleave train --devices 0` here alone;
 - `ddp`: `torch.distributed` DDP over gloo, a quarter of the batch in each namespace. The way from
   one to another leads through this machine: up the one's link, down the other's.
@@ -52,20 +56,27 @@ from benchmarks.links import (
     limited_namespace,
     namespaces_missing,
 )
+from cleave.device.host.policy import parse_memory
 from cleave.planner.coding import LINK_BYTES_PER_S
 
 METHODS: Final = "stages:fp32,stages:bf16,tiles:fp32,tiles:bf16,local:fp32,ddp:fp32"
-WAYS: Final = ("stages", "tiles", "auto", "local", "ddp")
+WAYS: Final = ("stages", "tiles", "auto", "local", "ddp", "virtual")
 REFERENCES: Final = ("local:fp32", "ddp:fp32", "tiles:fp32", "stages:fp32")
 LOSS_LIMITS: Final = {"fp32": 1e-4, "bf16": 2e-2}
 FLOOR_LIMIT: Final = 1.1
 """The bytes of a step over the least, as `StepWork.floor_bytes` says."""
+VIRTUAL_LIMIT: Final = 0.15
+"""How much longer or shorter a step may take than in virtual time."""
 
 _SHORT_BATCH: Final = 2048  # tokens, up to which sequences are short
 _LOOK_S: Final = 0.02
 _START_S: Final = 180.0  # in which a server listens and devices have joined
 _END_S: Final = 10.0  # in which a process ends when it is asked to
 _TAIL: Final = 12  # lines of a log that are shown
+_SPEED: Final = """
+from profiles.measuring.graphs import measure_graphs
+print(measure_graphs().flops_per_s)
+"""
 _PORT: Final = 29_500  # of DDP, inside a namespace
 _PR_SET_PDEATHSIG: Final = 1
 _WIDTH: Final = 80
@@ -349,7 +360,9 @@ class Meter:
             for one in measured:
                 forget_peak(one.process.pid)
             return
-        outcome.seconds.append(float(record["wall_s"]))
+        virtual = record.get("clock") == "virtual"
+        took = record["fleet_s"] + record["ps_s"] if virtual else record["wall_s"]
+        outcome.seconds.append(float(took))
         counted = len(outcome.seconds)
         passed = [
             ((down - down_before) / counted, (up - up_before) / counted)
@@ -374,7 +387,7 @@ def measure(method: Method, settings: Settings, namespaces: Sequence[LimitedName
     outcome = Outcome(method.name)
     logs = settings.logs / method.name.replace(":", "-")
     logs.mkdir(parents=True)
-    ways = {"local": _local, "ddp": _ddp}
+    ways = {"local": _local, "ddp": _ddp, "virtual": _virtual}
     with Processes(logs, time.monotonic() + settings.limit_s) as processes:
         try:
             ways.get(method.way, _served)(method, settings, namespaces, processes, outcome)
@@ -458,6 +471,40 @@ def _local(
     for record in processes.records(job):
         if record["event"] == "step":
             meter.take(record)
+
+
+def _virtual(
+    method: Method,
+    settings: Settings,
+    namespaces: Sequence[LimitedNamespace],
+    processes: Processes,
+    outcome: Outcome,
+) -> None:
+    """Measure a job on emulated devices, in virtual time."""
+    measured = subprocess.run(
+        [sys.executable, "-c", _SPEED],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    fleet = settings.logs / "fleet.toml"
+    fleet.write_text(
+        f'[[group]]\nname = "device"\ncount = {settings.devices}\n'
+        f"flops_per_s = {float(measured.stdout)}\n"
+        f"memory_bytes = {parse_memory(settings.memory, None)}\n"
+        f"downlink_bytes_per_s = {settings.down_mbit * MBIT}\n"
+        f"uplink_bytes_per_s = {settings.up_mbit * MBIT}\n"
+    )
+    emulated = ("--fleet", str(fleet), "--devices", str(settings.devices), "--method", "stages")
+    runs = ("--runs", str(settings.logs / "runs"), "--coding", method.coding)
+    job = processes.start("train", _training(method, settings, *emulated, *runs))
+    meter = Meter(outcome, settings)
+    for record in processes.records(job):
+        if record["event"] == "step":
+            meter.take(record)
+            outcome.down_bytes = record["downlink_bytes"]
+            outcome.up_bytes = record["uplink_bytes"]
 
 
 def _ddp(
@@ -607,6 +654,14 @@ def show(settings: Settings, outcomes: Sequence[Outcome]) -> None:
         alone = times_faster(outcome, outcomes, f"local:{Method.of(outcome.method).dtype}")
         if alone is not None and not outcome.method.startswith("local"):
             say(f"{outcome.method}: {1 / alone:.2f} times the step of this machine alone")
+        of_virtual = f"virtual:{Method.of(outcome.method).dtype}"
+        in_virtual = times_faster(outcome, outcomes, of_virtual)
+        if in_virtual is not None and outcome.method.startswith("stages"):
+            met = "met" if abs(1 / in_virtual - 1) <= VIRTUAL_LIMIT else "NOT met"
+            say(
+                f"{outcome.method}: {1 / in_virtual:.3f} times the step in virtual time "
+                f"(1 +/- {VIRTUAL_LIMIT:g}): {met}"
+            )
         if outcome.plan:
             say(f"{outcome.method}: {outcome.plan}")
         if outcome.lost:
