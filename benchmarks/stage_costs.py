@@ -1,6 +1,7 @@
 """What stages cost a device: time and memory against predictions, and nothing where none came.
 
-    python -m benchmarks.stage_costs [--quick] [--parts time,memory,idle] [--grid-s 40] [--json]
+    python -m benchmarks.stage_costs [--quick] [--parts time,memory,long,idle] [--grid-s 40]
+                                     [--json]
 
 time    A layer of OPT-125M and one of a Llama of its width, 2 x 512 tokens, forward and backward
         graphs in this process (median of five), against the seconds that the planner predicts:
@@ -11,6 +12,8 @@ memory  A `cleave join` process that offers 2 GB runs OPT-125M by stages, alone,
         fp32 and bf16: what its resident memory grew by at most against what the plan says it
         needs, and against what it offers. Goal: within 10 %, and never above the offer.
         The server's own peak stands beside; the plan predicts none.
+long    Likewise a Llama of four layers of that width with sequences of 4096 tokens, on a process
+        that offers 1 GB.
 idle    Start and resident memory of a `cleave join --backend numpy` process that got no stage,
         five times, and whether ONNX Runtime is loaded in it (it must not be). Torch is not
         imported then, as where it is not installed; `benchmarks.light_guest` has that case.
@@ -29,6 +32,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -50,11 +54,14 @@ from cleave.machine.backends import TorchBackend
 from cleave.machine.graph_session import GraphSession
 from cleave.training.job import JobSpec
 from cleave.training.stage_work import ModelWork
+from cleave.training.tokenizer import default_tokenizer
 from profiles.measuring.device import Settings, measure_device
 
 GOAL: Final = 0.10
 OFFERED_MB: Final = 2000
+LITTLE_MB: Final = 1000
 ROWS, TOKENS = 2, 512
+LONG: Final = 4096  # tokens of a sequence
 REPEATS: Final = 5
 
 
@@ -154,14 +161,16 @@ def peak_bytes(pid: int | str) -> int:
     raise RuntimeError(f"process {pid} has no resident memory")
 
 
-def memory(model: str, steps: int) -> Iterator[Figure]:
+def memory(
+    model: str, steps: int, batch: int = 4, sequence: int = 256, offered_mb: int = OFFERED_MB
+) -> Iterator[Figure]:
     """Measure a device process that runs a stage against its plan."""
     for dtype in (DType.FP32, DType.BF16):
         job = JobSpec(
-            model, steps=1000, batch=4, seq=256, dtype=dtype.value, method="stages", audit=0.0,
-            checkpoint_every=0,
+            model, steps=1000, batch=batch, seq=sequence, dtype=dtype.value, method="stages",
+            audit=0.0, checkpoint_every=0,
         )  # fmt: skip
-        options = ("--memory", str(OFFERED_MB), "--threads", "1")
+        options = ("--memory", str(offered_mb), "--threads", "1")
         with cleave.serve(stages_on="any") as server, joined(server.url, 1, *options) as devices:
             server.fleet.wait_for(1)
             trainer = make_trainer(job, server.fleet)
@@ -179,11 +188,28 @@ def memory(model: str, steps: int) -> Iterator[Figure]:
                 f"  against its offer, {dtype.value}",
                 "MB more",
                 grew,
-                OFFERED_MB,
-                grew <= OFFERED_MB,
+                offered_mb,
+                grew <= offered_mb,
             )
             yield Figure(f"server, peak so far, {dtype.value}", "MB", peak_bytes("self") / 1e6)
             trainer.close()
+
+
+def long_sequences(layers: int, steps: int) -> Iterator[Figure]:
+    """Measure a device process that offers 1 GB and trains on long sequences against its plan."""
+    import transformers
+
+    torch.manual_seed(1)
+    transformers.utils.logging.disable_progress_bar()
+    config = transformers.LlamaConfig(
+        hidden_size=768, intermediate_size=2048, num_hidden_layers=layers, vocab_size=512,
+        num_attention_heads=12, num_key_value_heads=12, max_position_embeddings=LONG,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="cleave-benchmark-") as folder:
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        tokenizer = default_tokenizer(vocab_size=512).library_tokenizer
+        tokenizer.save(str(Path(folder) / "tokenizer.json"))
+        yield from memory(folder, steps, 1, LONG, LITTLE_MB)
 
 
 # --- idle ---
@@ -225,7 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", default="time,memory,idle")
+    parser.add_argument("--parts", default="time,memory,long,idle")
     parser.add_argument("--grid-s", type=float, default=40.0, help="seconds for the profile")
     parser.add_argument("--quick", action="store_true", help="opt-tiny, and a short profile")
     parser.add_argument("--json", action="store_true")
@@ -234,6 +260,7 @@ def main() -> None:
     parts: dict[str, Callable[[], Iterator[Figure]]] = {
         "time": lambda: times(10.0 if options.quick else options.grid_s),
         "memory": lambda: memory(model, 2),
+        "long": lambda: long_sequences(1 if options.quick else 4, 2),
         "idle": lambda: idle(2 if options.quick else REPEATS),
     }
     wanted = options.parts.split(",")
