@@ -16,10 +16,11 @@ from cleave.workload.registry import ModelSpec
 
 
 class Precision(Enum):
-    """The dtype of the multiplications. Weights and optimizer are fp32 in both cases."""
+    """The dtype of the multiplications. Weights and optimizer are fp32 in all cases."""
 
     FP32 = "fp32"
     BF16 = "bf16"
+    FP16 = "fp16"
 
 
 class MemoryMode(Enum):
@@ -92,7 +93,7 @@ class JobSpec:
         batch, seq: sequences per micro-batch, tokens per sequence.
         packing: see `Packing`.
         accumulate: micro-batches per step.
-        dtype: `fp32` or `bf16`.
+        dtype: see `Precision`; with `fp16` the loss has a scale (`cleave.training.loss_scale`).
         learning_rate: peak learning rate; 0 for the model's published one, or that of adapters.
         warmup_steps: steps of linear warm-up; -1 for a tenth of the run, 100 at most.
         schedule: see `cleave.training.schedule.Decay`.
@@ -198,6 +199,11 @@ class JobSpec:
             raise UsageError(
                 "--journal keeps what was done since the last checkpoint, and --checkpoint-every 0 "
                 "makes none; give it a number of steps or a time"
+            )
+        if self.dtype == Precision.FP16.value and self.method == Method.STAGES.value:
+            raise UsageError(
+                "--dtype is 'fp16', and stages travel in bf16 or fp32; give one of these, or "
+                "--method tiles"
             )
         if self.journal and self.method == Method.STAGES.value:
             raise UsageError("--journal keeps products of tiles; leave it out with --method stages")

@@ -26,7 +26,7 @@ from cleave.machine.backends import TorchBackend
 from cleave.planner.methods import Method
 from cleave.training.checkpoint import restore_rng, rng_state
 from cleave.training.data import Batch
-from cleave.training.job import FallbackMode, JobSpec, OffloadMode
+from cleave.training.job import FallbackMode, JobSpec, OffloadMode, Precision
 from cleave.training.journal import Journal, JournaledFleet
 from cleave.training.lora import LoraSpec
 from cleave.training.methods import predict_without_stages, tile_gemms
@@ -101,8 +101,9 @@ class JobFleet:
         self._said = ""
         self._quantized = bool(job.lora and LoraSpec.of(job.lora).bits)
         method = Method(job.method)
-        # The journal keeps products, and stages have none.
-        self._looks = method is Method.AUTO and journal is None
+        # The journal keeps products, and stages have none; nor do they travel in fp16.
+        by_tiles = journal is not None or job.dtype == Precision.FP16.value
+        self._looks = method is Method.AUTO and not by_tiles
         if method is Method.STAGES:  # layers are looked at before they are changed
             self.staged = self._new_staged()
         # Layers that no device can do as a whole may go by tiles.

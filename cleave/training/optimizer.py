@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cleave.errors import CleaveError
 from cleave.training.job import JobSpec, OptimizerKind
+from cleave.training.loss_scale import LossScale
 from cleave.training.state_files import StateFiles
 
 _EPS = 1e-8
@@ -76,9 +77,11 @@ class Optimizer:
         model: the model, with fp32 parameters.
         rule: how each is updated.
         clip: largest norm of all gradients together; 0 for none.
+        scale: of the loss whose gradients these are; None where it has none.
         in_backward: whether to update each parameter in the backward pass, as soon as its gradient
             is complete, and free the gradient. The update is the same, with memory for one gradient
-            at a time. With clipping the norm is needed first, so the pass is done twice.
+            at a time. With clipping the norm is needed first, so the pass is done twice; likewise
+            with a scale of the loss, as no parameter may be updated where any gradient overflowed.
         files: where its state is kept; None for memory.
 
     Attributes:
@@ -93,8 +96,10 @@ class Optimizer:
         clip: float,
         in_backward: bool,
         files: StateFiles | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         self.clip = clip
+        self.scale = scale
         self.in_backward = in_backward
         self.applied = False
         self._files = files
@@ -155,10 +160,22 @@ class Optimizer:
             optimizer.zero_grad(set_to_none=True)
 
     def _step(self) -> None:
+        if self.scale is not None and not self._unscale(self.scale):
+            return
         if self.clip:
             nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
         for name in self.parameters:
             self._update(name)
+
+    def _unscale(self, scale: LossScale) -> bool:
+        """Divide all gradients by the scale of the loss; say whether all of them are finite."""
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        torch._foreach_mul_(gradients, 1 / scale.factor)
+        if all(bool(gradient.isfinite().all()) for gradient in gradients):
+            scale.updated()
+            return True
+        scale.overflowed()
+        return False
 
     def _update(self, name: str) -> None:
         """Update one parameter; its state, which the first update makes, goes to a file."""
@@ -169,25 +186,33 @@ class Optimizer:
             self._files.move(optimizer.state[self.parameters[name]])
 
     def _step_in_backward(self, backward: Callable[[], float]) -> float:
-        scale = 1.0
-        if self.clip:
+        scale, unscaled = 1.0, 1 / self.scale.factor if self.scale is not None else 1.0
+        if self.clip or self.scale is not None:
             squares: list[Tensor] = []
+            overflowed = False
 
             def note_norm(parameter: Tensor) -> None:
+                nonlocal overflowed
                 assert parameter.grad is not None
-                squares.append(torch.linalg.vector_norm(parameter.grad))
+                overflowed |= not bool(parameter.grad.isfinite().all())
+                squares.append(torch.linalg.vector_norm(parameter.grad.mul_(unscaled)))
                 parameter.grad = None
 
             random = torch.get_rng_state()
-            self._with_hooks(dict.fromkeys(self.parameters, note_norm), backward)
+            loss = self._with_hooks(dict.fromkeys(self.parameters, note_norm), backward)
+            if self.scale is not None and overflowed:
+                self.scale.overflowed()
+                return loss
             torch.set_rng_state(random)
             norm = torch.linalg.vector_norm(torch.stack(squares)).item()
-            # As in torch.nn.utils.clip_grad_norm_.
-            scale = min(1.0, self.clip / (norm + 1e-6)) if math.isfinite(norm) else math.nan
+            if self.clip:  # as in torch.nn.utils.clip_grad_norm_
+                scale = min(1.0, self.clip / (norm + 1e-6)) if math.isfinite(norm) else math.nan
 
         def stepping(name: str) -> Callable[[Tensor], None]:
             def step(parameter: Tensor) -> None:
                 assert parameter.grad is not None
+                if unscaled != 1.0:
+                    parameter.grad.mul_(unscaled)
                 if self.clip and scale != 1.0:
                     parameter.grad.mul_(scale)
                 self._update(name)
@@ -195,7 +220,10 @@ class Optimizer:
 
             return step
 
-        return self._with_hooks({name: stepping(name) for name in self.parameters}, backward)
+        loss = self._with_hooks({name: stepping(name) for name in self.parameters}, backward)
+        if self.scale is not None:
+            self.scale.updated()
+        return loss
 
     def _with_hooks(
         self, hooks: Mapping[str, Callable[[Tensor], None]], backward: Callable[[], float]

@@ -159,8 +159,14 @@ class StagedForward:
             _log.info("devices are there; layers are computed there again")
 
     def _of(self, tokens: int, *, padded: bool, packed: bool) -> StagedModel:
-        bf16 = torch.is_autocast_enabled("cpu")
-        dtype = DType.BF16 if bf16 else DType.FP32
+        dtype = DType.FP32
+        if torch.is_autocast_enabled("cpu"):
+            if torch.get_autocast_dtype("cpu") is not torch.bfloat16:
+                raise UsageError(
+                    f"autocast is on with {torch.get_autocast_dtype('cpu')}, and stages travel in "
+                    f"bfloat16 or float32; use one of these, or offload(..., method='tiles')"
+                )
+            dtype = DType.BF16
         key = tokens, padded, packed, dtype
         if key not in self._staged:
             # What positions mean is up to the model, as where it computes alone.

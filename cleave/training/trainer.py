@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,7 @@ from cleave.training.journal import (
     holds_beginning,
 )
 from cleave.training.lora import LEARNING_RATE, LoraSpec
+from cleave.training.loss_scale import LOSS_SCALE, LossScale
 from cleave.training.offload import hold_weights, restore
 from cleave.training.optimizer import Optimizer, update_rule
 from cleave.training.quantized import QuantizedLinear
@@ -99,6 +100,7 @@ from cleave.workload.models.build import (
 )
 from cleave.workload.registry import ModelSpec
 
+_NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _TOKENIZER_SIZE = 4096
 _BYTES_PER_PARAMETER = 8  # fp32 weight and gradient
 _BYTES_OF_STATE = 8  # two moments of a parameter
@@ -332,6 +334,7 @@ class Trainer:
             clip=job.clip,
             in_backward=lean and job.accumulate == 1,
             files=StateFiles(Path(job.state_dir), self.patience) if job.state_dir else None,
+            scale=LossScale() if job.dtype == Precision.FP16.value else None,
         )
         usual = min(100, max(1, job.steps // 10))
         warmup = job.warmup_steps if job.warmup_steps >= 0 else usual
@@ -432,7 +435,7 @@ class Trainer:
         journal_before = self._journal_counters()
         if self.journal is not None:
             self.journal.begin(self.step)
-        rate = self.schedule.rate(self.step)
+        rate, factor = self.schedule.rate(self.step), self._factor
         data, random = self.loader.state(), rng_state()
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
         try:
@@ -448,6 +451,11 @@ class Trainer:
             self.journal.end()
         journal = self._journal_counters()
         self.step += 1
+        if self._factor < factor:
+            self._note(
+                f"step {self.step} updated nothing, as its gradients overflow in fp16; the loss is "
+                f"scaled by {self._factor:g} from now on"
+            )
         return StepRecord(
             step=self.step,
             loss=loss,
@@ -487,14 +495,19 @@ class Trainer:
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for batch, count in zip(batches, learned, strict=True):
                 loss = self._loss(batch) / (sum(learned) / count)
-                loss.backward()  # type: ignore[no-untyped-call]
+                (loss * self._factor).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
         return total
 
+    @property
+    def _factor(self) -> float:
+        """Return what the loss is multiplied by before its backward pass."""
+        return self.optimizer.scale.factor if self.optimizer.scale is not None else 1.0
+
     def _loss(self, batch: Batch) -> Tensor:
         """Return the mean loss of all tokens that are learned."""
-        bf16 = self.job.dtype == Precision.BF16.value
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        narrow = _NARROW.get(Precision(self.job.dtype))
+        with torch.autocast("cpu", dtype=narrow, enabled=narrow is not None):
             mask = mask_for(self._packed, batch.positions)
             logits = self.model(**called_with(batch.ids, mask, batch.positions)).logits
         return nn.functional.cross_entropy(
@@ -556,6 +569,7 @@ class Trainer:
             "tokenizer": self.tokenizer.fingerprint,
             "epoch": loader.epoch,
             "position": loader.position,
+            **({LOSS_SCALE: self.optimizer.scale.state()} if self.optimizer.scale else {}),
         }
 
     def _judge(self, loss: float) -> None:
@@ -597,7 +611,10 @@ class Trainer:
         """
         check_frozen(self.model, checkpoint.meta, self.job.model)
         load_trained(self.model, checkpoint.tensors, self.job.model)
-        if checkpoint.step:  # before the first step it has no state
+        scale = self.optimizer.scale
+        if checkpoint.step and scale is not None:
+            scale.restore(checkpoint.meta.get(LOSS_SCALE))
+        if scale.updates if scale is not None else checkpoint.step:  # before that it has no state
             self.optimizer.load_tensors(checkpoint.tensors)
         restore_rng(checkpoint.tensors)
         self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))

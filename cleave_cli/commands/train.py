@@ -72,7 +72,7 @@ def train(
         typer.Option(help="Of documents in a sequence: joined, or separate (none sees another)."),
     ] = "joined",
     accumulate: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
-    dtype: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", "--lr", help="Peak rate; 0 for the published one.")
     ] = 0.0,

@@ -291,6 +291,17 @@ def test_under_autocast_numbers_travel_in_bf16() -> None:
         assert_close(model, plain, 3e-2)
 
 
+def test_fp16_is_refused_and_not_taken_for_bf16() -> None:
+    model = small_model("llama")
+    with cleave.emulated(2, seed=1) as fleet:
+        cleave.offload(model, fleet, method="stages")
+        with (
+            torch.autocast("cpu", torch.float16),
+            pytest.raises(UsageError, match="stages travel in bfloat16 or float32"),
+        ):
+            model(input_ids=torch.tensor([[3, 4, 5]]))
+
+
 def test_a_pass_without_gradients_leaves_the_fleet_to_others() -> None:
     teacher: Any = small_model("opt")
     model: Any = small_model("llama")
