@@ -1,20 +1,20 @@
-"""A trained model that a command uses: here, or with its multiplications on an emulated fleet."""
+"""A trained model that a command uses: here, or on a fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from cleave.errors import UsageError
+from cleave.errors import CleaveError, UsageError
 
 if TYPE_CHECKING:
-    from cleave.training.trained import TrainedModel
+    from cleave.training.uses import UseRequest
 
 
 Model: TypeAlias = Annotated[
@@ -23,38 +23,74 @@ Model: TypeAlias = Annotated[
 Devices: TypeAlias = Annotated[
     int, typer.Option(help="Emulated devices that multiply; 0: this machine alone.")
 ]
+Server: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="A server's operator URL, or @FILE: its devices multiply; paths are on the server."
+    ),
+]
 Step: TypeAlias = Annotated[
     int, typer.Option(help="Of a run's checkpoint; 0: the newest that is whole.", min=0)
 ]
 
 
-@contextmanager
-def trained_model(model: Path, step: int, devices: int) -> Iterator[TrainedModel]:
-    """Open a model, and close its fleet at the end.
+def use(
+    request: UseRequest, devices: int, server: str, report: Callable[[dict[str, Any]], None]
+) -> None:
+    """Use a model, and call `report` with every record.
 
     Args:
-        model: a run folder, or one that a model was saved in.
-        step: of a run's checkpoint; 0 for the newest.
+        request: the model, and what for.
         devices: emulated ones that multiply; 0 for none.
+        server: the URL of a server whose devices multiply; empty for this machine.
+        report: see `cleave.training.uses`.
 
     Raises:
-        CleaveError: when it cannot be opened.
+        CleaveError: when the model cannot be opened or used.
     """
     import cleave
-    from cleave.training.trained import open_trained
+    from cleave.training.records import Record, to_dict
+    from cleave.training.run_job import use_model
 
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 to use this machine alone, or more")
-    trained = open_trained(model, step)
+    if devices and server:
+        raise UsageError("--devices are emulated here; leave them out with --server")
+    if server:
+        _on_server(server, request, report)
+        return
+
+    def told(record: Record) -> None:
+        report(to_dict(record))
+
     if not devices:
-        yield trained
+        use_model(request, None, told, lambda: False)
         return
     with cleave.emulated(devices) as fleet:
-        cleave.offload(trained.model, fleet)
+        use_model(request, fleet, told, lambda: False)
+
+
+def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any]], None]) -> None:
+    import asyncio
+
+    from cleave.training.run_job import USE
+    from cleave_cli.operator_client import OperatorClient
+
+    async def follow() -> None:
+        client = await OperatorClient.connect(server)
         try:
-            yield trained
+            job = (await client.request("submit", {USE: request.to_dict()}))["job"]
+            try:
+                async for record in client.records():
+                    if record.get("event") in ("failed", "stopped"):
+                        raise CleaveError(f"{job} {record['event']}: {record.get('text')}")
+                    report(record)
+            except asyncio.CancelledError:
+                await client.request("stop", {"job": job})  # nobody would read the rest
         finally:
-            cleave.restore(trained.model)
+            await client.close()
+
+    asyncio.run(follow())
 
 
 @contextmanager

@@ -171,8 +171,72 @@ class DoneRecord:
     saved: Traffic = field(default_factory=Traffic)
 
 
+@dataclass(frozen=True, slots=True)
+class TextRecord:
+    """A piece of what a model says: the prompt, then what it adds."""
+
+    EVENT: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRecord:
+    """How much of an evaluation is done: windows of a text, or questions."""
+
+    EVENT: ClassVar[str] = "progress"
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedRecord:
+    """How well a model predicts a text.
+
+    Attributes:
+        loss: mean cross-entropy, in nats for each predicted token.
+        perplexity: e to the loss.
+        tokens: that were predicted.
+        text: the same for people.
+    """
+
+    EVENT: ClassVar[str] = "predicted"
+    loss: float
+    perplexity: float
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRecord:
+    """How a model answered multiple-choice questions.
+
+    Attributes:
+        accuracy: the share of right answers.
+        right, questions: numbers of them.
+        cut: of how many the beginning did not fit the model.
+        text: the same for people.
+    """
+
+    EVENT: ClassVar[str] = "answered"
+    accuracy: float
+    right: int
+    questions: int
+    cut: int
+    text: str
+
+
 Record: TypeAlias = (
-    StartRecord | StepRecord | EvalRecord | NoteRecord | PresenceRecord | DiskRecord | DoneRecord
+    StartRecord
+    | StepRecord
+    | EvalRecord
+    | NoteRecord
+    | PresenceRecord
+    | DiskRecord
+    | DoneRecord
+    | TextRecord
+    | ProgressRecord
+    | PredictedRecord
+    | AnsweredRecord
 )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
+from cleave.fleet.local_fallback import AbandonedError
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.run_folder import RunFolder
@@ -16,6 +18,10 @@ from cleave.workload.models.build import resolve_model
 
 if TYPE_CHECKING:
     from cleave.training.trainer import TrainContext
+    from cleave.training.uses import Stop, UseRequest
+
+USE: Final = "use"
+"""The argument of a request that asks for a use of a model, and not for training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,46 @@ def _existing(path: str) -> Path:
     return folder
 
 
+def use_model(
+    request: UseRequest, fleet: Fleet | None, report: Callable[[Record], None], stop: Stop
+) -> None:
+    """Load a model and use it, with its multiplications on a fleet while that has devices.
+
+    Args:
+        request: the model, and what for.
+        fleet: None for this machine alone.
+        report: called with every record.
+        stop: says whether to stop.
+
+    Raises:
+        CleaveError: when the model cannot be loaded or used.
+    """
+    from cleave.training.offload import restore, send
+
+    request.check()
+    trained = request.opened()
+    with suppress(AbandonedError):
+        if fleet is None:
+            request.use.run(trained, report, stop)
+            return
+        send(trained.model, fleet, fallback="local")
+        try:
+            request.use.run(trained, report, stop)
+        finally:
+            restore(trained.model)
+
+
+def _use(arguments: Mapping[str, Any]) -> UseRequest:
+    """Return the use of a model that an operator asks for.
+
+    Raises:
+        UsageError: when it has the wrong form.
+    """
+    from cleave.training.uses import UseRequest
+
+    return UseRequest.from_dict(arguments[USE])
+
+
 class Meter(Protocol):
     """Measures a job's energy from when it is made."""
 
@@ -108,7 +154,13 @@ class JobRunner:
     meter: Callable[[], Meter] | None = None
 
     def check(self, arguments: Mapping[str, Any]) -> int:
-        """Return the job's steps; refuse a request that cannot be run, see `JobRequest.spec`."""
+        """Return the job's steps; refuse a request that cannot be run, see `JobRequest.spec`.
+
+        Where it asks for a use of a model, that has none.
+        """
+        if USE in arguments:
+            _use(arguments).check()
+            return 0
         return JobRequest.from_dict(arguments).spec().steps
 
     def run(
@@ -118,7 +170,10 @@ class JobRunner:
         report: Callable[[dict[str, Any]], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train, and report records as plain maps; see `Runner.run` of the server."""
+        """Train, or use a model; report records as plain maps; see `Runner.run` of the server."""
+        if USE in arguments:
+            use_model(_use(arguments), fleet, lambda record: report(to_dict(record)), stop)
+            return
         from cleave.training.trainer import TrainContext  # torch: a server without a job needs none
 
         request = JobRequest.from_dict(arguments)

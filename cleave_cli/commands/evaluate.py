@@ -10,9 +10,7 @@ import typer
 
 from cleave.errors import UsageError
 from cleave_cli.render.say import say
-from cleave_cli.trained_model import Devices, Model, Step, progress_bar, trained_model
-
-_WINDOW = 1024  # tokens of a window, unless the model takes fewer
+from cleave_cli.trained_model import Devices, Model, Server, Step, progress_bar, use
 
 
 def evaluate(
@@ -33,6 +31,7 @@ def evaluate(
     ] = 0,
     batch: Annotated[int, typer.Option(help="Windows at once.", min=1)] = 4,
     devices: Devices = 0,
+    server: Server = "",
     step: Step = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -44,40 +43,31 @@ def evaluate(
 
       cleave eval my-model --choices anatomy_test.csv --examples anatomy_dev.csv --subject anatomy
     """
-    from cleave.training.documents import read_documents
-    from cleave.training.evaluation import answer, perplexity, read_questions
+    from cleave.training.uses import Examination, Prediction, UseRequest
 
     if bool(data) == (choices is not None):
         raise UsageError("give either --data with a text, or --choices with questions")
-    if choices is None and (examples is not None or subject):
-        raise UsageError("--examples and --subject go with --choices")
-    if data:
-        read_documents(data)  # says at once when there is none
-    asked = read_questions(choices) if choices is not None else []
-    shown = read_questions(examples)[:shots] if examples is not None else []
-    found: dict[str, Any]
-    with trained_model(model, step, devices) as trained:
-        if data:
-            window = seq or min(_WINDOW, trained.most_tokens)
-            with progress_bar("reading", hidden=as_json) as report:
-                told = perplexity(trained, data, seq=window, batch=batch, progress=report)
-            found = {"loss": told.loss, "perplexity": told.perplexity, "tokens": told.tokens}
-            text = (
-                f"{trained.title}: perplexity {told.perplexity:.4g} (loss {told.loss:.4f}) on "
-                f"{told.tokens:,} tokens of {data}, in windows of {window:,}"
-            )
-        else:
-            with progress_bar("answering", hidden=as_json) as report:
-                got = answer(trained, asked, shown, subject=subject, progress=report)
-            found = {"accuracy": got.accuracy, "right": got.right, "questions": got.questions}
-            text = (
-                f"{trained.title}: {got.right:,} of {got.questions:,} right "
-                f"({got.accuracy:.1%}; chance is 25 %), after {len(shown)} examples"
-            )
-            if got.cut:
-                found["cut"] = got.cut
-                text += f"; the beginning of {got.cut:,} did not fit the model"
-    if as_json:
-        typer.echo(json.dumps(found))
+    if choices is None:
+        if examples is not None or subject:
+            raise UsageError("--examples and --subject go with --choices")
+        request = UseRequest(str(model), step, predict=Prediction(data, seq, batch))
     else:
-        say(text, err=False)
+        asked = Examination(str(choices), str(examples or ""), shots, subject)
+        request = UseRequest(str(model), step, answer=asked)
+    if not server:
+        request.use.check()  # what is wrong with the files before what is with the model
+    found: dict[str, Any] = {}
+    with progress_bar("reading" if data else "answering", hidden=as_json) as progress:
+
+        def report(record: dict[str, Any]) -> None:
+            match record["event"]:
+                case "progress":
+                    progress(record["done"], record["total"])
+                case "predicted" | "answered":
+                    found.update(record)
+
+        use(request, devices, server, report)
+    if as_json:
+        typer.echo(json.dumps({name: found[name] for name in found.keys() - {"event", "text"}}))
+    else:
+        say(found["text"], err=False)

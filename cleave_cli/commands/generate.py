@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cleave.errors import UsageError
 from cleave_cli.render.say import printable
-from cleave_cli.trained_model import Devices, Model, Step, trained_model
+from cleave_cli.trained_model import Devices, Model, Server, Step, use
 
 
 def generate(
@@ -27,6 +26,7 @@ def generate(
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the choice of tokens.")] = 0,
     devices: Devices = 0,
+    server: Server = "",
     step: Step = 0,
 ) -> None:
     """Print a text and what a model adds to it, as it comes.
@@ -38,20 +38,18 @@ def generate(
       cleave generate my-chat-model --chat --prompt 'What does os.walk do?'
 
       cleave generate my-model --temperature 0.8 --top-p 0.95 < prompt.txt
-    """
-    from cleave.training.generation import continued
 
-    if not 0 < top_p <= 1:
-        raise UsageError(f"--top-p is {top_p:g}; give a share above 0, up to 1")
+      cleave generate runs/20261121-101500 --prompt 'def add(' --server @operator-url
+    """
+    from cleave.training.uses import Generation, UseRequest
+
     text = sys.stdin.read() if prompt == "-" else prompt
-    if not text:
-        raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
-    settings: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "seed": seed}
-    with trained_model(model, step, devices) as trained:
-        if chat:
-            text = trained.tokenizer.question(text)
-        else:
-            typer.echo(printable(text), nl=False)
-        for piece in continued(trained, text, tokens, **settings):
-            typer.echo(printable(piece), nl=False)
+    wanted = Generation(text, chat, tokens, temperature, top_p, seed)
+    wanted.check()
+
+    def report(record: dict[str, Any]) -> None:
+        if record["event"] == "text":
+            typer.echo(printable(record["text"]), nl=False)
+
+    use(UseRequest(str(model), step, generate=wanted), devices, server, report)
     typer.echo()

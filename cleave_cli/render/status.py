@@ -115,6 +115,8 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
         return [_text("no job; submit one with: cleave train --server")]
     title = f"{job['job']} ({job['model']}) {job['state']}"
     waits = [_text(f"waits  {job['waits']}", style="bold")] if job.get("waits") else []
+    if not job["steps"]:  # a model that is used, not trained
+        return [_text(title, style="bold"), *waits]
     if not steps:
         return [_text(f"{title}, no step yet of {job['steps']:,}", style="bold"), *waits]
     last, recent = steps[-1], steps[-_RECENT_STEPS:]

@@ -245,6 +245,6 @@ class Jobs:
 
 
 def _model(arguments: Mapping[str, Any]) -> str:
-    """Return the model that a job trains, as it was submitted."""
-    job = arguments.get("job")
+    """Return the model that a job trains or uses, as it was submitted."""
+    job = arguments.get("job") or arguments.get("use")
     return str(job.get("model", "")) if isinstance(job, Mapping) else ""

@@ -1,0 +1,64 @@
+"""A trained model is used on the devices of a server: real processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cleave.training.run_folder import RunFolder
+from tests.integration.processes import address, here, records, server, started, wait_for_event
+from tests.training.test_export import trained
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> RunFolder:
+    return trained(tmp_path_factory.mktemp("used"), corpus_file, "opt-nano", steps=2)
+
+
+def test_it_is_used_there_as_here(run: RunFolder, tmp_path: Path) -> None:
+    model, text, questions = str(run.path), tmp_path / "text.txt", tmp_path / "questions.csv"
+    text.write_text("def step(a, b):\n    return a * 3 + b - 1\n" * 5)
+    questions.write_text("1 + 1?,1,2,3,4,B\n2 + 2?,3,2,1,4,D\n")
+    commands = (
+        ("generate", model, "--prompt", "def step(", "--tokens", "4"),
+        ("eval", model, "--data", str(text), "--seq", "16", "--json"),
+        ("eval", model, "--choices", str(questions), "--json"),
+    )
+    with (
+        server(tmp_path) as place,
+        started("join", address(place), "--json", "--name", "anna") as (_, lines),
+    ):
+        wait_for_event(lines, "ready")
+        said, loss, accuracy = (
+            here(*command, "--server", place["operator_url"]) for command in commands
+        )
+        missing = here(
+            "eval", model, "--data", str(tmp_path / "no.txt"), "--server", place["operator_url"]
+        )
+        (device,) = json.loads(here("devices", "--server", place["operator_url"], "--json").stdout)[
+            "devices"
+        ]
+        told = here("jobs", "--server", place["operator_url"], "--json")
+        status = here("status", "--server", place["operator_url"])
+    there = [json.loads(each.stdout) for each in (loss, accuracy)]
+    assert device["blocks"] > 0
+    alone = [here(*command) for command in commands]
+    assert said.stdout == alone[0].stdout
+    assert there[0].pop("loss") == pytest.approx(json.loads(alone[1].stdout)["loss"], rel=1e-5)
+    assert there[1] == json.loads(alone[2].stdout)
+    assert missing.returncode == 2
+    assert "no file or folder" in missing.stderr
+    states = [(job["model"], job["state"]) for job in json.loads(told.stdout)["jobs"]]
+    assert states == [(model, "done")] * 3
+    assert status.returncode == 0
+
+
+def test_what_makes_no_sense_is_refused(run: RunFolder) -> None:
+    found = here("generate", str(run.path), "--prompt", "x", "--devices", "2", "--server", "ws://x")
+    assert found.returncode == 2
+    assert "leave them out with --server" in found.stderr
+    assert records(found.stdout) == []
