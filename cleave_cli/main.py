@@ -32,6 +32,7 @@ from cleave_cli.commands import (
     status,
     train,
 )
+from cleave_cli.help import GroupedCommands
 from cleave_cli.render.say import printable
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 100_000
@@ -39,8 +40,8 @@ _OBJECTS_BETWEEN_COLLECTIONS: Final = 100_000
 app = typer.Typer(
     name="cleave",
     help="Train transformers exactly on fleets of edge devices.",
-    no_args_is_help=True,
-    add_completion=False,
+    cls=GroupedCommands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -52,8 +53,9 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
@@ -62,13 +64,14 @@ def root(
     """Train transformers exactly on fleets of edge devices."""
     if debug:
         os.environ["CLEAVE_DEBUG"] = "1"
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 app.command("serve")(serve.serve)
 app.command("join")(join.join)
 app.command("pair")(pair.pair)
 app.command("dashboard")(dashboard.dashboard)
-app.command("jobs")(jobs.jobs)
 app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("export")(export.export)
@@ -77,6 +80,7 @@ app.command("generate")(generate.generate)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("emulate")(emulate.emulate)
+app.add_typer(jobs.app)
 app.add_typer(devices.app)
 app.add_typer(footprint.app, help="Say what a run cost in energy and carbon, or what one would.")
 app.add_typer(profile.app)

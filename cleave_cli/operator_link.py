@@ -11,10 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from cleave.errors import CleaveError
+from cleave_cli.options import not_empty
 
 Server = Annotated[
     str,
-    typer.Option(help="Operator's URL, or @FILE that holds it; else the server of --data."),
+    typer.Option(
+        help="Operator's URL, or @FILE that holds it; else the server of --data.",
+        callback=not_empty,
+    ),
 ]
 Data = Annotated[
     Path | None,

@@ -40,3 +40,17 @@ def human_bytes(count: float) -> str:
             break
         count /= 1000
     return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """Return what an option was given; refuse an empty text, as an unset variable of a shell is.
+
+    Without this, a command that is to use a server would silently do without one.
+
+    Raises:
+        UsageError: when it was given and is empty.
+    """
+    assert parameter.name is not None
+    if was_given(context, parameter.name) and not value.strip():
+        raise UsageError(f"--{parameter.name.replace('_', '-')} is empty; give it, or leave it out")
+    return value

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cleave.errors import CleaveError, UsageError
+from cleave_cli.options import not_empty
 
 if TYPE_CHECKING:
     from cleave.training.uses import UseRequest
@@ -26,7 +27,8 @@ Devices: TypeAlias = Annotated[
 Server: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="A server's operator URL, or @FILE: its devices multiply; paths are on the server."
+        help="A server's operator URL, or @FILE: its devices multiply; paths are on the server.",
+        callback=not_empty,
     ),
 ]
 Step: TypeAlias = Annotated[

@@ -163,6 +163,16 @@ class JobRunner:
             return 0
         return JobRequest.from_dict(arguments).spec().steps
 
+    def check_pause(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse to pause a job that keeps no checkpoints, see `Runner` of the server."""
+        if USE in arguments:
+            raise UsageError("a model's use cannot be paused; stop it, and ask again later")
+        if not JobRequest.from_dict(arguments).spec().interval:
+            raise UsageError(
+                "the job keeps no checkpoints (--checkpoint-every 0), so it could not go on where "
+                "it was; stop it, or let it end"
+            )
+
     def run(
         self,
         arguments: Mapping[str, Any],

@@ -12,7 +12,7 @@ import typer
 from cleave.errors import UsageError
 from cleave_cli.emulate_files import Watch
 from cleave_cli.emulate_real_time import real_time
-from cleave_cli.options import human_bytes, was_given
+from cleave_cli.options import human_bytes, not_empty, was_given
 
 if TYPE_CHECKING:
     from emulator.sized_step import SizedStep
@@ -34,7 +34,10 @@ def emulate(
     ] = "paper",
     server: Annotated[
         str,
-        typer.Option(help="Join URL of a running server, or @FILE; one of its own unless given."),
+        typer.Option(
+            help="Join URL of a running server, or @FILE; one of its own unless given.",
+            callback=not_empty,
+        ),
     ] = "",
     model: Annotated[
         str, typer.Option(help="No server: steps of this model in virtual time, sizes only.")

@@ -1,18 +1,34 @@
-"""`cleave jobs`: a server's training jobs, now and before."""
+"""`cleave jobs`: a server's jobs, now and before; to stop, pause and resume them."""
 
 from __future__ import annotations
 
 import json
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from cleave_cli.operator_link import Data, Json, Server, ask, when
-from cleave_cli.render.say import printable
+from cleave_cli.operator_link import Data, Json, Server, ask, running_server, when
+from cleave_cli.render.say import printable, say
+
+app = typer.Typer(
+    name="jobs",
+    help="List a server's jobs; stop, pause and resume them, read their logs.",
+    rich_markup_mode=None,
+)
+
+Job = Annotated[str, typer.Argument(help="The job, as `cleave jobs` lists it: job-3.")]
+
+_NEXT = {
+    "stop": "is to stop, with a checkpoint of its last whole step",
+    "pause": "is to pause after its step; go on with: cleave jobs resume",
+    "resume": "is queued again",
+}
 
 
-def jobs(server: Server = "", data: Data = None, as_json: Json = False) -> None:
+@app.callback(invoke_without_command=True)
+def jobs(
+    context: typer.Context, server: Server = "", data: Data = None, as_json: Json = False
+) -> None:
     """List a server's jobs, also those from before it was started.
 
     Examples:
@@ -21,6 +37,8 @@ def jobs(server: Server = "", data: Data = None, as_json: Json = False) -> None:
 
       cleave jobs --json
     """
+    if context.invoked_subcommand is not None:
+        return
     answer = ask("history", {}, server, data)
     if as_json:
         typer.echo(json.dumps(answer))
@@ -28,20 +46,99 @@ def jobs(server: Server = "", data: Data = None, as_json: Json = False) -> None:
     if not answer["jobs"]:
         typer.echo("no jobs yet; submit one with: cleave train --server", err=True)
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("job", "model", "state", "started", "ended", "steps", "loss", "run folder"):
-        table.add_column(heading, justify="right" if heading in ("steps", "loss") else "left")
     for job in answer["jobs"]:
-        reason = f" ({job['reason']})" if job["reason"] else ""
-        loss = "" if job["loss"] is None else f"{job['loss']:.4f}"
-        started, ended = when(job["started_s"]), when(job["ended_s"])
-        state = f"{job['state']}{reason}"
-        cells = (
-            job["job"], job["model"], state, started, ended, str(job["steps"]), loss,
-            job["run_folder"],
-        )  # fmt: skip
-        table.add_row(*map(printable, cells))
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table, markup=False)
+        typer.echo(printable(_headline(job)))
+        for detail in (job["reason"], job["run_folder"]):
+            if detail:
+                typer.echo(printable(f"    {detail}"))
+
+
+def _headline(job: dict[str, Any]) -> str:
+    """Return what matters most of a job, in a line."""
+    parts = [f"{job['job']:8}", f"{job['state']:12}", f"{job['model']:16}"]
+    if job["steps"]:
+        parts.append(f"step {job['steps']:,}")
+    if job["loss"] is not None:
+        parts.append(f"loss {job['loss']:.4f}")
+    if times := " to ".join(filter(None, (when(job["started_s"]), when(job["ended_s"])))):
+        parts.append(times)
+    return "  ".join(parts).rstrip()
+
+
+@app.command("stop")
+def stop(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
+    """End a job before its last step; it writes a checkpoint, and can be resumed.
+
+    Examples:
+
+      cleave jobs stop job-3
+    """
+    _change("stop", job, server, data, as_json=as_json)
+
+
+@app.command("pause")
+def pause(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
+    """Let a job rest: it writes a checkpoint, and the next in the queue begins.
+
+    Examples:
+
+      cleave jobs pause job-3
+    """
+    _change("pause", job, server, data, as_json=as_json)
+
+
+@app.command("resume")
+def resume(job: Job, server: Server = "", data: Data = None, as_json: Json = False) -> None:
+    """Queue a job again that was paused, stopped, or left by a server that ended.
+
+    Examples:
+
+      cleave jobs resume job-3
+    """
+    _change("resume", job, server, data, as_json=as_json)
+
+
+@app.command("logs")
+def logs(
+    job: Job,
+    last: Annotated[int, typer.Option("--last", "-n", help="So many records.", min=1)] = 20,
+    server: Server = "",
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Print the last records of a job; follow one with `cleave train --attach`.
+
+    Examples:
+
+      cleave jobs logs job-3
+
+      cleave jobs logs job-3 -n 1000 --json
+    """
+    url = running_server(server, data)  # records of earlier servers are in run folders
+    answer = ask("records", {"job": job, "last": last}, url, None)
+    for record in answer["records"]:
+        typer.echo(json.dumps(record) if as_json else printable(_line(record)))
+
+
+def _line(record: dict[str, Any]) -> str:
+    """Return a record for people, in a line."""
+    match record["event"]:
+        case "step":
+            return f"step {record['step']:,}  loss {record['loss']:.4f}  {record['wall_s']:.2f} s"
+        case "eval":
+            return f"step {record['step']:,}  held-out loss {record['eval_loss']:.4f}"
+        case "start":
+            return f"from step {record['step']:,} to {record['steps']:,} in {record['run_folder']}"
+        case "done":
+            return f"done: step {record['steps']:,}, loss {record['loss']:.4f}"
+        case event:
+            return f"{event}  {record.get('text', record.get('state', ''))}".rstrip()
+
+
+def _change(action: str, job: str, server: str, data: Any, *, as_json: bool) -> None:
+    answer = ask(action, {"job": job}, running_server(server, data), None)
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    name = f" {answer['job']}" if action == "pause" else ""
+    say(f"{answer['job']} {_NEXT[action]}{name}", err=False)

@@ -13,7 +13,7 @@ import typer
 from cleave.errors import UsageError
 from cleave_cli.commands.emulate import choose_fleet
 from cleave_cli.fleet_options import DEVICES, FleetOptions
-from cleave_cli.options import need_train_extra, was_given
+from cleave_cli.options import need_train_extra, not_empty, was_given
 from cleave_cli.render.training import Display, make_display
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def train(
         str, typer.Option(help="Count their payloads as coded: auto (on slow links), on, off.")
     ] = "auto",
     server: Annotated[
-        str, typer.Option(help="URL of a running server, to train there; or @FILE.")
+        str,
+        typer.Option(help="URL of a running server, to train there; or @FILE.", callback=not_empty),
     ] = "",
     config: Annotated[
         Path | None, typer.Option(help="Settings: a TOML file, as the config.toml of a run.")

@@ -55,6 +55,11 @@ ANSWERS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "own": (["devices", "own", "x"], {"device": DEVICE, "unwritten": ""}),
     "not own": (["devices", "own", "x", "--no"], {"device": DEVICE, "unwritten": DIRTY}),
     "jobs": (["jobs"], {"jobs": [JOB]}),
+    "pause": (["jobs", "pause", "x"], {"job": DIRTY, "state": "running"}),
+    "logs": (
+        ["jobs", "logs", "x"],
+        {"job": "x", "records": [{"event": "note", "text": DIRTY}, {"event": "new"}]},
+    ),
     "pair": (["pair"], CODE),
     "codes": (["pair", "--list"], {"codes": [KNOWN_CODE]}),
     "void": (["pair", "--void", "1"], {"code": KNOWN_CODE, "unwritten": DIRTY}),
@@ -68,6 +73,7 @@ def test_what_a_server_answers(
 ) -> None:
     for module in (devices, jobs, pair, dashboard):
         monkeypatch.setattr(module, "ask", lambda *_: dict(answer))
+    monkeypatch.setattr(jobs, "running_server", lambda *_: "url")
     done = CliRunner().invoke(main.app, command)
     assert done.exit_code == 0, done.output
     assert harmless(done.output)

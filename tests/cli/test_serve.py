@@ -25,4 +25,4 @@ def test_stages_go_to_ones_own_devices_or_to_any() -> None:
 
 def test_a_checkpoint_is_promised_only_where_a_job_runs() -> None:
     assert stopping(None) == "stopping"
-    assert "job-3 writes a checkpoint" in stopping(TrainingJob("job-3", 3, {}, 10))
+    assert "job-3 writes a checkpoint" in stopping(TrainingJob("job-3", 3, {}, 10, "opt-tiny"))

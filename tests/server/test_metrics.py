@@ -39,6 +39,9 @@ class Runner:
     def check(self, arguments: Mapping[str, Any]) -> int:
         return 3
 
+    def check_pause(self, arguments: Mapping[str, Any]) -> None:
+        pass
+
     def run(self, arguments: Any, fleet: Any, report: Any, stop: Any) -> None:
         report({"event": "note", "text": "preparing"})
         report(to_dict(STEP))

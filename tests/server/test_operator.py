@@ -32,6 +32,9 @@ class Runner:
     def check(self, arguments: Mapping[str, Any]) -> int:
         return 1
 
+    def check_pause(self, arguments: Mapping[str, Any]) -> None:
+        pass
+
     def run(self, arguments: Any, fleet: Any, report: Any, stop: Any) -> None:
         report(self.record)
         assert self.ends.wait(PATIENCE_S)

@@ -20,6 +20,9 @@ from cleave.transport.connection import Connection, ConnectionLostError
 VIEWER_PAUSE_S: Final = 0.25
 """What a viewer asks next is read so much later."""
 
+_RECORDS: Final = 10_000
+"""The most records of a job that one answer has."""
+
 _ALL_MAY: Final = ("overview", "status")
 """What viewers may ask, too."""
 
@@ -104,10 +107,16 @@ class OperatorSessions:
                 case "attach":
                     follow = self.jobs.find(str(arguments.get("job", "")))
                     data = {"job": follow.id, "state": follow.state.value}
-                case "stop":
-                    job = self.jobs.find(str(arguments.get("job", "")))
-                    job.stop.set()
+                case "stop" | "pause" | "resume":
+                    change = getattr(self.jobs, request.action)
+                    job = change(str(arguments.get("job", "")))
                     data = {"job": job.id, "state": job.state.value}
+                case "records":
+                    job = self.jobs.find(str(arguments.get("job", "")))
+                    last = arguments.get("last", _RECORDS)
+                    if not isinstance(last, int) or not 0 < last <= _RECORDS:
+                        raise UsageError(f"last is {last!r}; give 1 to {_RECORDS:,} records")
+                    data = {"job": job.id, "state": job.state.value, "records": job.records[-last:]}
                 case "status":
                     data = self._status()
                 case "overview" if self._overview is not None:
@@ -116,9 +125,9 @@ class OperatorSessions:
                     data = self._device_admin.answer(action, arguments)
                 case _:
                     raise UsageError(
-                        f"unknown request {request.action!r}; "
-                        f"this server knows submit, attach, stop, status, overview, pair, codes, "
-                        f"void, dashboard, devices, revoke, release, own and history"
+                        f"unknown request {request.action!r}; this server knows submit, attach, "
+                        f"stop, pause, resume, records, status, overview, pair, codes, void, "
+                        f"dashboard, devices, revoke, release, own and history"
                     )
         except CleaveError as error:
             failed = {"text": str(error), "exit_code": error.exit_code}
@@ -133,7 +142,7 @@ class OperatorSessions:
                 {
                     "job": job.id,
                     "state": job.state.value,
-                    "model": str(job.arguments.get("job", {}).get("model", "")),
+                    "model": job.model,
                     "steps": sum(r.get("event") == "step" for r in list(job.records)),
                 }
                 for job in self.jobs.all()

@@ -27,6 +27,7 @@ class JobState(Enum):
 
     QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -41,25 +42,33 @@ class TrainingJob:
 
     Attributes:
         steps: optimizer steps that it will have done at its end.
+        model: that it trains or uses, as it was submitted.
         started_s: when it started, Unix time in seconds; None before.
         waits: what it waits for, as a sentence; empty if it does not wait.
+        run_folder: of its results; empty before it has one.
+        pauses: whether it was asked to pause.
+        unfinished: whether it ended before its last step.
     """
 
     id: str
     number: int
     arguments: Mapping[str, Any]
     steps: int
+    model: str
     started_s: float | None = None
     state: JobState = JobState.QUEUED
     waits: str = ""
+    run_folder: str = ""
+    pauses: bool = False
+    unfinished: bool = False
     records: list[Record] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
     followers: list[Callable[[], None]] = field(default_factory=list)
 
     @property
-    def model(self) -> str:
-        """Return the model that it trains, as it was submitted."""
-        return _model(self.arguments)
+    def is_due(self) -> bool:
+        """Say whether it is to begin: it may have been paused meanwhile, or be queued twice."""
+        return self.state is JobState.QUEUED
 
 
 class Runner(Protocol):
@@ -67,6 +76,14 @@ class Runner(Protocol):
 
     def check(self, arguments: Mapping[str, Any]) -> int:
         """Return how many steps the job will have done at its end; refuse a job that cannot be run.
+
+        Raises:
+            CleaveError: one sentence that says why.
+        """
+        ...
+
+    def check_pause(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse to pause a job that could not go on where it was.
 
         Raises:
             CleaveError: one sentence that says why.
@@ -128,13 +145,95 @@ class Jobs:
         steps = self._runner.check(arguments)
         with self._lock:
             number = next(self._numbers)
-            job = TrainingJob(f"job-{number}", number, arguments, steps)
+            job = TrainingJob(f"job-{number}", number, arguments, steps, _model(arguments))
             self._jobs[job.id] = job
         if self._history is not None:
             self._history.submitted(number, job.model)
         self._tell_listener(EventKind.JOB, f"{job.id} ({job.model}) queued")
         self._queue.put(job)
         return job
+
+    def stop(self, id: str) -> TrainingJob:
+        """Ask a job to stop, with a checkpoint of its last whole step; return it.
+
+        Raises:
+            UsageError: when there is none.
+        """
+        job = self.find(id)
+        job.stop.set()
+        if job.state is JobState.PAUSED:
+            self._enter(job, JobState.STOPPED)
+            self._report(job, {"event": "stopped", "text": "stopped while it was paused"})
+        return job
+
+    def pause(self, id: str) -> TrainingJob:
+        """Ask a job to rest until `resume`; return it.
+
+        One that is running ends its step and writes a checkpoint, and the next in the queue begins.
+
+        Raises:
+            CleaveError: when there is none, or it cannot be paused.
+        """
+        job = self.find(id)
+        if job.state is JobState.RUNNING:
+            self._runner.check_pause(job.arguments)
+            job.pauses = True
+            job.stop.set()
+        elif job.state is JobState.QUEUED:
+            self._rest(job)
+        elif job.state is not JobState.PAUSED:
+            raise UsageError(f"{id} is {job.state.value}; only one that is not over can be paused")
+        return job
+
+    def resume(self, id: str) -> TrainingJob:
+        """Queue a job again that was paused, or stopped before its end; return it.
+
+        Also one that a server before this one left.
+
+        Raises:
+            CleaveError: when there is none, or it cannot go on.
+        """
+        with self._lock:
+            job = self._jobs.get(id)
+        if job is None:
+            job = self._left_behind(id)
+        elif job.state in (JobState.QUEUED, JobState.RUNNING):
+            so = "about to pause; ask again when it is" if job.pauses else "not paused"
+            raise UsageError(f"{id} is {job.state.value} and {so}")
+        elif job.state is JobState.DONE:
+            raise UsageError(f"{id} is done; train further with `cleave train --resume`")
+        if job.run_folder:
+            job.arguments = {"job": {}, "resume": job.run_folder}
+            self._runner.check(job.arguments)  # its folder may be gone
+        job.stop, job.pauses, job.waits = threading.Event(), False, ""
+        with self._lock:
+            self._jobs[id] = job
+        self._enter(job, JobState.QUEUED)
+        self._queue.put(job)
+        return job
+
+    def _left_behind(self, id: str) -> TrainingJob:
+        """Return a job of an earlier server that has a run folder to go on in.
+
+        Raises:
+            UsageError: when there is none.
+        """
+        for past in self._history.all() if self._history is not None else []:
+            if id == f"job-{past.number}" and past.state != JobState.DONE.value and past.run_folder:
+                arguments = {"job": {}, "resume": past.run_folder}
+                steps = self._runner.check(arguments)
+                job = TrainingJob(id, past.number, arguments, steps, past.model)
+                job.run_folder = past.run_folder
+                return job
+        self.find(id)  # says why not
+        raise UsageError(f"{id} cannot be resumed")
+
+    def _rest(self, job: TrainingJob) -> None:
+        """Note that a job rests now."""
+        self._enter(job, JobState.PAUSED)
+        text = f"paused; go on with: cleave jobs resume {job.id}"
+        self._report(job, {"event": "note", "text": text})
+        job.waits = text
 
     def find(self, id: str) -> TrainingJob:
         """Return the job with this id.
@@ -172,6 +271,8 @@ class Jobs:
     def _work(self) -> None:
         """Train one queued job after another, in the thread `cleave-training`."""
         while (job := self._queue.get()) is not None:
+            if not job.is_due:
+                continue
             if job.stop.is_set():
                 self._enter(job, JobState.STOPPED)
                 self._report(job, {"event": "stopped", "text": "stopped before it began"})
@@ -190,6 +291,9 @@ class Jobs:
 
         try:
             self._runner.run(job.arguments, self._fleet, report, job.stop.is_set)
+            if job.pauses and job.unfinished:
+                self._rest(job)
+                return
             self._enter(job, JobState.STOPPED if job.stop.is_set() else JobState.DONE)
             final: Record = {"event": "end", "state": job.state.value}
         except CleaveError as error:
@@ -217,6 +321,10 @@ class Jobs:
             self._history.reported(job.number, record)
         text = str(record.get("text", ""))
         match record.get("event"):
+            case "start":
+                job.run_folder = str(record.get("run_folder", ""))
+            case "done":
+                job.unfinished = bool(record.get("stopped"))
             case "fleet":
                 self._tell_listener(EventKind.PAUSE, text)
                 job.waits = text if record.get("state") == "absent" else ""

@@ -1,0 +1,48 @@
+"""The list of commands in `cleave --help`, in groups."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from typer.core import TyperGroup
+
+GROUPS: Final = {
+    "Start here": {
+        "train": "Train a model, on emulated devices or those of a server.",
+        "serve": "Run the parameter server, which devices join.",
+        "join": "Make this machine a device of a server.",
+        "pair": "Make a join code for a device; phones scan it.",
+        "doctor": "Say what this machine lacks, and whether a model fits it.",
+    },
+    "A running server": {
+        "status": "Show its job, devices, traffic, energy and events.",
+        "dashboard": "Print the address of its dashboard.",
+        "jobs": "List its jobs; stop, pause and resume them, read logs.",
+        "devices": "List its devices; revoke and release them, mark your own.",
+        "service": "Start `cleave join` with the machine.",
+    },
+    "What comes of training": {
+        "export": "Write a run's model as a folder that transformers loads.",
+        "eval": "Measure a model on a text or on questions.",
+        "generate": "Go on with a text.",
+        "footprint": "Say what a run cost in energy and carbon.",
+    },
+    "Before there are devices": {
+        "plan": "Compare the ways to train a model on a fleet.",
+        "emulate": "Emulate a fleet of up to thousands of devices.",
+        "simulate": "Compare with other systems, and with cloud GPUs.",
+        "profile": "Measure devices and links; list and compare profiles.",
+    },
+}
+"""The commands by what they are for, each with what it does in a line."""
+
+
+class GroupedCommands(TyperGroup):
+    """A group of commands whose help lists them as `GROUPS` has them."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        widest = max(len(name) for commands in GROUPS.values() for name in commands)
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), text) for name, text in commands.items()])

@@ -1,0 +1,53 @@
+"""What `cleave` says of itself."""
+
+from __future__ import annotations
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from cleave.errors import UsageError
+from cleave_cli.help import GROUPS
+from cleave_cli.main import app
+
+NAMES = [name for commands in GROUPS.values() for name in commands]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_its_commands_are_listed_in_groups(arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    assert all(f"{title}:" in done.output for title in GROUPS)
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_each_command_is_in_one_group() -> None:
+    command = get_command(app)
+    assert sorted(command.commands) == sorted(NAMES)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_takes_a_short_option_for_help(name: str) -> None:
+    done = CliRunner().invoke(app, [name, "-h"])
+    assert done.exit_code == 0
+    assert done.output.startswith("Usage: ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--model", "opt-nano"],
+        ["generate", "somewhere"],
+        ["eval", "somewhere"],
+        ["emulate"],
+        ["jobs"],
+        ["status"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("empty", ["", " "])
+def test_a_server_that_is_given_and_empty_is_refused(command: list[str], empty: str) -> None:
+    """As in `--server "$URL"` where that is not set."""
+    done = CliRunner().invoke(app, [*command, "--server", empty])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == "--server is empty; give it, or leave it out"
