@@ -10,7 +10,7 @@ PAGE_SOURCES := $(shell find web_client -type f -not -path '*/node_modules/*' -n
 # keep their bytecode, each compiles them anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo example test unit coverage lint setup web clean
+.PHONY: demo demo-125m example test unit coverage lint setup web clean
 
 # Without npm everything but the web pages works.
 setup: $(VENV)/ready $(if $(NPM),web)
@@ -27,6 +27,10 @@ $(VENV)/ready: pyproject.toml constraints.txt setup.py
 	touch $@
 
 demo: setup
+	$(BIN)/cleave demo
+
+# OPT-125M through a parameter server and eight emulated devices, some minutes.
+demo-125m: setup
 	$(BIN)/cleave train --model opt-125m --devices 8 --method tiles --steps 20 --eval-every 10
 
 # Fine-tunes a real model with two joined devices, as docs/finetuning.md tells it; a few minutes.

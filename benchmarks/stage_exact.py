@@ -69,7 +69,7 @@ from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.stage_work import StageOrder, UnitKind
 from cleave.server.fleet_server import Server
 from cleave.training.stage_work import ModelWork
-from cleave.training.staged import Rows, StagedModel, describe
+from cleave.training.staged import Rows, StagedModel
 from cleave.workload.registry import find_model
 from emulator.activity import Activity, Presence
 from emulator.sized_stages import SizedModel, run_steps
@@ -732,7 +732,7 @@ def show_cost() -> bool:
     usual_s = lost_step_s(model, plan, None, 0.0)
     print(
         f"a step of OPT-125M, 16 x 512 tokens in fp32, {LOST_OF} equal devices behind 100/20 "
-        f"Mbit/s: {usual_s:.1f} s\n  {describe(model.costs(), plan)}"
+        f"Mbit/s: {usual_s:.1f} s\n  {plan.described(model.costs())}"
     )
     costs: list[float] = []
     for moment in MOMENTS:

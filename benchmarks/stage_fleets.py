@@ -27,7 +27,6 @@ import argparse
 import json
 import math
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,14 +54,6 @@ from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
 
-HOME: Final = (
-    ("iphone-13-pro", 1),
-    ("snapdragon-8-gen-2", 2),
-    ("snapdragon-888", 2),
-    ("macbook-air-m1", 1),
-    ("core-i7-12700h", 2),
-    ("rtx-3060-laptop", 1),
-)
 RANK: Final = 8
 DIFFERENCE: Final = 0.05
 FLOOR_LIMIT: Final = 1.1
@@ -194,20 +185,10 @@ def emulated(runtime: VirtualRuntime, found: Planned, steps: int) -> EmulatedSte
 
 def fleet_of(line: Line, settings: Settings) -> list[FleetDevice]:
     """Return the devices of a line; they state their throughput in fp32, in which graphs run."""
-    devices = find_fleet(line.fleet) if line.fleet != "home" else _home(settings.seed)
+    home = line.fleet == "home"
+    devices = find_fleet("household", seed=settings.seed) if home else find_fleet(line.fleet)
     more = [replace(d, memory_bytes=round(d.memory_bytes * settings.memory)) for d in devices]
     return more if settings.thermal else [replace(device, thermal=None) for device in more]
-
-
-def _home(seed: int) -> list[FleetDevice]:
-    text = "".join(
-        f'[[group]]\nprofile = "{profile}"\ncount = {count}\nnetwork = "wifi-lan"\n'
-        for profile, count in HOME
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "home.toml"
-        path.write_text(text)
-        return find_fleet(str(path), seed=seed)
 
 
 def card_of(gbit: float) -> PsRates:

@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 GROUPS: Final = {
     "Start here": {
+        "demo": "Show in a minute that a fleet has the losses of one machine.",
         "train": "Train a model, on emulated devices or those of a server.",
         "serve": "Run the parameter server, which devices join.",
         "join": "Make this machine a device of a server.",

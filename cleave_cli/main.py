@@ -14,6 +14,7 @@ import cleave
 from cleave.errors import CleaveError
 from cleave_cli.commands import (
     dashboard,
+    demo,
     devices,
     doctor,
     emulate,
@@ -68,6 +69,7 @@ def root(
         typer.echo(context.get_help())
 
 
+app.command("demo")(demo.demo)
 app.command("serve")(serve.serve)
 app.command("join")(join.join)
 app.command("pair")(pair.pair)

@@ -264,6 +264,24 @@ class StagePlan:
         slices = "1 slice" if count == 1 else f"{count} slices"
         return f"in {slices} on {devices} device{'s' if devices > 1 else ''}"
 
+    def described(self, model: StageModel) -> str:
+        """Describe the plan of a model in a sentence without its full stop."""
+        one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
+        parts = [
+            f"{one} {stage.stop}"
+            if stage.first + 1 == stage.stop
+            else f"{many} {stage.first + 1} to {stage.stop}"
+            for stage in self.stages
+        ]
+        held = [
+            f"{part} on {len(stage.devices)} device{'s' if len(stage.devices) > 1 else ''}"
+            for part, stage in zip(parts, self.stages, strict=True)
+        ]
+        if model.ps_layers:
+            held.append("the others on the parameter server")
+        where = "there" if self.stages[-1].loss else self.where_loss
+        return f"stages: {', '.join(held)}; the loss {where}; {self.step_s:.3g} s a step predicted"
+
 
 class StagePlanner(Protocol):
     """Chooses stages."""

@@ -487,7 +487,7 @@ class StagedModel:
             return None
         self._parts = len(costs.tokens)
         took_s = time.perf_counter() - began_s
-        said = f"{describe(costs, plan)}, planned in {took_s:.2g} s"
+        said = f"{plan.described(costs)}, planned in {took_s:.2g} s"
         if self._choice is not None:
             predicted = self._choice.predict(costs, plan)
             self._worth = predicted.best is Method.STAGES
@@ -533,22 +533,3 @@ class StagedModel:
                 if stopping_s >= STEP_END_S or not self.runtime.stage_devices():
                     self.runtime.end_steps()
                     raise AbandonedError("training is to stop")
-
-
-def describe(model: StageModel, plan: StagePlan) -> str:
-    """Describe a plan in a sentence without its full stop."""
-    one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
-    parts = [
-        f"{one} {stage.stop}"
-        if stage.first + 1 == stage.stop
-        else f"{many} {stage.first + 1} to {stage.stop}"
-        for stage in plan.stages
-    ]
-    held = [
-        f"{part} on {len(stage.devices)} device{'s' if len(stage.devices) > 1 else ''}"
-        for part, stage in zip(parts, plan.stages, strict=True)
-    ]
-    if model.ps_layers:
-        held.append("the others on the parameter server")
-    where = "there" if plan.stages[-1].loss else plan.where_loss
-    return f"stages: {', '.join(held)}; the loss {where}; {plan.step_s:.3g} s a step predicted"

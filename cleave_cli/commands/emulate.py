@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +24,7 @@ MAX_REAL_TIME = 20_000
 MAX_VIRTUAL = 100_000
 _DTYPES = ("fp32", "bf16", "fp16")
 _REAL_TIME = ("duration", "speed")
-_VIRTUAL = ("batch", "seq", "steps", "ps_gbit", "coding", "reuse")
+_VIRTUAL = ("method", "batch", "seq", "steps", "ps_gbit", "coding", "reuse")
 
 
 def emulate(
@@ -63,6 +65,9 @@ def emulate(
     ] = 22.0,
     batch: Annotated[int, typer.Option(help="With --model: sequences per step.")] = 128,
     seq: Annotated[int, typer.Option(help="With --model: tokens per sequence.")] = 1024,
+    method: Annotated[
+        str, typer.Option(help="With --model: tiles, or stages (whole layers on devices).")
+    ] = "tiles",
     steps: Annotated[int, typer.Option(help="With --model: how many.")] = 1,
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "fp32",
     ps_gbit: Annotated[
@@ -92,6 +97,8 @@ def emulate(
       cleave emulate --fleet phones-4g-50 --churn 600:120 --duration 60 --trace fleet.json
 
       cleave emulate --model opt-13b --fleet paper-1024 --dtype bf16
+
+      cleave emulate --model opt-1.3b --batch 64 --seq 512 --fleet household-9 --method stages
     """
     if devices is not None and devices < 1:
         raise UsageError(f"--devices is {devices}; give 1 or more")
@@ -107,14 +114,29 @@ def emulate(
         raise UsageError(f"--speed is {speed:g}; give 0.001 to 1000")
     if not 0 <= start_hour < 24:
         raise UsageError(f"--start-hour is {start_hour:g}; give an hour of the day, 0 to 24")
+    if method not in ("tiles", "stages"):
+        raise UsageError(f"--method is {method!r}; use tiles or stages")
+    if method == "stages" and dtype == "fp16":
+        raise UsageError("--dtype is 'fp16', and stages travel in bf16 or fp32; give one of these")
     if model and server:
         raise UsageError("--model emulates without a server; leave out --server")
     _need_meaning(context, virtual=bool(model))
     members = choose_fleet(
-        fleet, devices, default=1000, dtype=dtype, churn=churn, stragglers=stragglers, seed=seed
+        fleet,
+        devices,
+        default=1000,
+        dtype="fp32" if method == "stages" else dtype,
+        churn=churn,
+        stragglers=stragglers,
+        seed=seed,
     )
     watch = Watch(trace, log)
-    if model:
+    if model and method == "stages":
+        _stages(
+            members, model, batch, seq, dtype, steps, ps_gbit, seed, watch,
+            coding=coding, as_json=as_json,
+        )  # fmt: skip
+    elif model:
         _virtual(
             members, model, batch * seq, dtype, steps, ps_gbit, seed, start_hour, reuse, watch,
             coding=coding, as_json=as_json,
@@ -240,6 +262,60 @@ def _virtual(
                     _show_step(step, number, len(members), as_json=as_json)
         finally:
             watch.finish()  # what was seen until Ctrl-C as well
+
+
+def _stages(
+    members: list[FleetDevice],
+    model: str,
+    rows: int,
+    sequence: int,
+    dtype: str,
+    steps: int,
+    ps_gbit: float,
+    seed: int,
+    watch: Watch,
+    *,
+    coding: str,
+    as_json: bool,
+) -> None:
+    from cleave.arrays import DType
+    from cleave.fleet.selection import measure_ps
+    from cleave.machine.backends import backend_named
+    from cleave.planner.plan import PsRates
+    from cleave.workload.registry import find_model
+    from emulator.by_stages import emulate_stages
+
+    card = ps_gbit * 1e9 / 8 or float("inf")
+    backend = backend_named("torch" if importlib.util.find_spec("torch") else "numpy")
+    speed = measure_ps(backend, DType.FP32, time.perf_counter)
+    try:
+        found = emulate_stages(
+            find_model(model), rows, sequence, members, speed.flops_per_s, PsRates(card, card),
+            dtype=DType(dtype), steps=steps, coding=coding, seed=seed, observers=watch.observers,
+        )  # fmt: skip
+    finally:
+        watch.finish()
+    for number, step in enumerate(found.steps, 1):
+        seconds = step.seconds + found.ps.optimizer_s
+        if as_json:
+            values = {
+                "event": "step", "step": number, "devices": len(members), "method": "stages",
+                "fleet_s": step.seconds, "optimizer_s": found.ps.optimizer_s,
+                "downlink_bytes": step.downlink_bytes, "uplink_bytes": step.uplink_bytes,
+                "alone_s": found.alone_s,
+            }  # fmt: skip
+            typer.echo(json.dumps(values))
+            continue
+        typer.echo(
+            f"step {number}: {seconds:.4g} s, simulated, on {len(members)} devices; the PS sends "
+            f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
+        )
+    if not as_json:
+        gflops = speed.flops_per_s / 1e9
+        typer.echo(
+            f"  the PS alone: {found.alone_s:.4g} s, at the {gflops:.3g} GFLOP/s of this machine\n"
+            f"  {found.plan.described(found.model)}"
+        )
 
 
 def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], None]:

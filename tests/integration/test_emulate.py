@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import resource
 import shlex
 import signal
@@ -381,6 +382,24 @@ def test_steps_of_a_model_in_virtual_time(tmp_path: Path) -> None:
         }
 
 
+def test_steps_by_stages_take_what_their_plan_says(tmp_path: Path) -> None:
+    command = (
+        "emulate", "--model", "opt-125m", "--fleet", "household-9", "--batch", "16", "--seq", "256",
+        "--method", "stages", "--dtype", "bf16", "--ps-gbit", "1", "--steps", "2",
+    )  # fmt: skip
+    done = here(*command, "--json", "--trace", str(tmp_path / "trace.json"))
+    assert done.returncode == 0, done.stderr
+    steps = records(done.stdout)
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(0 < step["fleet_s"] < step["alone_s"] for step in steps)
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    said = here(*command).stdout
+    predicted = re.search(r"([\d.]+) s a step predicted", said)
+    assert predicted is not None
+    took_s = steps[-1]["fleet_s"] + steps[-1]["optimizer_s"]
+    assert float(predicted[1]) == pytest.approx(took_s, rel=0.05)
+
+
 def test_an_interrupted_emulation_leaves_what_it_saw(tmp_path: Path) -> None:
     trace, log = tmp_path / "trace.json", tmp_path / "log.jsonl"
     command = ("emulate", "--model", "opt-nano", "--fleet", "paper-20", "--steps", "100000")
@@ -416,6 +435,9 @@ def test_a_run_is_replayed_from_its_seed_byte_for_byte(tmp_path: Path) -> None:
         (("--devices", "1000000"), "too many"),
         (("--devices", "50000"), "too many for one machine"),
         (("--model", "opt-nano", "--fleet", "paper-1000000"), "too many"),
+        (("--model", "opt-nano", "--method", "magic"), "use tiles or stages"),
+        (("--model", "opt-nano", "--method", "stages", "--dtype", "fp16"), "in bf16 or fp32"),
+        (("--method", "stages"), "give a --model"),
         (("--fleet", "hame-mix"), "near is home-mix"),
         (("--fleet", "no-such.toml"), "no-such.toml"),
         (("--churn", "volonteer"), "volonteer"),

@@ -1,0 +1,226 @@
+"""`cleave demo`: in a minute, what Cleave does: the same losses, whatever happens to devices."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cleave.errors import CleaveError
+from cleave_cli.options import human_bytes, need_train_extra
+
+if TYPE_CHECKING:
+    from cleave.fleet.fleet import Fleet
+    from cleave.training.records import StepRecord
+
+_DEVICES: Final = 4
+_STEPS: Final = 10
+_KILLED_AFTER: Final = 4  # steps
+_MODEL: Final = "opt-tiny"
+_BATCH, _SEQUENCE = 4, 32
+_REAL_MODEL: Final = "opt-1.3b"
+_REAL_BATCH, _REAL_SEQUENCE = 64, 512
+_HOUSEHOLD: Final = "household"
+_TRIES: Final = 3  # of measuring this machine, which may do something else meanwhile
+_CARD_BYTES_PER_S: Final = 125e6  # 1 Gbit/s
+_LARGEST_DIFFERENCE: Final = 1e-4  # of a loss, relative: a hundred times what rounding does
+
+
+def demo(
+    runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Train a small model here and on four devices, kill one, and compare; then a large one.
+
+    The devices are processes of this machine that join a server over its loopback. The large
+    model's step is simulated: nine devices of a household, by their measured speeds.
+
+    Examples:
+
+      cleave demo
+    """
+    need_train_extra("cleave demo")
+
+    def say(text: str = "") -> None:
+        if not as_json:
+            typer.echo(text)
+
+    began_s = time.perf_counter()
+    say(
+        f"1. {_MODEL} is trained by plain PyTorch on this machine, then by {_DEVICES} devices\n"
+        f"   (real processes) that multiply for a parameter server."
+    )
+    small = _small(runs, say)
+    say()
+    say(
+        f"2. A step of {_REAL_MODEL}, {_REAL_BATCH} x {_REAL_SEQUENCE} tokens in bf16, on nine "
+        f"phones and laptops\n   of a household's Wi-Fi, which hold whole layers. Simulated."
+    )
+    large = _large()
+    say(f"   this machine alone  {large['simulated_alone_s']:8,.0f} s  (simulated, from its speed)")
+    say(f"   the household       {large['simulated_step_s']:8,.0f} s  (simulated)")
+    took_s = time.perf_counter() - began_s
+    if as_json:
+        typer.echo(json.dumps({"small": small, "large": large, "seconds": took_s}))
+    else:
+        say()
+        say(_summary(small, large, took_s))
+    if not small["equal"]:
+        raise CleaveError(
+            f"losses of the fleet are off by {small['largest_difference']:.1e}; please report it"
+        )
+
+
+# --- a small model, for real ---
+
+
+def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Train the small model both ways; return what came of it."""
+    import cleave
+
+    plain: list[float] = []
+    _train(runs, "local", None, lambda record: plain.append(record.loss))
+    say("   step   this machine      devices   difference      time")
+    found: list[StepRecord] = []
+    with cleave.serve() as server, _devices(server.url, _DEVICES) as processes:
+        server.fleet.wait_for(_DEVICES)
+
+        def report(record: StepRecord) -> None:
+            found.append(record)
+            loss = plain[record.step - 1]
+            say(
+                f"   {record.step:4}   {loss:12.5f} {record.loss:12.5f}   "
+                f"{abs(record.loss - loss):10.1e} {record.wall_s:7.2f} s"
+            )
+            if record.step == _KILLED_AFTER:
+                processes[0].kill()
+                say(f"          a device is killed; {_DEVICES - 1} go on with its part")
+
+        folder = _train(runs, "tiles", server.fleet, report)
+        left = server.fleet.device_count
+    losses = [record.loss for record in found]
+    off = [abs(one - other) / other for one, other in zip(losses, plain, strict=True)]
+    return {
+        "model": _MODEL,
+        "devices": _DEVICES,
+        "devices_left": left,
+        "losses": losses,
+        "plain_losses": plain,
+        "largest_difference": max(off),
+        "equal": max(off) <= _LARGEST_DIFFERENCE,
+        "downlink_bytes": sum(record.downlink_bytes for record in found),
+        "uplink_bytes": sum(record.uplink_bytes for record in found),
+        "seconds": sum(record.wall_s for record in found),
+        "run_folder": str(folder),
+    }
+
+
+def _train(
+    runs: Path, method: str, fleet: Fleet | None, report: Callable[[StepRecord], None]
+) -> Path:
+    """Train the small model; return the run folder."""
+    from cleave.training.job import JobSpec
+    from cleave.training.records import Record, StepRecord
+    from cleave.training.run_folder import RunFolder
+    from cleave.training.trainer import TrainContext, train
+
+    def told(record: Record) -> None:
+        if isinstance(record, StepRecord):
+            report(record)
+
+    job = JobSpec(
+        _MODEL, steps=_STEPS, batch=_BATCH, seq=_SEQUENCE, method=method, checkpoint_every=0
+    )
+    folder = RunFolder.create(runs.absolute())
+    train(job, folder, TrainContext(fleet, told))
+    return folder.path
+
+
+@contextmanager
+def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
+    """Yield device processes that have joined a server, and end them with the block."""
+    from cleave.transport.url_file import url_file
+
+    with url_file(url) as source:  # command lines are no secrets
+        command = [sys.executable, "-m", "cleave_cli", "join", source, "--json", "--once"]
+        command += ["--backend", "numpy", "--threads", "1"]  # starts at once
+        started = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)
+        ]
+        try:
+            for process in started:
+                assert process.stdout is not None
+                if not process.stdout.readline():
+                    raise CleaveError("a device process ended before it had joined")
+            yield started
+        finally:
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.wait()
+
+
+# --- a large model, by sizes ---
+
+
+def _large() -> dict[str, Any]:
+    """Emulate a step of the large model on a household; return what it takes."""
+    from cleave.arrays import DType
+    from cleave.fleet.selection import measure_ps
+    from cleave.machine.backends import TorchBackend
+    from cleave.planner.plan import PsRates
+    from cleave.workload.registry import find_model
+    from emulator.by_stages import emulate_stages
+    from profiles.fleets import find_fleet
+
+    backend = TorchBackend()
+    tries = (measure_ps(backend, DType.FP32, time.perf_counter) for _ in range(_TRIES))
+    speed = max(tries, key=lambda found: found.flops_per_s)
+    found = emulate_stages(
+        find_model(_REAL_MODEL),
+        _REAL_BATCH,
+        _REAL_SEQUENCE,
+        find_fleet(_HOUSEHOLD, seed=42),
+        speed.flops_per_s,
+        PsRates(_CARD_BYTES_PER_S, _CARD_BYTES_PER_S),
+    )
+    return {
+        "model": _REAL_MODEL,
+        "fleet": _HOUSEHOLD,
+        "simulated_step_s": found.step_s,
+        "simulated_alone_s": found.alone_s,
+        "flops_per_s": speed.flops_per_s,
+        "downlink_bytes": found.steps[-1].downlink_bytes,
+        "uplink_bytes": found.steps[-1].uplink_bytes,
+    }
+
+
+# --- what it shows ---
+
+
+def _summary(small: Mapping[str, Any], large: Mapping[str, Any], took_s: float) -> str:
+    """Return what was shown, and what to do next."""
+    faster = large["simulated_alone_s"] / large["simulated_step_s"]
+    off, steps, devices = small["largest_difference"], len(small["losses"]), small["devices"]
+    down, up = human_bytes(small["downlink_bytes"]), human_bytes(small["uplink_bytes"])
+    return f"""\
+What this shows
+   exact      the losses are those of plain PyTorch, at most {off:.0e} of them off (the
+              rounding of fp32), although one of {devices} devices was killed
+   real       {steps} steps took the devices {small["seconds"]:.1f} s; they got {down} and sent {up}
+   simulated  {large["model"]} on a household: {faster:.0f} times as fast as this machine alone
+   plot       {small["run_folder"]}/loss.png
+   all of it  {took_s:.0f} s
+
+Next
+   cleave serve --host 0.0.0.0       a server; scan the code it shows to add your
+                                     phone, watch it by `cleave dashboard`
+   cleave train --model opt-125m     a real model, on emulated devices or --server URL
+   cleave plan --model opt-1.3b --fleet household      when a fleet is worth it"""

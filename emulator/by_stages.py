@@ -1,0 +1,106 @@
+"""Steps of a model by stages on a fleet that is emulated, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cleave.arrays import DType
+from cleave.planner.coding import CodingPolicy
+from cleave.planner.micro_batches import plan_batch
+from cleave.planner.plan import PsRates
+from cleave.planner.stage_prediction import local_step_s
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PsCompute, StageModel, StagePlan
+from cleave.workload.registry import ModelSpec
+from emulator.activity import Activity
+from emulator.sized_stages import EmulatedStep, EmulatedSteps, SizedModel, run_steps
+from emulator.virtual import Arithmetic, VirtualRuntime
+from profiles.fleet_device import FleetDevice
+
+OPTIMIZER_PER_S = 1e9
+"""Parameters that the PS's optimizer updates in a second, on some cores with fast memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedStages:
+    """What came of emulating steps.
+
+    Attributes:
+        model: the model and the batch, as it was cut.
+        plan: the stages.
+        ran: the steps.
+        ps: the PS, with the time of its optimizer.
+        alone_s: what a step takes the PS alone.
+    """
+
+    model: StageModel
+    plan: StagePlan
+    ran: EmulatedSteps
+    ps: PsCompute
+    alone_s: float
+
+    @property
+    def steps(self) -> Sequence[EmulatedStep]:
+        """Return the steps, in order; what stays on devices travels in the first."""
+        return self.ran.steps
+
+    @property
+    def step_s(self) -> float:
+        """Return the virtual seconds of the last step, with the PS's optimizer."""
+        return self.steps[-1].seconds + self.ps.optimizer_s
+
+
+def emulate_stages(
+    spec: ModelSpec,
+    rows: int,
+    sequence: int,
+    members: Sequence[FleetDevice],
+    ps_flops_per_s: float,
+    card: PsRates,
+    *,
+    dtype: DType = DType.BF16,
+    steps: int = 2,
+    coding: CodingPolicy | str = CodingPolicy.AUTO,
+    seed: int = 0,
+    observers: Sequence[Callable[[Activity], None]] = (),
+) -> EmulatedStages:
+    """Plan stages for a fleet, and run steps of them by sizes alone.
+
+    Args:
+        spec: the model.
+        rows, sequence: the batch.
+        members: the devices, which state their throughput in fp32, in which graphs run.
+        ps_flops_per_s: throughput of the PS, for the loss and to compare with.
+        card: the PS's network card.
+        dtype: in which parameters, activations and gradients travel.
+        steps: how many.
+        coding: whether payloads count as coded.
+        seed: of links and jitter.
+        observers: called with what devices and links do.
+
+    Raises:
+        PlanError: when no stages fit these devices.
+    """
+    runtime = VirtualRuntime(
+        members, None, Arithmetic.NONE, card, verify=False, coding=coding, seed=seed
+    )
+    runtime.observers.extend(observers)
+
+    def made(count: int, *, in_parts: bool = False) -> SizedModel:
+        return SizedModel(spec, rows, sequence, count, dtype, in_parts=in_parts)
+
+    optimizer_s = made(1).sizes.trained_parameters / OPTIMIZER_PER_S
+    ps = PsCompute(ps_flops_per_s, optimizer_s, card)
+    model, plan = plan_batch(
+        plan_stages,
+        lambda count: made(count).costs(),
+        rows,
+        list(runtime.stage_devices().values()),
+        ps,
+        lambda count: made(count, in_parts=True).costs(),
+    )
+    sized = made(len(model.tokens), in_parts=model.in_parts)
+    loss_s = [tokens * sized.sizes.loss_flops / ps_flops_per_s for tokens in model.tokens]
+    ran = run_steps(runtime, lambda: sized.work(plan), loss_s, steps)
+    return EmulatedStages(model, plan, ran, ps, local_step_s(made(1).costs(), ps))
