@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,11 @@ def test_what_waits_is_stopped_or_paused_at_once(
     with started("serve", "--port", "0", *place.data, "--json", cwd=tmp_path) as (_, lines):
         operator = ("--server", wait_for_event(lines, "listening")["operator_url"])
         submit = (*training(corpus_file, 3, "opt-nano"), *operator)
-        with (
-            started(*submit) as (_, first),
-            started(*submit) as (_, second),
-        ):
+        with ExitStack() as stack:
+            _, first = stack.enter_context(started(*submit))
             while wait_for_event(first, "fleet")["state"] != "absent":
                 continue
+            _, second = stack.enter_context(started(*submit))
             until(lambda: len(records_of(place)) == 2)
             assert "no checkpoints" in place.refused("pause", "job-1")
             place.change("pause", "job-2")
@@ -126,6 +126,7 @@ def test_what_waits_is_stopped_or_paused_at_once(
             assert [record["event"] for record in second] == ["stopped"]  # it began nothing
             place.change("stop", "job-1")
             until(lambda: place.state(1) == "stopped")
+            assert "is queued again" in place.change("resume", "job-1")
             assert "no job 'job-9'" in place.refused("stop", "job-9")
 
 

@@ -132,6 +132,7 @@ class Jobs:
         self._clock = clock
         self._numbers = count(history.next_number if history is not None else 1)
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # held while a job begins, and while one is asked to rest
         self._queue: queue.SimpleQueue[TrainingJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="cleave-training", daemon=True)
         self._thread.start()
@@ -160,10 +161,12 @@ class Jobs:
             UsageError: when there is none.
         """
         job = self.find(id)
-        job.stop.set()
-        if job.state is JobState.PAUSED:
-            self._enter(job, JobState.STOPPED)
-            self._report(job, {"event": "stopped", "text": "stopped while it was paused"})
+        with self._turn:
+            job.pauses = False
+            job.stop.set()
+            if job.state is JobState.PAUSED:
+                self._enter(job, JobState.STOPPED)
+                self._report(job, {"event": "stopped", "text": "stopped while it was paused"})
         return job
 
     def pause(self, id: str) -> TrainingJob:
@@ -175,14 +178,17 @@ class Jobs:
             CleaveError: when there is none, or it cannot be paused.
         """
         job = self.find(id)
-        if job.state is JobState.RUNNING:
-            self._runner.check_pause(job.arguments)
-            job.pauses = True
-            job.stop.set()
-        elif job.state is JobState.QUEUED:
-            self._rest(job)
-        elif job.state is not JobState.PAUSED:
-            raise UsageError(f"{id} is {job.state.value}; only one that is not over can be paused")
+        with self._turn:
+            if job.state is JobState.RUNNING:
+                self._runner.check_pause(job.arguments)
+                job.pauses = True
+                job.stop.set()
+            elif job.state is JobState.QUEUED:
+                self._rest(job)
+            elif job.state is not JobState.PAUSED:
+                raise UsageError(
+                    f"{id} is {job.state.value}; only one that is not over can be paused"
+                )
         return job
 
     def resume(self, id: str) -> TrainingJob:
@@ -271,13 +277,14 @@ class Jobs:
     def _work(self) -> None:
         """Train one queued job after another, in the thread `cleave-training`."""
         while (job := self._queue.get()) is not None:
-            if not job.is_due:
-                continue
-            if job.stop.is_set():
-                self._enter(job, JobState.STOPPED)
-                self._report(job, {"event": "stopped", "text": "stopped before it began"})
-                continue
-            self._enter(job, JobState.RUNNING)
+            with self._turn:
+                if not job.is_due:
+                    continue
+                if job.stop.is_set():
+                    self._enter(job, JobState.STOPPED)
+                    self._report(job, {"event": "stopped", "text": "stopped before it began"})
+                    continue
+                self._enter(job, JobState.RUNNING)
             _logger.info("%s started: %s", job.id, job.model)
             self._train(job)
             level = logging.ERROR if job.state is JobState.FAILED else logging.INFO
