@@ -299,7 +299,7 @@ def test_jobs_that_a_server_took_with_it_are_interrupted(access: Access, clock: 
     assert [job.state for job in later.all()] == ["done", "interrupted", "interrupted"]
     assert [job.number for job in later.interrupted] == [2, 3]
     assert "server ended" in later.all()[1].reason
-    assert "--resume '/runs/a b'" in later.all()[1].reason
+    assert "cleave jobs resume job-2" in later.all()[1].reason
     assert "submit it again" in later.all()[2].reason
     access.writer.flush()
     assert [job.state for job in access.store.jobs()] == ["done", "interrupted", "interrupted"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +23,7 @@ def as_without_server(job: StoredJob) -> StoredJob:
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder:
-        how = f"go on with `cleave train --server URL --resume {shlex.quote(job.run_folder)}`"
+        how = f"go on with `cleave jobs resume job-{job.number}`"
     else:
         how = "it had not begun; submit it again"
     reason = f"the server ended before the job did; {how}"
