@@ -25,7 +25,7 @@ from tests.integration.processes import (
 
 pytestmark = pytest.mark.slow
 
-STEPS = 150
+STEPS = 9
 CHECKPOINTS = ("--checkpoint-every", "1000")  # besides the one at the end
 
 
@@ -68,12 +68,19 @@ def test_a_job_rests_while_others_train_and_after_its_server_was_killed(
     with started(*serve, cwd=tmp_path) as (server, lines):
         listening = wait_for_event(lines, "listening")
         to_server = ("--server", listening["operator_url"])
-        with started("join", listening["url"], *join) as (_, news):
+        with ExitStack() as stack:
+            device, news = stack.enter_context(started("join", listening["url"], *join))
             wait_for_event(news, "ready")
-            with started(*long, *to_server) as (_, steps):
+            _, steps = stack.enter_context(started(*long, *to_server))
+            for _ in range(3):
                 wait_for_event(steps, "step")
-                assert "is to pause after its step" in place.change("pause", "job-1")
-                until(lambda: place.state(1) == "paused")
+            device.kill()  # in some step, in which the job waits for another
+            while wait_for_event(steps, "fleet")["state"] != "absent":
+                continue
+            assert "is to pause after its step" in place.change("pause", "job-1")
+            until(lambda: place.state(1) == "paused")
+            _, news = stack.enter_context(started("join", listening["url"], *join))
+            wait_for_event(news, "ready")
             done = here(*short, *to_server)
             assert done.returncode == 0, done.stderr
             (step_text, *_) = [
