@@ -62,6 +62,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.machine.graph_provider import CPU_SETUP
+from cleave.planner.coding import coded_ratio
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute, StagePlan, StagePlanner
 from cleave.protocol import limits, messages
@@ -719,8 +720,9 @@ def least_redone_s(model: SizedModel, layers: int) -> float:
     layer = model.costs().layers[0]
     flops = layers * sum(model.tokens) * (layer.flops - layer.forward_flops)
     compute_s = flops / (LOST_OF - 1) / device.flops_per_s
-    down_s = layer.weight_bytes / device.downlink_bytes_per_s
-    return down_s + compute_s + layer.gradient_bytes / device.uplink_bytes_per_s
+    coded = coded_ratio(DType.FP32.value)  # as payloads are on such links
+    down_s = coded * layer.weight_bytes / device.downlink_bytes_per_s
+    return down_s + compute_s + coded * layer.gradient_bytes / device.uplink_bytes_per_s
 
 
 def show_cost() -> bool:
