@@ -6,8 +6,8 @@ Both train opt-nano from the same weights, on the same batches in the same order
 own loop, optimizers, schedules, clipping and accumulation (with torch's optimizer where it has none
 of that name). Learning rates are compared step by step, and losses. A warm-up of ours reaches the
 peak in its last step, and `Trainer`'s a step later, for its first step has a learning rate of 0.
-Exit code 1 where rates differ by more than `RATE`, or losses by more than `LOSS` (in bf16 by more
-than `LOSS_BF16`).
+Exit code 1 where rates differ by more than `RATE`, or losses by more than `LOSS` (in 16 bits by
+more than `LOSS_16_BITS`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cleave.workload.models.build import build_model
 MODEL: Final = "opt-nano"
 RATE: Final = 1e-9
 LOSS: Final = 1e-5
-LOSS_BF16: Final = 2e-2
+LOSS_16_BITS: Final = 2e-2
 _SHAPE: Final = {"batch": 2, "seq": 32}
 
 
@@ -102,6 +102,7 @@ def cases(steps: int) -> tuple[Case, ...]:
              constant, _as_ours),
         Case("Adafactor", {**plain, "optimizer": "adafactor"}, constant, _as_ours),
         Case("bf16", {**plain, "dtype": "bf16"}, {**constant, "bf16": True}),
+        Case("fp16", {**plain, "dtype": "fp16"}, {**constant, "fp16": True}),
         Case("by stages", {**plain, "method": "stages"}, constant),
     )  # fmt: skip
 
@@ -215,7 +216,7 @@ def compared(case: Case, steps: int, text: Path) -> dict[str, Any]:
     if warm:  # ours is a step ahead
         rates = max(rates, off(mine.rates[:warm], other.rates[1 : warm + 1]))
     losses = off(mine.losses, other.losses)
-    most = LOSS_BF16 if job.dtype == "bf16" else LOSS
+    most = LOSS if job.dtype == "fp32" else LOSS_16_BITS
     fallen = mine.losses[-1] < mine.losses[0]
     good = rates <= RATE and losses <= most
     return {
