@@ -20,7 +20,7 @@ Job = Annotated[str, typer.Argument(help="The job, as `cleave jobs` lists it: jo
 
 _NEXT = {
     "stop": "is to stop, with a checkpoint of its last whole step",
-    "pause": "is to pause after its step; go on with: cleave jobs resume",
+    "pause": "is to pause after its step; go on with: cleave jobs resume {}",
     "resume": "is queued again",
 }
 
@@ -140,5 +140,7 @@ def _change(action: str, job: str, server: str, data: Any, *, as_json: bool) -> 
     if as_json:
         typer.echo(json.dumps(answer))
         return
-    name = f" {answer['job']}" if action == "pause" else ""
-    say(f"{answer['job']} {_NEXT[action]}{name}", err=False)
+    name, state = answer["job"], answer["state"]
+    # Else what was asked for has happened already, or was too late.
+    text = _NEXT[action].format(name) if state in ("running", "queued") else f"is {state}"
+    say(f"{name} {text}", err=False)

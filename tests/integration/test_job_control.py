@@ -122,7 +122,7 @@ def test_what_waits_is_stopped_or_paused_at_once(
             _, second = stack.enter_context(started(*submit))
             until(lambda: len(records_of(place)) == 2)
             assert "no checkpoints" in place.refused("pause", "job-1")
-            place.change("pause", "job-2")
+            assert place.change("pause", "job-2") == "job-2 is paused\n"
             assert place.state(2) == "paused"
             place.change("resume", "job-2")
             assert place.state(2) == "queued"
