@@ -151,7 +151,7 @@ class SizedModel:
             graphs.backward,
             self._parameters(number, part.parameters),
             _sums(part.parameters),
-            [self._beside if part.heads_width else {}] * len(self.tokens),
+            self._beside if part.heads_width else {},
             part.forward_flops,
             part.backward_flops,
             graphs.from_activations,

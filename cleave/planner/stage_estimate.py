@@ -30,6 +30,7 @@ from cleave.planner.stage_prediction import (
     SPARE,
     input_bytes,
     kept_bytes,
+    mask_bytes,
     widened_bytes,
     working_bytes,
 )
@@ -169,7 +170,9 @@ class StageTables:
         returns = (np.arange(side) > 0)[:, None] | np.full(side, model.embeds)
         self.returns = (ordered * np.stack([returns, returns])).astype(float).ravel()
         number = np.maximum(0, np.arange(side) - np.arange(side)[:, None])
-        self._inputs = number * kept_bytes(model, PlannedStage(0, 1, ()), Keep.INPUTS)
+        masks = mask_bytes(model)
+        of_layer = kept_bytes(model, PlannedStage(0, 1, ()), Keep.INPUTS) - masks
+        self._inputs = number * of_layer + masks * (number > 0)
         self.kept = np.stack(
             [np.where(number > 0, SPARE * self._inputs, np.inf), np.full((side, side), np.inf)]
         ).ravel()
@@ -234,6 +237,7 @@ class Estimator:
         self._batches = len(model.tokens)
         self._tokens = sum(model.tokens) / self._batches
         self._activation_bytes = self._tokens * model.width * model.element_bytes
+        self._input_bytes = self._activation_bytes + self._tokens * model.beside_bytes
         self._loss_s = model.loss.flops * self._tokens / ps.flops_per_s
         self._optimizer_s = ps.optimizer_s
         self._out_s = max(1 / card.egress_bytes_per_s, card.byte_s)
@@ -298,12 +302,15 @@ class Estimator:
         model = tables.model
         down_byte_s = columns.down_byte_s(model.coded_ratio)
         gradient_byte_s = columns.up_byte_s(model.gradient_coded_ratio)
-        x_s = self._activation_bytes * down_byte_s
+        dy_s = self._activation_bytes * down_byte_s
+        x_s = self._input_bytes * down_byte_s
         y_s = self._activation_bytes * columns.up_byte_s(model.coded_ratio)
         token_s = self._tokens / columns.flops
         back = tables.backward[cell] + tables.again[cell] * repeats - stages.spared
         ahead_s = x_s * forwards, tables.forward[cell] * token_s, y_s * forwards
-        back_s = x_s * (1 + forwards * repeats), back * token_s, y_s * tables.returns[cell]
+        # The last stage has its one unit for x; others get x again where it was not kept.
+        x_back_s = np.where(forwards > 0, dy_s + x_s * repeats, x_s)
+        back_s = x_back_s, back * token_s, y_s * tables.returns[cell]
         one_ahead_s = sum(ahead_s) + 2 * columns.latency_s * forwards
         one_back_s = sum(back_s) + 2 * columns.latency_s
         both_s = [a + b for a, b in zip(ahead_s, back_s, strict=True)]
@@ -321,9 +328,11 @@ class Estimator:
         some = np.maximum(1.0, stages.count)
         down_share = spread.total_of(columns.count * self._down_share) / some
         up_share = spread.total_of(columns.count * self._up_share) / some
-        passes = tables.forwards[cells] * (1 + again) + (stages.count > 0)
+        forwards_of = tables.forwards[cells]
+        inputs = np.where(forwards_of > 0, 1 + again, 1.0) * (stages.count > 0)
         moved = batches * self._activation_bytes
-        down = weights.sum(axis=1) + moved * (passes * down_share).sum(axis=1)
+        came = batches * self._input_bytes * inputs + moved * forwards_of
+        down = weights.sum(axis=1) + (came * down_share).sum(axis=1)
         returns = tables.forwards[cells] + tables.returns[cells]
         up = gradients.sum(axis=1) + moved * (returns * up_share).sum(axis=1)
         loaded_s = spread.most(tables.weights[cell] * down_byte_s)

@@ -161,6 +161,9 @@ class _Stage:
         key = tokens, forward, keep
         if key not in self.known:
             activation = float(tokens * model.width * model.element_bytes)
+            x = activation
+            if self.plan.stop > self.plan.first:  # what layers are called with comes with x
+                x += tokens * model.beside_bytes
             sliced = self.plan.slice is not None
             dy = float(tokens * _TOTAL_BYTES) if sliced else activation
             through = math.fsum(cost.forward_flops for cost in self.costs) * tokens
@@ -169,13 +172,13 @@ class _Stage:
             if keep is Keep.ACTIVATIONS:
                 back -= math.fsum(cost.spared_flops for cost in self.costs) * tokens
             if forward:
-                found = [(activation, through)]
+                found = [(x, through)]
             elif self.plan.loss:
-                found = [(activation, through + back)]
+                found = [(x, through + back)]
             elif keep is not Keep.NOTHING:
                 found = [(dy, back)]
             else:  # x, from which the inputs of the layers are computed again, and dy
-                found = [(activation, through - last), (dy, back)]
+                found = [(x, through - last), (dy, back)]
             self.known[key] = found
         return self.known[key]
 

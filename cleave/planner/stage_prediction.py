@@ -74,7 +74,7 @@ def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
         return 0
     tokens = max(model.tokens)
     number = len(layers) if stage.slice is None else 1
-    inputs = number * tokens * model.width * _FP32_BYTES
+    inputs = number * tokens * model.width * _FP32_BYTES + mask_bytes(model) * bool(layers)
     if keep is Keep.INPUTS:
         return inputs
     return inputs + math.ceil(tokens * math.fsum(layer.activation_bytes for layer in layers))
@@ -125,6 +125,11 @@ def input_bytes(model: StageModel) -> int:
     """Return the memory for activations that come and go: x, y, dy and dx of two units."""
     rows = 4 * sum(sorted(model.tokens, reverse=True)[:UNITS_AT_ONCE])
     return rows * model.width * _FP32_BYTES
+
+
+def mask_bytes(model: StageModel) -> int:
+    """Return what layers are called with for one micro-batch and for no other."""
+    return math.ceil(max(model.tokens) * model.beside_bytes)
 
 
 def predict(

@@ -111,6 +111,8 @@ class StageModel:
         most_slices: into how many slices by vocabulary the loss can be cut; 1 if it cannot.
         ps_layers: those that only the PS can do, in order. No stage may reach across them, and
             where they follow the last layer the PS computes the loss.
+        beside_bytes: of what layers are called with beside their input and that differs between
+            micro-batches, as masks of packed documents do; for each token, as it travels.
     """
 
     layers: Sequence[LayerCost]
@@ -124,6 +126,7 @@ class StageModel:
     in_parts: bool = False
     most_slices: int = 1
     ps_layers: Sequence[PsLayers] = ()
+    beside_bytes: float = 0.0
 
     @property
     def cuts(self) -> list[int]:

@@ -94,6 +94,7 @@ class StageDevice:
         self._rename(x)
         if unit.keep is Keep.NOTHING:
             self._drop(id for layer in kept for id in layer)
+            self._forget_masks(work, range(stage.first, stage.stop), unit.batch)
         else:
             unit.kept = kept
         self._drop([y])
@@ -317,6 +318,12 @@ class StageDevice:
         if dx_wanted and (layers.start > 0 or work.embeds):
             self._fetch(unit, names.DX, dy, 0, tokens, work.width, work.dtype)
         self._drop([dy])
+        self._forget_masks(work, layers, unit.batch)
+
+    def _forget_masks(self, work: StepWork, layers: range, batch: int) -> None:
+        """Drop what layers are called with for this micro-batch and not for every other."""
+        for mask in masks_of(work, layers, batch):
+            self._forget(mask)
 
     def _loss(
         self, work: StepWork, loss: LossWork, unit: Unit, generation: Generation, y: int
@@ -362,8 +369,7 @@ class StageDevice:
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
         """Send what a layer needs beside its input; return its arrays by graph input."""
-        arrays = {**layer.parameters, **layer.beside[batch]}
-        return {name: self._put(array) for name, array in arrays.items()}
+        return {name: self._put(array) for name, array in layer.inputs(batch).items()}
 
     @staticmethod
     def _activation_bytes(work: StepWork, batch: int) -> int:
@@ -501,8 +507,7 @@ def arrays_of(
         if layer.from_activations is not None and kept_batches.activations:
             yield layer.from_activations
         yield from layer.parameters.values()
-        for beside in layer.beside:
-            yield from beside.values()
+        yield from layer.beside.values()
     if stage.loss and work.loss is not None:
         yield work.loss.graph
         yield from work.loss.parameters.values()
@@ -510,3 +515,9 @@ def arrays_of(
         part = work.slice_works[stage.slice.number]
         yield from (part.forward, part.backward)
         yield from part.parameters.values()
+
+
+def masks_of(work: StepWork, layers: range, batch: int) -> Iterable[StageArray]:
+    """Return what layers are called with for a micro-batch and not for every other."""
+    found = (work.layers[n].of_batch[batch] for n in layers if work.layers[n].of_batch)
+    return dict.fromkeys(mask for masks in found for mask in masks.values())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cleave.arrays import DType
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PlannedStage
-from cleave.scheduler.stage_device import StageDevice, arrays_of, sums_of
+from cleave.scheduler.stage_device import StageDevice, arrays_of, masks_of, sums_of
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
     LayerWork,
@@ -181,6 +181,11 @@ class Takeover:
         ]
         needed = sum(array.nbytes for array in arrays) + max(widened, default=0)
         needed += sums + (inputs + 4) * activations
+        layers = range(self.stage.first, self.stage.stop)
+        needed += max(
+            sum(mask.nbytes for mask in masks_of(self.work, layers, batch))
+            for batch in range(len(self.work.tokens))
+        )
         return held + needed <= rates.memory_bytes
 
     def _layers(self) -> Sequence[LayerWork]:

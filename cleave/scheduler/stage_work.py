@@ -122,25 +122,33 @@ class LayerWork:
         forward, backward, from_activations: its graphs (see `cleave.graphs.layer_graphs`).
         parameters: by graph input.
         sums: by name of each parameter that is trained.
-        beside: by micro-batch, what the layer is called with beside its input, by graph input.
+        beside: what the layer is called with beside its input, by graph input.
         forward_flops, backward_flops: for each token; backward computes the forward pass again.
         activations: bytes for each sample of what the forward pass can keep for the backward pass,
             by name.
         sample_tokens: tokens of a sample.
         from_activations_flops: of a backward pass with these, for each token.
+        of_batch: by micro-batch, what of `beside` differs between them, as masks do; empty if
+            nothing does.
     """
 
     forward: StageGraph
     backward: StageGraph
     parameters: Mapping[str, StageArray]
     sums: Mapping[str, SumShape]
-    beside: Sequence[Mapping[str, StageArray]]
+    beside: Mapping[str, StageArray]
     forward_flops: int
     backward_flops: int
     from_activations: StageGraph | None = None
     activations: Mapping[str, int] = field(default_factory=dict)
     sample_tokens: int = 1
     from_activations_flops: int = 0
+    of_batch: Sequence[Mapping[str, StageArray]] = ()
+
+    def inputs(self, batch: int) -> dict[str, StageArray]:
+        """Return what a micro-batch is computed with beside its activations, by graph input."""
+        of_batch = self.of_batch[batch] if self.of_batch else {}
+        return {**self.parameters, **self.beside, **of_batch}
 
 
 @dataclass(frozen=True, slots=True)

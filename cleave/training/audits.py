@@ -172,7 +172,7 @@ class Auditor:
         given = [_array(record.x[batch])]
         for number in numbers:
             layer = work.layers[number]
-            feed = {names.X: given[-1], **_arrays({**layer.parameters, **layer.beside[batch]})}
+            feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
             given.append(self._run(layer.forward, feed)[names.Y])
         loss = None
         if record.plan.loss and work.loss is not None:
@@ -188,7 +188,7 @@ class Auditor:
         for number in reversed(numbers):
             layer = work.layers[number]
             feed = {names.X: given[number - record.plan.first], names.DY: dy}
-            feed |= _arrays({**layer.parameters, **layer.beside[batch]})
+            feed |= _arrays(layer.inputs(batch))
             dy = self._add(work, layer.backward, feed, number, totals)[names.DX]
         return given[-1], dy, loss
 

@@ -77,7 +77,9 @@ class ModelWork:
         self._held_by_loss = tensors_of(model)
         self._frozen: dict[tuple[int, HeadSlice | None], StageArray] = {}
         self._slice_graphs: dict[int, SliceGraphs] = {}
+        # Of this step and of the one before, by digest: masks of a batch may never come again.
         self._beside: dict[bytes, StageArray] = {}
+        self._beside_before: dict[bytes, StageArray] = {}
 
     def layers(self, embedded: Sequence[Embedded]) -> list[LayerWork]:
         """Return the layers, with their parameters as they are now.
@@ -87,6 +89,7 @@ class ModelWork:
         """
         found = []
         tokens = embedded[0].x.shape[1]
+        self._beside_before, self._beside = self._beside, {}
         for number, (forward, backward, from_activations) in enumerate(self._layers):
             part, graphs = self.graphs.parts[number], self.graphs.layers[number]
             held = part.held
@@ -104,6 +107,8 @@ class ModelWork:
                 }
                 for one in embedded
             ]
+            same = {n for n, a in beside[0].items() if all(other[n] is a for other in beside)}
+            of_batch = [{n: a for n, a in one.items() if n not in same} for one in beside]
             flops = _forward_flops(part, tokens)
             sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
             trained = sum(t.numel() for n, t in held.items() if n in sums and t.dim() > 1)
@@ -114,13 +119,14 @@ class ModelWork:
                     backward,
                     parameters,
                     sums,
-                    beside,
+                    {n: beside[0][n] for n in same},
                     flops,
                     backward_flops,
                     from_activations,
                     {name: _FP32_BYTES * each for name, each in graphs.activations.items()},
                     tokens,
                     backward_flops - _spared_flops(part, tokens),
+                    of_batch if any(of_batch) else (),
                 )
             )
         return found
@@ -317,8 +323,22 @@ class ModelWork:
         cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
         slices = self.vocabulary if cut else 1
         return StageModel(
-            layers, head, width, each, tokens, embeds, *ratios, in_parts, slices, here
-        )
+            layers, head, width, each, tokens, embeds, *ratios, in_parts, slices, here,
+            self._mask_bytes(),
+        )  # fmt: skip
+
+    def _mask_bytes(self) -> float:
+        """Return the bytes for each token of what differs between sequences, as masks do."""
+        found: dict[int, Tensor] = {}
+        for number, part in enumerate(self.graphs.parts):
+            forward, *_ = self._layers[number]
+            for name, tensor in part.call.beside.items():
+                by_sample = tensor.shape[:1] == part.call.x.shape[:1]
+                differs = by_sample and bool((tensor != tensor[:1]).any())
+                if differs and names.beside(name) in forward.inputs:
+                    found[id(tensor)] = tensor
+        samples, tokens = self.graphs.calls[0].x.shape[:2]
+        return sum(self._beside_array(t).nbytes for t in found.values()) / (samples * tokens)
 
     def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
         """Return what a run of layers costs that is done here; of experts only some are used."""
@@ -413,7 +433,8 @@ class ModelWork:
         payload = made.payload.pack() if isinstance(made.payload, Buffer) else made.payload
         digest = hashlib.blake2b(f"{made.rows} {made.dtype} ".encode())
         digest.update(payload)  # type: ignore[arg-type]
-        return self._beside.setdefault(digest.digest(), made)
+        key = digest.digest()
+        return self._beside.setdefault(key, self._beside_before.get(key, made))
 
 
 def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:

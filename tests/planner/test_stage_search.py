@@ -414,7 +414,7 @@ class TimedStep:
                     StageGraph(b"", inputs, found),
                     {},
                     sums,
-                    [{} for _ in self._model.tokens],
+                    {},
                     int(layer.forward_flops),
                     int(layer.flops - layer.forward_flops),
                     StageGraph(b"", (*inputs, names.activation(0)), found),

@@ -53,8 +53,22 @@ def array_in_parts(value: Any, nbytes: int, kind: TrafficKind) -> StageArray:
     return replace(array(value, nbytes, kind), parts=tuple(parts))
 
 
+MASK_BYTES = 7
 SUM_ROWS = 2
 MANY_ROWS = 2000  # sums that take an uplink longer than all else
+
+
+def mask_of(batch: int) -> int:
+    """Return the number of a micro-batch's mask, which another one may have as well."""
+    return batch // 2
+
+
+def batch_of(x: Any) -> int:
+    """Return of which micro-batch an activation is."""
+    while x[0] != "x":
+        x = x[-1]
+    batch: int = x[1]
+    return batch
 
 
 def step_work(
@@ -67,10 +81,13 @@ def step_work(
 ) -> StepWork:
     """A step whose layers are symbols, with a loss if the last stage has one, or in slices."""
     shape = SumShape(sum_rows, 5)
+    mask = names.beside("mask")
+    masks = [array(("mask", number), MASK_BYTES) for number in range(batches)]
+    of_batch = [{mask: masks[mask_of(batch)]} for batch in range(batches)]
     held = []
     for number in range(layers):
         sums = {"w": shape}
-        inputs = (names.X, names.parameter("w"))
+        inputs = (names.X, names.parameter("w"), mask)
         forward = StageGraph(f"forward {number}".encode(), inputs, (names.Y, names.activation(0)))
         of_backward = (*inputs, names.DY, names.total("w"))
         found = (names.DX, names.new_total("w"))
@@ -82,8 +99,8 @@ def step_work(
         parameters = {names.parameter("w"): made(f"w{number}", 40, WEIGHTS)}
         held.append(
             LayerWork(
-                forward, backward, parameters, sums, [{}] * batches, 10, 30,
-                from_activations, {names.activation(0): ACTIVATION_BYTES}, TOKENS, 21,
+                forward, backward, parameters, sums, {}, 10, 30,
+                from_activations, {names.activation(0): ACTIVATION_BYTES}, TOKENS, 21, of_batch,
             )
         )  # fmt: skip
     targets = [array(("targets", batch)) for batch in range(batches)]
@@ -168,8 +185,9 @@ class SymbolicDevice:
         kind, _, layer = self.held[message.graph].decode().partition(" ")
         given = [self.held[id] if id else () for id in message.inputs]
         if kind == "forward":
-            x, w = given
+            x, w, mask = given
             assert w == f"w{layer}"
+            assert mask == ("mask", mask_of(batch_of(x)))
             return [("y", layer, x), ("within", layer, x)]
         if kind == "found":
             x, targets, h = given
@@ -184,7 +202,8 @@ class SymbolicDevice:
             assert within == ("within", layer, given[0])
             kind = "backward"
         if kind == "backward":
-            x, w, dy, total = given
+            x, w, mask, dy, total = given
+            assert mask == ("mask", mask_of(batch_of(x)))
             assert w == f"w{layer}"
             return [("dx", layer, x, dy), (*total, (x, dy))]
         x, targets, _, total = given

@@ -397,3 +397,16 @@ def test_parameters_stay_on_devices_between_steps_and_the_rest_is_dropped() -> N
     parameters = {id for id, held in before.items() if held in ("w0", "w1")}
     assert parameters <= trial.fleet.devices[1].held.keys()
     check(trial.finish(), work)
+
+
+@pytest.mark.parametrize("kept", [KeptBatches(), KeptBatches(1)])
+def test_a_device_holds_masks_only_while_it_computes_with_them(kept: KeptBatches) -> None:
+    stages = stages_of([2], [(1, 2), (3,)], True)
+    trial = Trial(step_work(LAYERS, 12, stages, kept_batches={1: kept, 2: kept}), 3)
+    most = 0
+    while not trial.step.ended:
+        trial.answer(min(trial.fleet.waiting))
+        for device in trial.fleet.devices.values():
+            most = max(most, sum(value[0] == "mask" for value in device.held.values()))
+    assert most == kept.inputs
+    check(trial.fleet.told[-1], trial.step.work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cleave
+from cleave.arrays import DType
 from cleave.errors import UsageError
+from cleave.graphs.calls import layer_calls
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
+from cleave.graphs.outside import Embedded
 from cleave.graphs.packed import PackedBy, mask_for, packed_by
+from cleave.scheduler.stage_work import StageArray
 from cleave.training.data import (
     IGNORED,
     START,
@@ -32,6 +37,7 @@ from cleave.training.data import (
 from cleave.training.job import JobSpec
 from cleave.training.records import EvalRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
+from cleave.training.stage_work import ModelWork
 from cleave.training.staged import Rows
 from cleave.training.trainer import TrainContext, train
 from emulator.virtual import emulated
@@ -177,3 +183,28 @@ def test_a_run_has_the_losses_of_one_machine(
 def test_another_way_to_pack_is_named() -> None:
     with pytest.raises(UsageError, match="--packing is 'apart'; use one of joined, separate"):
         JobSpec("opt-nano", packing="apart")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["opt", "mistral"])
+def test_plans_count_what_tells_documents_apart(family: str) -> None:
+    model = small_model(family)
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), packed=packed_by(model))
+    costs = ModelWork(model, graphs, DType.FP32).costs([TOKENS] * 4, TOKENS, DType.FP32)
+    plain = model_graphs(model, TOKENS, GraphCache.of_user())
+    assert costs.beside_bytes >= TOKENS  # a byte for each pair of tokens
+    assert not ModelWork(model, plain, DType.FP32).costs([TOKENS], TOKENS, DType.FP32).beside_bytes
+
+
+@pytest.mark.slow
+def test_masks_of_past_steps_are_not_kept() -> None:
+    model = small_model("mistral")
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), packed=packed_by(model))
+    work = ModelWork(model, graphs, DType.FP32)
+    found = []
+    for cut in range(1, TOKENS):
+        ids, positions = documents(cut)
+        calls = layer_calls(model, ids, positions=positions)
+        work.layers([Embedded(calls[0].x, [call.beside for call in calls])])
+        found.append(sum(isinstance(one, StageArray) for one in gc.get_objects()))
+    assert found[-1] <= found[2]
