@@ -12,7 +12,7 @@ from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import DeviceRates
 from cleave.planner.report import CountedGemm, StepReport
 from cleave.planner.stage_events import costs_of
-from cleave.planner.stage_prediction import local_step_s
+from cleave.planner.stage_prediction import in_seconds, local_step_s
 from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
 
 _NEVER_S: Final = float("inf")
@@ -41,11 +41,6 @@ class Alternative:
     device_bytes: int = 0
     server_bytes: int = 0
     refused: str = ""
-
-
-def in_seconds(value_s: float) -> str:
-    """Return a time as people read it."""
-    return f"{value_s:,.0f} s" if value_s >= 1000 else f"{value_s:.3g} s"
 
 
 def refused(method: Method, reason: str) -> Alternative:

@@ -228,7 +228,12 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
         loss_s = sum(model.tokens) * model.loss.flops / ps.flops_per_s
         found.append((loss_s, "the loss on the PS takes"))
     seconds, what = max(found, key=lambda each: each[0])
-    return f"{what} {seconds:.3g} of {step_s:.3g} s"
+    return f"{what} {in_seconds(seconds)} of {in_seconds(step_s)}"
+
+
+def in_seconds(value_s: float) -> str:
+    """Return a time as people read it."""
+    return f"{value_s:,.0f} s" if value_s >= 999.5 else f"{value_s:.3g} s"
 
 
 def _layers(stages: Iterable[PlannedStage]) -> str:

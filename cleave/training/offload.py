@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import nn
@@ -147,7 +148,7 @@ def send(
     for module, becomes in found.values():
         object.__setattr__(module, "_cleave", operands)
         module.__class__ = becomes
-    return chosen.report(found)
+    return replace(chosen.report(found), min_flops=min_flops)
 
 
 def _refuse_offloaded(model: nn.Module) -> None:

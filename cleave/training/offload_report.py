@@ -36,11 +36,14 @@ class OffloadReport:
         sent: parameters by the name of the module that multiplies by them on the fleet. By stages
             it is empty: whole layers go, and which can is known at the first forward pass.
         stayed: the other modules that have parameters, by name.
+        min_flops: products of fewer floating-point operations are computed here, whatever they
+            multiply by.
     """
 
     method: str
     sent: Mapping[str, int]
     stayed: Mapping[str, Stayed]
+    min_flops: float = 0.0
 
     @property
     def share(self) -> float:
@@ -72,4 +75,6 @@ class OffloadReport:
         if rest := largest[_LISTED:]:
             parameters = sum(each.parameters for _, each in rest)
             lines.append(f"here: {len(rest):,} more modules, {parameters:,} parameters")
+        if self.min_flops:
+            lines.append(f"here: products of fewer than {self.min_flops:,.0f} operations")
         return "\n".join(lines)

@@ -7,17 +7,15 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cleave.errors import UsageError, not_installed
-from cleave_cli.options import human_bytes
+from cleave_cli.render.sweep import Churn, show_sweep
 
 if TYPE_CHECKING:
-    from simulator.method import Outcome
     from simulator.sweep import Row
 
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -50,7 +48,7 @@ def simulate(
     stragglers: Annotated[
         float, typer.Option(help="Share of devices whose rates are divided by ten.")
     ] = 0.0,
-    ps_gbps: Annotated[
+    ps_gbit: Annotated[
         float, typer.Option(help="The PS's card, Gbit/s each way; 0: unlimited.")
     ] = 0.0,
     ps_gflops: Annotated[
@@ -76,6 +74,9 @@ def simulate(
         Path | None,
         typer.Option(help="Draw what a step takes against devices (PNG, SVG, PDF)."),
     ] = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="All columns in one table, as wide as they are.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Rows as CSV on stdout.")] = False,
 ) -> None:
@@ -87,7 +88,7 @@ def simulate(
 
       cleave simulate --model llama2-7b --devices 256 --methods cleave,cleave-2d,cloud --json
 
-      cleave simulate --model opt-13b --devices 1024 --ps-gbps 10 --csv
+      cleave simulate --model opt-13b --devices 1024 --ps-gbit 10 --csv
     """
     if context.invoked_subcommand is not None:
         return
@@ -102,8 +103,8 @@ def simulate(
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
     if as_json and as_csv:
         raise UsageError("--json and --csv are two forms of the same; give one of them")
-    if not ps_gbps >= 0:
-        raise UsageError(f"--ps-gbps is {ps_gbps}; give 0 (unlimited) or more")
+    if not ps_gbit >= 0:
+        raise UsageError(f"--ps-gbit is {ps_gbit}; give 0 (unlimited) or more")
     if not 0 < ps_gflops < math.inf:
         raise UsageError(f"--ps-gflops is {ps_gflops}; give GFLOP/s above 0")
     for option, amount in (("--losses-per-hour", losses_per_hour), ("--detection-s", detection_s)):
@@ -115,7 +116,7 @@ def simulate(
         if value < 1:
             raise UsageError(f"{option} is {value}; give 1 or more")
     policy = CodingPolicy.of(coding)
-    card = ps_gbps * 1e9 / 8 or math.inf
+    card = ps_gbit * 1e9 / 8 or math.inf
     known = known_methods(utilisation, thorough=thorough)
     rows = sweep(
         find_model(model),
@@ -132,10 +133,10 @@ def simulate(
         ps_flops_per_s=ps_gflops * 1e9,
         coding=policy,
     )
-    churn = _Churn(losses_per_hour / 3600, detection_s)
+    churn = Churn(losses_per_hour / 3600, detection_s)
     conditions = [
         f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet{_memory(fleet)}",
-        f"PS card {f'{ps_gbps:g} Gbit/s' if ps_gbps else 'unlimited'}",
+        f"PS card {f'{ps_gbit:g} Gbit/s' if ps_gbit else 'unlimited'}",
     ]
     if policy is not CodingPolicy.OFF:
         conditions.append(f"coding {policy.value}: {coded_ratio(dtype):g} of the bytes")
@@ -166,7 +167,7 @@ def simulate(
     elif as_csv:
         _write_csv(rows, churn)
     else:
-        _show(rows, churn, title)
+        show_sweep(rows, churn, title, wide=wide)
     if plot is not None:
         _draw(plot, rows, title)
 
@@ -250,20 +251,7 @@ def _memory(fleet: str) -> str:
     return ", 1-3 GB each" if fleet == "paper" else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Churn:
-    losses_per_s: float
-    detection_s: float
-
-    def step_s(self, outcome: Outcome) -> float | None:
-        """Return the seconds of a step with losses; None if not modelled or if it never ends."""
-        from simulator.churn import with_losses_s
-
-        found = with_losses_s(outcome, self.losses_per_s, self.detection_s)
-        return None if found is None else _number(found)
-
-
-def _record(row: Row, churn: _Churn) -> dict[str, Any]:
+def _record(row: Row, churn: Churn) -> dict[str, Any]:
     outcome = row.outcome
     return {
         "devices": row.devices,
@@ -290,7 +278,7 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _write_csv(rows: Sequence[Row], churn: _Churn) -> None:
+def _write_csv(rows: Sequence[Row], churn: Churn) -> None:
     records = [_record(row, churn) for row in rows]
     for record in records:
         for key in ("parts_s", "recovery_parts_s"):
@@ -299,83 +287,6 @@ def _write_csv(rows: Sequence[Row], churn: _Churn) -> None:
     writer = csv.DictWriter(sys.stdout, records[0])
     writer.writeheader()
     writer.writerows(records)
-
-
-def _show(rows: Sequence[Row], churn: _Churn, title: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    left = {"method", "fits", "setting", "most of the time"}
-    for column in (
-        *("devices", "method", "time s", "fits", "has", "needs", "used"),
-        *(
-            "down",
-            "up",
-            "PS out Gbit/s",
-            "PS in",
-            "recovery s",
-            "with losses",
-            "most of the time",
-            "setting",
-        ),
-    ):
-        table.add_column(column, justify="left" if column in left else "right", no_wrap=True)
-    for row in rows:
-        o = row.outcome
-        table.add_row(
-            "-" if row.devices is None else str(row.devices),
-            o.method,
-            f"{o.step_s:.4g}" if math.isfinite(o.step_s) else "-",
-            "yes" if o.fits else "NO",
-            human_bytes(o.memory_offered_bytes),
-            human_bytes(o.memory_needed_bytes),
-            str(o.devices_used),
-            human_bytes(o.download_bytes),
-            human_bytes(o.upload_bytes),
-            f"{o.ps_egress_bytes_per_s * 8e-9:.3g}" if o.ps_egress_bytes_per_s else "-",
-            f"{o.ps_ingress_bytes_per_s * 8e-9:.3g}" if o.ps_ingress_bytes_per_s else "-",
-            "-" if o.recovery_s is None else f"{o.recovery_s:.3g}",
-            _with_losses(o, churn),
-            _most(o),
-            o.setting,
-        )
-    console = Console()
-    whole = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.width = max(console.width, whole)  # rather wrapped than cut
-    console.print(table)
-    console.print(
-        "time: of one step if memory were no matter; fits: whether the device with least memory "
-        "for its part (has) holds what it must (needs).\n"
-        "down, up: bytes of a device in a step, on average over those used; recovery: what losing "
-        "one device adds, once noticed;\n"
-        f"with losses: a step when each device is lost {churn.losses_per_s * 3600:g} times an "
-        f"hour, noticed after {churn.detection_s:g} s.",
-        soft_wrap=True,
-        highlight=False,
-    )
-    reasons = dict.fromkeys(
-        f"{row.outcome.method}, {row.devices or 'no'} devices: {row.outcome.misfit}"
-        for row in rows
-        if row.outcome.misfit
-    )
-    if reasons:
-        console.print("Does not fit:", *reasons, sep="\n  ", soft_wrap=True, highlight=False)
-
-
-def _with_losses(outcome: Outcome, churn: _Churn) -> str:
-    if outcome.recovery_s is None:
-        return "-"
-    step_s = churn.step_s(outcome)
-    return "never" if step_s is None else f"{step_s:.4g}"
-
-
-def _most(outcome: Outcome) -> str:
-    if not math.isfinite(outcome.step_s):
-        return "-"
-    part = max(outcome.parts, key=lambda p: p.seconds)
-    return f"{part.name} {part.seconds / outcome.step_s:.0%}"
 
 
 def _draw(path: Path, rows: Sequence[Row], title: str) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cleave.planner.alternatives import in_seconds
 from cleave.planner.methods import Method
+from cleave.planner.stage_prediction import in_seconds
 from cleave_cli.options import human_bytes
 from cleave_cli.render.narrow import WIDTH
 

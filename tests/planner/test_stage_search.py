@@ -262,7 +262,9 @@ def test_four_equal_devices_each_get_a_quarter() -> None:
     assert plan.step_s < 65
     gradients_s = 3 * 28_350_000 / 2.5e6
     assert gradients_s < plan.step_s
-    assert plan.reason.startswith("the gradients of 3 layers on the uplink of device 0 take 34 of")
+    assert plan.reason.startswith(
+        "the gradients of 3 layers on the uplink of device 0 take 34 s of"
+    )
 
 
 def test_frozen_layers_on_fast_devices_go_to_every_device() -> None:

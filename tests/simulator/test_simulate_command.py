@@ -58,13 +58,17 @@ def test_csv_has_a_line_for_each_row() -> None:
 
 
 def test_the_table_tells_what_fits() -> None:
-    shown = run("--methods", "cleave,data-parallel", "--model", "opt-350m")
-    assert "NO" in shown
-    assert "Does not fit:" in shown
+    options = ("--methods", "cleave,data-parallel", "--model", "opt-350m")
+    shown = run(*options)
+    assert "does NOT fit: " in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    wide = run(*options, "--wide")
+    assert "NO" in wide
+    assert "Does not fit:" in wide
 
 
 def test_the_title_names_the_conditions() -> None:
-    options = ("--methods", "cleave,cloud", "--ps-gbps", "10", "--stragglers", "0.25")
+    options = ("--methods", "cleave,cloud", "--ps-gbit", "10", "--stragglers", "0.25")
     shown = " ".join(run(*options, "--dtype", "fp16", "--utilisation", "0.4").split())
     for condition in ("fp16", "1-3 GB each", "PS card 10 Gbit/s", "25% stragglers", "40% of peak"):
         assert condition in shown

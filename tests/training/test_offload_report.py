@@ -142,7 +142,8 @@ def test_small_products_are_done_here(fleet: Fleet) -> None:
     model = model_of("llama")
     tokens, queries = 32, 32 * 32
     before = fleet.counters().gemms
-    cleave.offload(model, fleet, min_flops=2 * tokens * queries + 1)
+    report = cleave.offload(model, fleet, min_flops=2 * tokens * queries + 1)
+    assert "here: products of fewer than 65,537 operations" in str(report)
     found = gradients(model)
     assert fleet.counters().gemms - before == 3 * (3 * 2 + 1)  # gate, up, down, and the head
     cleave.restore(model)

@@ -1,0 +1,164 @@
+"""How a comparison of methods on fleets of several sizes is shown."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from cleave.planner.stage_prediction import in_seconds
+from cleave_cli.options import human_bytes
+from cleave_cli.render.narrow import WIDTH
+
+if TYPE_CHECKING:
+    from simulator.method import Outcome
+    from simulator.sweep import Row
+
+_LEFT: Final = {"method", "fits", "most of the time", "setting"}
+
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """How often a device is lost.
+
+    Attributes:
+        losses_per_s: of each device.
+        detection_s: until a loss is noticed.
+    """
+
+    losses_per_s: float
+    detection_s: float
+
+    def step_s(self, outcome: Outcome) -> float | None:
+        """Return the seconds of a step with losses; None if not modelled or if it never ends."""
+        from simulator.churn import with_losses_s
+
+        found = with_losses_s(outcome, self.losses_per_s, self.detection_s)
+        return None if found is None or not math.isfinite(found) else found
+
+
+def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> None:
+    """Print what a step takes by each method.
+
+    Args:
+        rows: by number of devices, then by method.
+        churn: how often devices are lost.
+        title: under which conditions.
+        wide: all columns in one table, however wide; else 80 columns.
+    """
+    if wide:
+        _show_wide(rows, churn, title)
+        return
+    typer.echo(textwrap.fill(title, WIDTH))
+    for devices, group in groupby(rows, key=lambda row: row.devices):
+        heading = "in a cloud" if devices is None else f"{devices:,} devices"
+        typer.echo(
+            f"\n{heading:<21}{'a step':>10}{'with losses':>13}{'used':>7}{'needs':>10}"
+            f"{'down':>9}{'up':>10}"
+        )
+        for row in group:
+            typer.echo("\n".join(_lines(row.outcome, churn)))
+    typer.echo(
+        "\n"
+        + textwrap.fill(
+            f"{_ABOUT_LOSSES.format(churn.losses_per_s * 3600, churn.detection_s)}; used: devices "
+            "with a part; needs: memory of the device that needs most; down, up: bytes of a device "
+            "in a step, on average over those used. All columns: --wide.",
+            WIDTH,
+        )
+    )
+
+
+_ABOUT_LOSSES: Final = (
+    "with losses: a step when each device is lost {:g} times an hour, noticed after {:g} s"
+)
+
+
+def _lines(outcome: Outcome, churn: Churn) -> Iterator[str]:
+    step = in_seconds(outcome.step_s) if math.isfinite(outcome.step_s) else "-"
+    used = f"{outcome.devices_used:,}"
+    sizes = map(
+        human_bytes, (outcome.memory_needed_bytes, outcome.download_bytes, outcome.upload_bytes)
+    )
+    needs, down, up = sizes
+    yield (
+        f"{outcome.method:<21}{step:>10}{_with_losses(outcome, churn):>13}{used:>7}{needs:>10}"
+        f"{down:>9}{up:>10}"
+    )
+    said = [part for part in (_most(outcome), outcome.setting) if part]
+    if outcome.misfit:
+        said.insert(0, f"does NOT fit: {outcome.misfit}")
+    yield from textwrap.wrap(
+        "; ".join(said), WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
+
+
+def _with_losses(outcome: Outcome, churn: Churn) -> str:
+    if outcome.recovery_s is None:
+        return "-"
+    step_s = churn.step_s(outcome)
+    return "never ends" if step_s is None else in_seconds(step_s)
+
+
+def _most(outcome: Outcome) -> str:
+    if not math.isfinite(outcome.step_s):
+        return ""
+    part = max(outcome.parts, key=lambda p: p.seconds)
+    return f"{part.name} {part.seconds / outcome.step_s:.0%}"
+
+
+def _show_wide(rows: Sequence[Row], churn: Churn, title: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in (
+        *("devices", "method", "a step", "fits", "has", "needs", "used", "down", "up"),
+        *("PS out Gbit/s", "PS in", "recovery s", "with losses", "most of the time", "setting"),
+    ):
+        table.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
+    for row in rows:
+        o = row.outcome
+        table.add_row(
+            "-" if row.devices is None else str(row.devices),
+            o.method,
+            in_seconds(o.step_s) if math.isfinite(o.step_s) else "-",
+            "yes" if o.fits else "NO",
+            human_bytes(o.memory_offered_bytes),
+            human_bytes(o.memory_needed_bytes),
+            str(o.devices_used),
+            human_bytes(o.download_bytes),
+            human_bytes(o.upload_bytes),
+            f"{o.ps_egress_bytes_per_s * 8e-9:.3g}" if o.ps_egress_bytes_per_s else "-",
+            f"{o.ps_ingress_bytes_per_s * 8e-9:.3g}" if o.ps_ingress_bytes_per_s else "-",
+            "-" if o.recovery_s is None else f"{o.recovery_s:.3g}",
+            _with_losses(o, churn),
+            _most(o) or "-",
+            o.setting,
+        )
+    console = Console()
+    whole = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.width = max(console.width, whole)  # rather wrapped than cut
+    console.print(table)
+    console.print(
+        "a step: if memory were no matter; fits: whether the device with least memory for its part "
+        "(has) holds what it must (needs).\n"
+        "down, up: bytes of a device in a step, on average over those used; recovery: what losing "
+        "one device adds, once noticed;\n"
+        f"{_ABOUT_LOSSES.format(churn.losses_per_s * 3600, churn.detection_s)}.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    reasons = dict.fromkeys(
+        f"{row.outcome.method}, {row.devices or 'no'} devices: {row.outcome.misfit}"
+        for row in rows
+        if row.outcome.misfit
+    )
+    if reasons:
+        console.print("Does not fit:", *reasons, sep="\n  ", soft_wrap=True, highlight=False)
