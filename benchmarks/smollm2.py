@@ -48,11 +48,14 @@ class Trained:
     held_out: float
 
 
-def trained(folder: Path, method: str, dtype: str, lora: str, steps: int) -> Trained:
+def trained(
+    folder: Path, method: str, dtype: str, lora: str, steps: int, learning_rate: float | None = None
+) -> Trained:
     """Train for some steps."""
+    rate = learning_rate or (5e-4 if lora else 2e-5)
     job = JobSpec(
         str(folder / "model"), str(folder / "questions.jsonl"), max(1, steps), batch=4, seq=128,
-        dtype=dtype, lora=lora, method=method, learning_rate=5e-4 if lora else 2e-5,
+        dtype=dtype, lora=lora, method=method, learning_rate=rate,
         eval_data=str(folder / "held-out.jsonl"), eval_every=max(1, steps), checkpoint_every=0,
         audit=0.0,
     )  # fmt: skip
@@ -79,6 +82,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     failed = False
+    # A step too small to change a weight.
+    before = math.exp(trained(options.folder, "local", "fp32", "", 1, 1e-30).held_out)
+    if not options.json:
+        print(f"held-out perplexity before training: {before:.2f}", flush=True)
     for lora in ("", "r=16,alpha=32"):
         for dtype, limit in LIMITS.items():
             runs = {
@@ -97,6 +104,7 @@ def main() -> None:
                     "seconds_over_plain": run.seconds / plain.seconds,
                     "seconds": run.seconds,
                     "bytes_a_step": run.bytes,
+                    "perplexity_before": before,
                     "perplexity_after": math.exp(run.held_out),
                 }
                 if options.json:

@@ -1,0 +1,63 @@
+"""Steps of a model in plain PyTorch, without Cleave, in bf16 and with little memory.
+
+    python -m benchmarks.plain_step MODEL BATCH TOKENS
+
+Weights and tokens are random. Activations are computed again in the backward pass, AdamW steps on
+each parameter as soon as its gradient is there, and products are in bf16 by autocast, as PyTorch's
+own documentation tells it where memory is short. Prints a line of JSON for each of two steps, with
+its loss and its seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, OPTConfig
+
+from cleave.workload.registry import find_model
+
+STEPS = 2
+
+
+def main() -> None:
+    """Train."""
+    name, batch, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    spec = find_model(name)  # its sizes alone
+    config = OPTConfig(
+        vocab_size=spec.vocabulary, hidden_size=spec.width, num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads, ffn_dim=spec.ffn_width, word_embed_proj_dim=spec.width,
+        max_position_embeddings=spec.max_positions, dropout=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    optimizers = {
+        parameter: torch.optim.AdamW([parameter], lr=1e-4, fused=True)
+        for parameter in model.parameters()
+    }
+
+    def step(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(STEPS):
+        ids = torch.randint(spec.vocabulary, (batch, tokens + 1))
+        began_s = time.perf_counter()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+            loss = cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+        torch.autograd.backward(loss)
+        seconds = time.perf_counter() - began_s
+        print(json.dumps({"loss": loss.item(), "wall_s": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
