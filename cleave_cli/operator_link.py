@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,6 +61,22 @@ def running_server(server: str, data: Path | None) -> str:
     if not url:
         raise CleaveError("no server runs here; start one with `cleave serve`")
     return url
+
+
+def server_of_this_machine() -> str:
+    """Return the operator's URL of the server that keeps its data where servers do.
+
+    Returns:
+        Empty if none runs. The folder is that of `$CLEAVE_DATA`, or the default one.
+
+    Raises:
+        CleaveError: when one is starting.
+    """
+    from cleave.server.store import data_folder
+
+    named = os.environ.get("CLEAVE_DATA", "")
+    path = Path(named) if named else data_folder.default_folder()
+    return _find("", path) if path.is_dir() else ""
 
 
 def _find(server: str, data: Path | None) -> str:

@@ -6,13 +6,14 @@ import signal
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from cleave.errors import UsageError
 from cleave_cli.commands.emulate import choose_fleet
 from cleave_cli.fleet_options import DEVICES, FleetOptions
+from cleave_cli.operator_link import server_of_this_machine
 from cleave_cli.options import need_train_extra, not_empty, was_given
 from cleave_cli.render.training import Display, make_display
 
@@ -32,8 +33,13 @@ _NOT_OF_THE_JOB = (
     "restart",
     "attach",
     "grid",
+    "verbose",
     "as_json",
 )
+_EMULATED: Final = ("devices", "fleet", "churn", "coding")
+"""Options of devices that are emulated in this process."""
+_PATHS: Final = {"model", "data", "eval_data", "state_dir"}
+"""Options of the job that may be paths."""
 
 
 def train(
@@ -54,7 +60,10 @@ def train(
     ] = "auto",
     server: Annotated[
         str,
-        typer.Option(help="URL of a running server, to train there; or @FILE.", callback=not_empty),
+        typer.Option(
+            help="URL of a server, to train there, or @FILE [default: this machine's, if one runs]",
+            callback=not_empty,
+        ),
     ] = "",
     config: Annotated[
         Path | None, typer.Option(help="Settings: a TOML file, as the config.toml of a run.")
@@ -153,6 +162,9 @@ def train(
     grid: Annotated[
         str, typer.Option(help="Country of the electricity, as DEU: for the run's carbon.")
     ] = "",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also tiles, traffic by kind, and what coding saved.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
@@ -181,8 +193,17 @@ def train(
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
+    display = make_display(as_json=as_json, verbose=verbose)
+    if not (server or resume or given.keys() & _EMULATED) and (server := server_of_this_machine()):
+        display.note(
+            "training on this machine's server, with the devices that joined it; "
+            "--devices N would emulate some here"
+        )
+        for key in _PATHS & given.keys():  # the server works in another folder
+            if Path(settings[key]).exists():
+                settings[key] = str(Path(settings[key]).resolve())
     if attach and not server:
-        raise UsageError(f"--attach {attach} needs --server URL: where does the job run?")
+        raise UsageError(f"--attach {attach}: no server runs here; say which with --server URL")
     if config is not None:
         if resume:
             raise UsageError(
@@ -193,7 +214,7 @@ def train(
         model = settings.get("model", "")
     if not (model or resume or attach):
         raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
-    for option in ("devices", "fleet", "churn", "coding"):
+    for option in _EMULATED:
         if server and option in given:
             raise UsageError(
                 f"--{option} emulates devices in this process and --server trains on that "
@@ -204,7 +225,6 @@ def train(
     request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
     if restart:
         request["restart"] = True
-    display = make_display(as_json=as_json)
     if server:
         _on_server(server, request, attach, grid, display)
     else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -70,9 +72,14 @@ class JsonDisplay(Display):
 
 
 class HumanDisplay(Display):
-    """Shows a progress bar on stderr, or prints a line for each step if that is no terminal."""
+    """Shows a progress bar on stderr, or prints a line for each step if that is no terminal.
 
-    def __init__(self) -> None:
+    Args:
+        verbose: show what a reader of a first run does not need, too.
+    """
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
         self._console = Console(stderr=True, highlight=False, markup=False)
         self._progress = Progress(
             TextColumn("step"),
@@ -93,7 +100,7 @@ class HumanDisplay(Display):
         """See `Display.plain`."""
         match record.get("event"):
             case "step":
-                line = _step_line(record)
+                line = _step_line(record, verbose=self._verbose)
                 self._progress.update(self._task, completed=record["step"], line=line)
                 if not self._console.is_terminal:
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
@@ -105,7 +112,7 @@ class HumanDisplay(Display):
                 self._energy = record
             case "done":
                 self._progress.stop()
-                self._console.print(_summary(record, self._energy))
+                self._console.print(_summary(record, self._energy, verbose=self._verbose))
 
     def note(self, text: str) -> None:
         """See `Display.note`."""
@@ -125,31 +132,31 @@ class HumanDisplay(Display):
         self._progress.stop()
 
 
-def make_display(*, as_json: bool) -> Display:
+def make_display(*, as_json: bool, verbose: bool = False) -> Display:
     """Return the display that was asked for."""
-    return JsonDisplay() if as_json else HumanDisplay()
+    return JsonDisplay() if as_json else HumanDisplay(verbose=verbose)
 
 
-def _step_line(record: dict[str, Any]) -> str:
-    parts = [
-        f"loss {record['loss']:.4f}",
-        f"{record['tokens'] / max(record['wall_s'], 1e-9):.0f} tokens/s",
-    ]
+def _step_line(record: dict[str, Any], *, verbose: bool) -> str:
+    wall_s = record["wall_s"]
+    parts = [f"loss {record['loss']:.4f}"]
+    if record["downlink_bytes"] and record["clock"] == "virtual":
+        parts += [f"{record['fleet_s']:.3g} s simulated", f"{wall_s:.3g} s here"]
+    else:
+        parts.append(f"{record['tokens'] / max(wall_s, 1e-9):.0f} tokens/s")
     if record["downlink_bytes"]:
         parts += [
             f"{human_bytes(record['downlink_bytes'])} down",
             f"{human_bytes(record['uplink_bytes'])} up",
         ]
-        if record["tiles"]:
+        if verbose and record["tiles"]:
             parts.append(f"{record['tiles']} tiles")
-        if record["clock"] == "virtual":
-            parts.append(f"fleet {record['fleet_s']:.1f} s")
         if record["reissued"]:
             parts.append(f"{record['reissued']} reissued")
     return "  ".join(parts)
 
 
-def _summary(record: dict[str, Any], energy: dict[str, Any]) -> Table:
+def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -> Table:
     table = Table(title="stopped early" if record["stopped"] else "done", show_header=False)
     table.add_row("steps", str(record["steps"]))
     table.add_row("loss", f"{record['first_loss']:.4f} to {record['loss']:.4f}")
@@ -157,42 +164,57 @@ def _summary(record: dict[str, Any], energy: dict[str, Any]) -> Table:
     rate = record["tokens"] / max(record["wall_s"], 1e-9)
     table.add_row("time here", f"{record['wall_s']:.1f} s ({rate:.0f} tokens/s)")
     if record["downlink_bytes"]:
-        clock = "of virtual time" if record["clock"] == "virtual" else "waited for"
+        virtual = record["clock"] == "virtual"
+        clock = "on the simulated clock of its devices" if virtual else "of it waiting for devices"
         table.add_row("fleet", f"{record['fleet_s']:.1f} s {clock}")
         table.add_row(
             "down, up",
             f"{human_bytes(record['downlink_bytes'])}, {human_bytes(record['uplink_bytes'])}",
         )
-        for way, kinds in record.get("traffic", {}).items():
-            table.add_row(f"  of it {way}", by_kind(kinds))
-        for way, kinds in record.get("saved", {}).items():
-            if any(kinds.values()):
-                table.add_row(f"  coding saved {way}", by_kind(kinds))
-    if record["tiles"]:
-        table.add_row("tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}")
-        table.add_row("reissued", f"{record['reissued']:,}")
+    for name, text in _details(record) if verbose else ():
+        table.add_row(name, text)
+    if record["tiles"] and record["reissued"] and not verbose:
+        table.add_row("reissued", f"{record['reissued']:,} tiles")
     if record.get("local_gemms"):
         table.add_row("without devices", f"{record['local_gemms']:,} multiplications on the PS")
+    if record.get("kept_gemms") and record["offload"] == "auto":
+        table.add_row("kept on the PS", _kept(record, "saving"))
+    for name in ("energy", "carbon"):
+        if energy.get(f"{name}_text"):
+            table.add_row(name, printable(energy[f"{name}_text"]))
+    table.add_row("run folder", printable(record["run_folder"]))
+    return table
+
+
+def _details(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield rows of what is not shown unless it is asked for."""
+    if record["downlink_bytes"]:
+        for way, kinds in record.get("traffic", {}).items():
+            yield f"  of it {way}", by_kind(kinds)
+        for way, kinds in record.get("saved", {}).items():
+            if any(kinds.values()):
+                yield f"  coding saved {way}", by_kind(kinds)
+    if record["tiles"]:
+        yield "tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}"
+        yield "reissued", f"{record['reissued']:,}"
     if record.get("journal_bytes") or record.get("journal_gemms"):
-        table.add_row(
+        yield (
             "journal",
             f"{human_bytes(record['journal_bytes'])} written in {record['journal_s']:.3g} s; "
             f"{record['journal_gemms']:,} multiplications taken from it, "
             f"saving {record['journal_saved_s']:.3g} s",
         )
     if record.get("kept_gemms"):
-        kept = f"{record['kept_gemms']:,} of {record['gemms']:,} multiplications"
-        saves = f"{record['kept_saves_s']:.3g} s, as predicted"
-        if record["offload"] == "auto":
-            table.add_row("kept on the PS", f"{kept}, saving {saves}")
-        else:
-            table.add_row("--offload auto", f"would keep {kept} on the PS and save {saves}")
+        if record["offload"] != "auto":
+            yield "--offload auto", "would keep " + _kept(record, "and save")
         for reason in record["kept_reasons"][:_REASONS]:
-            table.add_row("", printable(reason))
+            yield "", printable(reason)
         if len(record["kept_reasons"]) > _REASONS:
-            table.add_row("", f"and {len(record['kept_reasons']) - _REASONS} more in metrics.jsonl")
-    for name in ("energy", "carbon"):
-        if energy.get(f"{name}_text"):
-            table.add_row(name, printable(energy[f"{name}_text"]))
-    table.add_row("run folder", printable(record["run_folder"]))
-    return table
+            yield "", f"and {len(record['kept_reasons']) - _REASONS} more in metrics.jsonl"
+
+
+def _kept(record: dict[str, Any], saving: str) -> str:
+    kept = f"{record['kept_gemms']:,} of {record['gemms']:,} multiplications"
+    if not math.isfinite(record["kept_saves_s"]):  # nobody was there to compute them
+        return kept
+    return f"{kept}, {saving} {record['kept_saves_s']:.3g} s, as predicted"

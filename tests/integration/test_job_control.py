@@ -14,8 +14,10 @@ import pytest
 from cleave.training.job import JobSpec
 from tests.integration.processes import (
     PATIENCE_S,
+    address,
     here,
     records,
+    server,
     started,
     training,
     training_job,
@@ -142,3 +144,29 @@ def records_of(place: Place) -> list[dict[str, Any]]:
     (answer,) = records(here("jobs", *place.data, "--json").stdout)
     found: list[dict[str, Any]] = answer["jobs"]
     return found
+
+
+def test_training_finds_the_server_of_this_machine(
+    corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With paths from where the command is, unless devices are emulated."""
+    here_folder, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here_folder, there):
+        folder.mkdir()
+    (here_folder / "text.txt").write_bytes(corpus_file.read_bytes())
+    command = training(Path("text.txt"), 1, "opt-nano")
+    with server(there, "--runs", "runs") as place:
+        monkeypatch.setenv("CLEAVE_DATA", str(there / "data"))
+        with started("join", address(place), "--json") as (_, lines):
+            wait_for_event(lines, "ready")
+            on_server = here(*command, cwd=here_folder)
+            emulated = here(*command, "--devices", "2", cwd=here_folder)
+    alone = here(*command, "--attach", "job-1", cwd=here_folder)
+    assert on_server.returncode == emulated.returncode == 0, on_server.stderr + emulated.stderr
+    assert "training on this machine's server" in on_server.stderr
+    (run,) = (there / "runs").iterdir()
+    assert {record["event"] for record in records(on_server.stdout)} >= {"step", "done"}
+    assert (run / "metrics.jsonl").exists()
+    assert (here_folder / "runs").is_dir()
+    assert alone.returncode == 2
+    assert "--attach job-1: no server runs here" in alone.stderr
