@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NPM := $(shell command -v npm)
+UV := $(shell command -v uv)
+# With uv, where it is there: a few times as fast as pip.
+INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/pip install) --quiet --constraint constraints.txt
 PAGES := cleave/server/web/index.html
 PAGE_SOURCES := $(shell find web_client -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -name '*.wasm')
 
@@ -10,7 +13,7 @@ PAGE_SOURCES := $(shell find web_client -type f -not -path '*/node_modules/*' -n
 # keep their bytecode, each compiles them anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-125m example test unit coverage lint setup web clean
+.PHONY: demo demo-125m example test unit coverage package lint setup web clean
 
 # Without npm everything but the web pages works.
 setup: $(VENV)/ready $(if $(NPM),web)
@@ -20,13 +23,18 @@ web: $(PAGES)
 $(PAGES): $(PAGE_SOURCES)
 	cd web_client && npm ci --no-audit --no-fund && npm run build
 
-$(VENV)/ready: pyproject.toml constraints.txt setup.py
+# What tests need is not installed for the demo; `make setup` adds it.
+$(VENV)/train: pyproject.toml constraints.txt setup.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cleave needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[train]'
 	touch $@
 
-demo: setup
+$(VENV)/ready: $(VENV)/train
+	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/train
 	$(BIN)/cleave demo
 
 # OPT-125M through a parameter server and eight emulated devices, some minutes.
@@ -50,6 +58,10 @@ unit: setup
 # Lines that the tests run, in the terminal and in htmlcov/index.html.
 coverage: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
+
+# The wheel, tried in empty environments.
+package: setup
+	$(BIN)/python -m tools.try_package
 
 lint: setup
 	$(BIN)/ruff check .
