@@ -24,7 +24,7 @@ MAX_REAL_TIME = 20_000
 MAX_VIRTUAL = 100_000
 _DTYPES = ("fp32", "bf16", "fp16")
 _REAL_TIME = ("duration", "speed")
-_VIRTUAL = ("method", "batch", "seq", "steps", "ps_gbit", "coding", "reuse")
+_VIRTUAL = ("method", "batch", "seq", "steps", "ps_gbit", "ps_gflops", "coding", "reuse")
 
 
 def emulate(
@@ -73,6 +73,10 @@ def emulate(
     ps_gbit: Annotated[
         float, typer.Option(help="With --model: the PS's card, Gbit/s each way; 0: unlimited.")
     ] = 0.0,
+    ps_gflops: Annotated[
+        float,
+        typer.Option(help="By stages: GFLOP/s of the server alone; 0: measured on this machine."),
+    ] = 0.0,
     coding: Annotated[
         str, typer.Option(help="With --model: count payloads as coded: auto, on, off.")
     ] = "auto",
@@ -104,7 +108,11 @@ def emulate(
         raise UsageError(f"--devices is {devices}; give 1 or more")
     if dtype not in _DTYPES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_DTYPES)}")
-    for name, value in (("--duration", duration), ("--ps-gbit", ps_gbit)):
+    for name, value in (
+        ("--duration", duration),
+        ("--ps-gbit", ps_gbit),
+        ("--ps-gflops", ps_gflops),
+    ):
         if not value >= 0:
             raise UsageError(f"{name} is {value}; give 0 or more")
     for name, count in (("--steps", steps), ("--batch", batch), ("--seq", seq)):
@@ -133,7 +141,7 @@ def emulate(
     watch = Watch(trace, log)
     if model and method == "stages":
         _stages(
-            members, model, batch, seq, dtype, steps, ps_gbit, seed, watch,
+            members, model, batch, seq, dtype, steps, ps_gbit, ps_gflops * 1e9, seed, watch,
             coding=coding, as_json=as_json,
         )  # fmt: skip
     elif model:
@@ -272,6 +280,7 @@ def _stages(
     dtype: str,
     steps: int,
     ps_gbit: float,
+    ps_flops_per_s: float,
     seed: int,
     watch: Watch,
     *,
@@ -279,18 +288,15 @@ def _stages(
     as_json: bool,
 ) -> None:
     from cleave.arrays import DType
-    from cleave.fleet.selection import measure_ps
-    from cleave.machine.backends import backend_named
     from cleave.planner.plan import PsRates
     from cleave.workload.registry import find_model
     from emulator.by_stages import emulate_stages
 
     card = ps_gbit * 1e9 / 8 or float("inf")
-    backend = backend_named("torch" if importlib.util.find_spec("torch") else "numpy")
-    speed = measure_ps(backend, DType.FP32, time.perf_counter)
+    speed = ps_flops_per_s or _measured_flops_per_s()
     try:
         found = emulate_stages(
-            find_model(model), rows, sequence, members, speed.flops_per_s, PsRates(card, card),
+            find_model(model), rows, sequence, members, speed, PsRates(card, card),
             dtype=DType(dtype), steps=steps, coding=coding, seed=seed, observers=watch.observers,
         )  # fmt: skip
     finally:
@@ -311,11 +317,20 @@ def _stages(
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
     if not as_json:
-        gflops = speed.flops_per_s / 1e9
+        whose = "of --ps-gflops" if ps_flops_per_s else "of this machine"
         typer.echo(
-            f"  the PS alone: {found.alone_s:.4g} s, at the {gflops:.3g} GFLOP/s of this machine\n"
+            f"  the PS alone: {found.alone_s:.4g} s, at the {speed / 1e9:.3g} GFLOP/s {whose}\n"
             f"  {found.plan.described(found.model)}"
         )
+
+
+def _measured_flops_per_s() -> float:
+    from cleave.arrays import DType
+    from cleave.fleet.selection import measure_ps
+    from cleave.machine.backends import backend_named
+
+    backend = backend_named("torch" if importlib.util.find_spec("torch") else "numpy")
+    return measure_ps(backend, DType.FP32, time.perf_counter).flops_per_s
 
 
 def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], None]:
