@@ -369,7 +369,7 @@ def _encode(
             split.append(_marked(tokens) if begins else tokens)
             total += len(tokens)
             begins = piece.last
-        tell(f"Encoded {total / 1e6:.1f} million tokens")
+        tell(f"Encoded {total:,} tokens")
         if total >= max_tokens:
             tell(f"Stopped reading at {total} tokens, as max_tokens is {max_tokens}")
             break

@@ -58,7 +58,8 @@ def read_documents(source: str | None) -> Iterator[Document]:
         return _nonempty(_read_file(path), repr(source))
     if _DATASET_NAME.fullmatch(source) and path.suffix.lower() not in _SUFFIXES:
         return _nonempty(_read_dataset(source), repr(source))
-    raise UsageError(f"There is no file or folder {source!r}: check the path.")
+    where = "" if path.is_absolute() else f" in {str(Path.cwd())!r}"
+    raise UsageError(f"There is no file or folder {source!r}{where}: check the path.")
 
 
 def _nonempty(documents: Iterable[Document], name: str) -> Iterator[Document]:

@@ -232,6 +232,9 @@ def _base_folder(job: Mapping[str, Any]) -> Path:
     Raises:
         UsageError: when it is in no folder.
     """
+    name = Path(job["model"]).expanduser()
+    if name.is_absolute() and not name.exists():
+        return name  # it is gone, and adapters are written without it
     folder = resolve_model(job["model"]).folder
     if folder is None:
         raise UsageError(

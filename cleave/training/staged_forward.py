@@ -103,7 +103,8 @@ class StagedForward:
             names = ", ".join(unknown + asked) or "no input_ids"
             raise UsageError(
                 f"a model that is trained by stages was called with {names}; call it with "
-                f"input_ids and attention_mask only, or offload it by tiles"
+                f"input_ids and attention_mask only (generate with use_cache=False), or offload it "
+                f"by tiles"
             )
         ids, mask = given["input_ids"], given.get("attention_mask")
         positions = given.get("position_ids")

@@ -358,6 +358,10 @@ class Trainer:
         self.trackers = Trackers.open(job, self.folder, self.step, self._note)
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
+        if self.step >= job.steps:
+            raise UsageError(
+                f"the run is at step {self.step} of {job.steps} already; give more --steps"
+            )
         began_s, first = time.perf_counter(), self._counters()
         first_loss = loss = math.nan
         tokens = 0

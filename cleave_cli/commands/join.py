@@ -206,6 +206,12 @@ def join(
         credential, code = saved.keys(target, called)
 
         def welcomed(welcome: Welcome) -> None:
+            if code and not welcome.credential:
+                text = (
+                    "that server knows this device already, so the join code was not used; whose "
+                    "the device is says `cleave devices own` there"
+                )
+                event("note", text, text=text)
             if welcome.credential and welcome.server:
                 kept = SavedCredential(welcome.server, called, target.address, welcome.credential)
                 try:

@@ -12,7 +12,7 @@ import typer
 
 from cleave.errors import UsageError
 from cleave_cli.commands.emulate import choose_fleet
-from cleave_cli.fleet_options import DEVICES, FleetOptions
+from cleave_cli.fleet_options import DEVICES, FLEET_FILE, FleetOptions
 from cleave_cli.operator_link import server_of_this_machine
 from cleave_cli.options import need_train_extra, not_empty, was_given
 from cleave_cli.render.training import Display, make_display
@@ -194,14 +194,24 @@ def train(
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
     display = make_display(as_json=as_json, verbose=verbose)
-    if not (server or resume or given.keys() & _EMULATED) and (server := server_of_this_machine()):
-        display.note(
-            "training on this machine's server, with the devices that joined it; "
-            "--devices N would emulate some here"
-        )
-        for key in _PATHS & given.keys():  # the server works in another folder
-            if Path(settings[key]).exists():
-                settings[key] = str(Path(settings[key]).resolve())
+    where = f"--server {server if server.startswith('@') else 'URL'} " if server else ""
+    trained_here = bool(resume) and (Path(resume) / FLEET_FILE).is_file()
+    if not (server or trained_here or given.keys() & _EMULATED):
+        server = server_of_this_machine()
+        if server:
+            display.note(
+                "training on this machine's server, with the devices that joined it; "
+                "--devices N would emulate some here"
+            )
+            resume = str(Path(resume).resolve()) if resume else ""
+            for key in _PATHS & given.keys():  # the server works in another folder
+                if Path(settings[key]).exists():
+                    settings[key] = str(Path(settings[key]).resolve())
+        elif resume:
+            display.note(
+                f"{resume} kept no emulated devices, as a run of a server does not; {DEVICES} are "
+                f"emulated here; --server URL would go on there"
+            )
     if attach and not server:
         raise UsageError(f"--attach {attach}: no server runs here; say which with --server URL")
     if config is not None:
@@ -226,7 +236,7 @@ def train(
     if restart:
         request["restart"] = True
     if server:
-        _on_server(server, request, attach, grid, display)
+        _on_server(server, request, attach, where, grid, display)
     else:
         asked: dict[str, Any] = {
             "devices": devices,
@@ -335,8 +345,18 @@ def _here(
 
 
 def _on_server(
-    server: str, request: dict[str, Any], attach: str, grid: str, display: Display
+    server: str, request: dict[str, Any], attach: str, where: str, grid: str, display: Display
 ) -> None:
+    """Train on a server.
+
+    Args:
+        server: the operator's URL, or `@FILE`.
+        request: what is to be trained.
+        attach: a job to follow instead; empty for a new one.
+        where: the option that names the server, if one is needed to find it again.
+        grid: whose electricity.
+        display: shows it.
+    """
     import asyncio
 
     from cleave.energy.grid import electricity
@@ -368,7 +388,7 @@ def _on_server(
         except asyncio.CancelledError:
             display.note(
                 f"detached; {job} goes on, follow it again with: "
-                f"cleave train --server URL --attach {job}"
+                f"cleave train {where}--attach {job}"
             )
         finally:
             await client.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -123,11 +124,12 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
     lines = [_text(f"{title}, step {last['step']:,} of {job['steps']:,}", style="bold"), *waits]
     losses = [float(record["loss"]) for record in steps]
     lines.append(_text(f"loss   {losses[-1]:.4f}  {sparkline(losses, _CURVE_WIDTH)}"))
-    wall_s = sum(record["wall_s"] for record in recent) / len(recent)
+    # The median: a step in which nobody was there says nothing about the next one.
+    wall_s = statistics.median(record["wall_s"] for record in recent)
     if wall_s > 0:
-        tokens = sum(record["tokens"] for record in recent) / len(recent)
+        tokens = statistics.median(record["tokens"] for record in recent)
         left = ""
-        if job["state"] == "running":
+        if job["state"] == "running" and not waits:
             left = f", about {span(wall_s * (job['steps'] - last['step']))} left"
         lines.append(
             _text(

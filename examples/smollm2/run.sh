@@ -14,6 +14,7 @@ cd "$folder"
 rm -rf runs adapters
 
 question='What does shutil.rmtree do in Python?'
+echo "Before:"
 "$bin/cleave" eval model --data held-out.jsonl
 "$bin/cleave" generate model --chat --prompt "$question" --tokens 60
 
@@ -33,5 +34,6 @@ until grep -q device-2 serve.log; do kill -0 "${processes[0]}"; sleep 1; done
     --batch 4 --seq 128 --steps "$steps" --checkpoint-every 20
 
 "$bin/cleave" export runs/tuned adapters
+echo "After:"
 "$bin/cleave" eval adapters --data held-out.jsonl
 "$bin/cleave" generate adapters --chat --prompt "$question" --tokens 60

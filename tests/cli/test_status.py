@@ -61,6 +61,20 @@ def test_the_essentials_are_there() -> None:
         assert words in page, words
 
 
+def test_a_job_that_waits_has_no_time_left() -> None:
+    seen = Seen()
+    came = overview(0, 10)
+    came["job"]["records"][-1] |= {"wall_s": 900.0, "fleet_s": 898.0}  # nobody was there
+    seen.take(came)
+    assert "250 tokens/s, about 6 min left" in text(seen)
+    came["job"] |= {"waits": "no device is there to work; training waits", "first_record": 10,
+                    "records": []}  # fmt: skip
+    seen.take(came)
+    page = text(seen)
+    assert "waits  no device is there" in page
+    assert "left" not in page
+
+
 def test_without_job_devices_and_figures() -> None:
     seen = Seen()
     nothing = {"window_s": None}

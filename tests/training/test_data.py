@@ -155,7 +155,7 @@ def bad_parquet(columns: dict[str, list[Any]]) -> Callable[[Path], str]:
         (bad_parquet({"text": [1]}), 'has int as "text", not a string'),
         (lambda folder: str(folder), "has no text files"),
         (lambda folder: str(folder / "missing"), "no file or folder .*missing"),
-        (lambda folder: "corpus.txt", "no file or folder 'corpus.txt': check the path"),
+        (lambda folder: "corpus.txt", "no file or folder 'corpus.txt' in '.*': check the path"),
         (lambda folder: "x" * 5000, "cannot be read .File name too long"),
     ],
 )

@@ -44,7 +44,20 @@ def resolve_model(name_or_folder: str) -> ModelSource:
     looks_like_path = "/" in name_or_folder or "\\" in name_or_folder
     if folder.is_dir() and (looks_like_path or (folder / _CONFIG).is_file()):
         return ModelSource(read_spec(folder), folder)
-    return ModelSource(find_model(name_or_folder), None)
+    try:
+        return ModelSource(find_model(name_or_folder), None)
+    except UsageError:
+        if not looks_like_path:
+            raise
+    if name_or_folder.count("/") == 1 and name_or_folder[0] not in "./~":
+        raise UsageError(
+            f"There is no folder {name_or_folder!r}, and nothing is downloaded; if it is the name "
+            f"of a model on a hub, fetch that with `hf download {name_or_folder} --local-dir "
+            f"FOLDER`, and give the folder."
+        )
+    raise UsageError(
+        f"There is no folder {name_or_folder!r} with a model: check the path, or put it back."
+    )
 
 
 def read_spec(folder: Path) -> ModelSpec:

@@ -28,6 +28,8 @@ export interface JobModel {
   readonly model: string;
   readonly steps: number | null;
   readonly started_s: number | null;
+  /** For what it waits, as for devices; "" if for nothing. */
+  readonly waits: string;
   readonly next_record: number;
   readonly step_records: readonly StepRecord[];
   readonly eval_records: readonly EvalRecord[];
@@ -140,6 +142,7 @@ function takeJob(
     model: part.model,
     steps: part.steps,
     started_s: part.started_s,
+    waits: part.waits,
   };
   const old = known !== null && known.job === part.job ? known : null;
   const next = old?.next_record ?? 0;

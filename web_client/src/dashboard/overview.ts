@@ -50,6 +50,8 @@ export interface JobPart {
   /** Steps that it is to do in all. */
   readonly steps: number | null;
   readonly started_s: number | null;
+  /** For what it waits, as for devices; "" if for nothing. */
+  readonly waits: string;
   readonly first_record: number;
   readonly records: readonly JobRecord[];
   readonly next_record: number;
@@ -258,6 +260,7 @@ function readJob(value: unknown): JobPart | null {
     model: text(job.model),
     steps: number(job.steps),
     started_s: number(job.started_s),
+    waits: text(job.waits),
     first_record: first,
     records: readRecords(raw),
     next_record: number(job.next_record) ?? first + raw.length,

@@ -39,16 +39,16 @@ export function pace(records: readonly StepRecord[], steps: number | null): Pace
   if (last === undefined) return null;
   const sum = (of: (record: StepRecord) => number) =>
     recent.reduce((total, record) => total + of(record), 0);
-  const wall_s = sum((record) => record.wall_s);
   const floor_bytes = sum((record) => record.floor_bytes);
   const bytes = sum((record) => record.downlink_bytes + record.uplink_bytes);
-  const step_s = wall_s / recent.length;
+  // Medians: a step in which nobody was there says nothing about the next one.
+  const step_s = median(recent.map((record) => record.wall_s));
   return {
     steps: recent.length,
     step_s,
-    ps_s: sum((record) => record.ps_s) / recent.length,
-    fleet_s: sum((record) => record.fleet_s) / recent.length,
-    tokens_per_s: sum((record) => record.tokens) / Math.max(wall_s, 1e-9),
+    ps_s: median(recent.map((record) => record.ps_s)),
+    fleet_s: median(recent.map((record) => record.fleet_s)),
+    tokens_per_s: median(recent.map((record) => record.tokens)) / Math.max(step_s, 1e-9),
     left_s: steps === null ? null : Math.max(0, steps - last.step) * step_s,
     traffic_ratio: floor_bytes > 0 ? bytes / floor_bytes : null,
   };
@@ -72,6 +72,21 @@ export function timeSeries(steps: readonly StepRecord[]): [number[], number[], n
     steps.map((record) => record.ps_s),
     steps.map((record) => record.ps_s + record.fleet_s),
   ];
+}
+
+/** Where a chart's scale ends, so that a few steps that took very long do not flatten all others. */
+export function scaleTop(values: readonly number[]): number {
+  return values.length === 0 ? Number.POSITIVE_INFINITY : OUTLIER * median(values);
+}
+
+/** So many times the median is out of the ordinary. */
+const OUTLIER = 6;
+
+function median(values: readonly number[]): number {
+  const sorted = [...values].sort((a, b) => a - b);
+  const half = sorted.length >> 1;
+  const upper = sorted[half] ?? 0;
+  return sorted.length % 2 === 1 ? upper : ((sorted[half - 1] ?? 0) + upper) / 2;
 }
 
 /** A running mean over a twentieth of the series (at least 1): what a noisy loss tends to. */

@@ -1,21 +1,26 @@
 import type { VNode } from "preact";
 import { expect, test } from "vitest";
-import { EMPTY } from "../../src/dashboard/model";
-import { readOverview } from "../../src/dashboard/overview";
+import { EMPTY, type Model, reduce } from "../../src/dashboard/model";
+import { type Overview, readOverview } from "../../src/dashboard/overview";
 import { Headline } from "../../src/dashboard/views/Headline";
-import { overviewData } from "./example";
+import { job, overviewData, step } from "./example";
+
+interface FigureProps {
+  readonly name: string;
+  readonly value: string;
+  readonly note: string;
+}
+
+function figures(model: Model, overview: Overview): FigureProps[] {
+  const section = Headline({ model, overview }) as VNode<{ children: VNode }>;
+  const found = (section.props.children as VNode<{ children: VNode[] }>).props.children;
+  return found.map(({ props }) => props as unknown as FigureProps);
+}
 
 /** The notes of the figures, by name. */
 function notes(parts = {}): Map<string, string> {
-  const overview = readOverview(overviewData(parts));
-  const section = Headline({ model: EMPTY, overview }) as VNode<{ children: VNode }>;
-  const figures = (section.props.children as VNode<{ children: VNode[] }>).props.children;
-  return new Map(
-    figures.map(({ props }) => {
-      const { name, note } = props as unknown as { name: string; note: string };
-      return [name, note];
-    }),
-  );
+  const found = figures(EMPTY, readOverview(overviewData(parts)));
+  return new Map(found.map(({ name, note }) => [name, note]));
 }
 
 test("every rate says over what it is the mean, and what it is in proportion to", () => {
@@ -23,6 +28,20 @@ test("every rate says over what it is the mean, and what it is in proportion to"
   expect(notes().get("Egress")).toBe("mean of 10.0 s, 0.8\u202f% of the card");
   expect(notes().get("Ingress")).toBe("mean of 10.0 s, card's rate not stated");
 });
+
+test("a job that waits for devices has no time left", () => {
+  const waits = { waits: "no device is there to work; training waits" };
+  expect(timeLeft(job(0, [step(1)]))).toEqual(["3 min 18 s", "running"]);
+  expect(timeLeft(job(0, [step(1)], waits))).toEqual(["–", "waiting for devices"]);
+});
+
+/** The figure and its note. */
+function timeLeft(part: ReturnType<typeof job>): [string, string] {
+  const overview = readOverview(overviewData({ job: part }));
+  const model = reduce(EMPTY, { kind: "overview", overview, received_s: 0 });
+  const found = figures(model, overview).find(({ name }) => name === "Time left");
+  return [found?.value ?? "", found?.note ?? ""];
+}
 
 test("the busy devices are counted by the server, which may not list them all", () => {
   const by = [

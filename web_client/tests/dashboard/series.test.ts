@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { type EvalRecord, readRecords, type StepRecord } from "../../src/dashboard/records";
-import { lossSeries, pace, smooth, timeSeries } from "../../src/dashboard/series";
+import { lossSeries, pace, scaleTop, smooth, timeSeries } from "../../src/dashboard/series";
 import { busyShare, extent } from "../../src/dashboard/timeline";
 import { step } from "./example";
 
@@ -37,6 +37,15 @@ test("the pace is that of the last ten steps", () => {
   });
   expect(pace([], 50)).toBeNull();
   expect(pace(STEPS, null)?.left_s).toBeNull();
+});
+
+test("a step that waited for devices changes neither the pace nor the scale", () => {
+  const steps = Array.from({ length: 9 }, (_, index) => step(index + 1));
+  const records = readRecords([...steps, step(10, { wall_s: 900, fleet_s: 898 })]) as StepRecord[];
+  expect(pace(records, 20)?.step_s).toBe(2);
+  expect(pace(records, 20)?.left_s).toBe(20);
+  expect(scaleTop(timeSeries(records)[2])).toBe(12);
+  expect(scaleTop([])).toBe(Number.POSITIVE_INFINITY);
 });
 
 test("a running mean skips gaps", () => {

@@ -11,7 +11,7 @@ import { FleetView } from "./FleetView";
 import { Headline } from "./Headline";
 import { JobView } from "./JobView";
 import { NetworkView } from "./NetworkView";
-import { Connecting, Refused, Stale } from "./Notice";
+import { Connecting, Refused, Stale, Waiting } from "./Notice";
 import { PlanView } from "./PlanView";
 import { StagesView } from "./StagesView";
 
@@ -25,6 +25,7 @@ export function App(props: { readonly model: Model; readonly choose: (device: nu
     <>
       <TopBar overview={overview} live={link.kind === "open"} />
       <Stale model={model} />
+      {job !== null && <Waiting job={job} />}
       <main class="page">
         <Headline model={model} overview={overview} />
         <JobView job={job} gemms={model.gemms} devices={overview.devices.length} />
@@ -68,9 +69,12 @@ function TopBar(props: { readonly overview: Overview; readonly live: boolean }) 
 function useTitle({ job, overview, link }: Model): void {
   const step = job?.step_records.at(-1)?.step;
   const left_s = job === null ? null : (pace(job.step_records, job.steps)?.left_s ?? null);
+  const waits = job !== null && job.waits !== "";
   const running = job !== null && job.state === "running" && step !== undefined;
   const left = left_s === null ? "" : `, ${duration(left_s)} left`;
-  const title = running
+  const title = waits
+    ? "Waiting for devices · Cleave"
+    : running
     ? `Step ${step}${left} · Cleave`
     : `${overview?.server.name || "Dashboard"} · Cleave`;
   useEffect(() => {

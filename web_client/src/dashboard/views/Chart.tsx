@@ -30,6 +30,8 @@ interface Props {
   readonly xText?: (value: number) => string;
   /** y begins at 0. */
   readonly fromZero?: boolean;
+  /** With `fromZero`: y ends here at most, and what is above leaves the chart. */
+  readonly most?: number;
   readonly axisText: (value: number) => string;
 }
 
@@ -37,6 +39,7 @@ const HEIGHT = 176;
 
 export function Chart(props: Props) {
   const { title, summary, series, data, xText = null, fromZero = false, axisText } = props;
+  const most = props.most ?? Number.POSITIVE_INFINITY;
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const { width } = useSize(place);
@@ -47,8 +50,8 @@ export function Chart(props: Props) {
 
   // `key` stands for the looks of the series, which are new objects at every call.
   const options = useMemo(
-    () => chartOptions(look, theme, { xText, fromZero, axisText, setAt }),
-    [key, theme, xText, fromZero, axisText],
+    () => chartOptions(look, theme, { xText, fromZero, most, axisText, setAt }),
+    [key, theme, xText, fromZero, most, axisText],
   );
 
   // Data and width are left out: they are set below, without making the chart anew.
@@ -89,6 +92,7 @@ export function Chart(props: Props) {
 interface Behaviour {
   readonly xText: ((value: number) => string) | null;
   readonly fromZero: boolean;
+  readonly most: number;
   readonly axisText: (value: number) => string;
   readonly setAt: (index: number | null) => void;
 }
@@ -96,7 +100,7 @@ interface Behaviour {
 function chartOptions(
   series: readonly Omit<Series, "value">[],
   theme: Theme,
-  { xText, fromZero, axisText, setAt }: Behaviour,
+  { xText, fromZero, most, axisText, setAt }: Behaviour,
 ): Omit<uPlot.Options, "width" | "height"> {
   const axis = {
     stroke: theme.soft,
@@ -110,7 +114,7 @@ function chartOptions(
     cursor: { y: false, drag: { setScale: false, x: false }, points: { show: false } },
     scales: {
       x: { time: false },
-      y: fromZero ? { range: (_, __, high) => [0, high > 0 ? high * 1.1 : 1] } : {},
+      y: fromZero ? { range: (_, __, high) => [0, high > 0 ? Math.min(high, most) * 1.1 : 1] } : {},
     },
     axes: [
       { ...axis, grid: { show: false }, size: 32, gap: 10, space: 72, ...xAxis(xText) },

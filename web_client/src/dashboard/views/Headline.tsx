@@ -13,7 +13,8 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
   const { crowds, rates, card, totals, energy } = props.overview;
   const last = job?.step_records.at(-1);
   const recent = job === null ? null : pace(job.step_records, job.steps);
-  const running = job?.state === "running";
+  const waits = job?.waits !== undefined && job.waits !== "";
+  const running = job?.state === "running" && !waits;
   const busy = crowds.reduce((sum, { state, count }) => sum + (state === "busy" ? count : 0), 0);
   const mean = meanOf(rates.window_s);
   return (
@@ -34,7 +35,7 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
         <Figure
           name="Time left"
           value={running && recent?.left_s != null ? duration(recent.left_s) : "–"}
-          note={job === null ? "no job" : job.state}
+          note={job === null ? "no job" : waits ? "waiting for devices" : job.state}
         />
         <Figure
           name="Devices"

@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 import type uPlot from "uplot";
 import type { JobModel } from "../model";
 import type { FinishedGemm } from "../overview";
-import { lossSeries, type Pace, pace, smooth, timeSeries } from "../series";
+import { lossSeries, type Pace, pace, scaleTop, smooth, timeSeries } from "../series";
 import { loss, percent, seconds, timeOfDay } from "../text";
 import { Chart } from "./Chart";
 import { Figure } from "./Figure";
@@ -25,7 +25,11 @@ export function JobView(props: {
       <div class="title">
         <h2 id="job">Job {job.job}</h2>
         <p class="soft">{job.model}</p>
-        <p class={`chip ${stateTone(job.state)}`}>{job.state}</p>
+        {job.waits === "" ? (
+          <p class={`chip ${stateTone(job.state)}`}>{job.state}</p>
+        ) : (
+          <p class="chip warning">waiting for devices</p>
+        )}
         {job.started_s !== null && <p class="soft small end">since {timeOfDay(job.started_s)}</p>}
       </div>
       {job.steps !== null && (
@@ -38,7 +42,7 @@ export function JobView(props: {
         <Figure
           name="Step time"
           value={seconds(recent?.step_s ?? null)}
-          note="mean of the last steps"
+          note="median of the last steps"
         />
         <Figure name="of it PS" value={seconds(recent?.ps_s ?? null)} note={part(recent, "ps_s")} />
         <Figure
@@ -124,6 +128,7 @@ function TimeChart(props: { readonly job: JobModel }) {
   const data = useMemo(() => timeSeries(step_records), [step_records]);
   const clock = step_records.at(-1)?.clock ?? "wall";
   const recent = pace(step_records, null);
+  const most = useMemo(() => scaleTop(data[2]), [data]);
   const summary =
     recent === null
       ? "No step yet."
@@ -134,6 +139,7 @@ function TimeChart(props: { readonly job: JobModel }) {
       summary={summary}
       data={data}
       fromZero
+      most={most}
       axisText={seconds}
       series={[
         { label: "PS", colour: "soft", fill: "line", value: (i) => seconds(data[1][i] ?? null) },

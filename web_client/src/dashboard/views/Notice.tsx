@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { duration } from "../../ui/figures";
-import type { Model } from "../model";
+import type { JobModel, Model } from "../model";
 import { timeOfDay } from "../text";
 
 export function Notice(props: { readonly title: string; readonly children: ComponentChildren }) {
@@ -79,6 +79,23 @@ export function Stale(props: { readonly model: Model }) {
       {gone && <span aria-hidden="true">, {duration(age_s)} ago</span>}. Trying again.
     </div>
   );
+}
+
+/** Says that a job waits for devices: nothing is wrong, and nothing will happen without one. */
+export function Waiting(props: { readonly job: JobModel }) {
+  const { waits } = props.job;
+  if (waits === "") return null;
+  return (
+    <div class="banner" role="status">
+      <b>Waiting for devices.</b> {sentence(waits)} A join code for one:{" "}
+      <code>cleave pair</code>.
+    </div>
+  );
+}
+
+function sentence(text: string): string {
+  const whole = text.slice(0, 1).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(whole) ? whole : `${whole}.`;
 }
 
 /** Seconds since, counted while `counting`. */
