@@ -170,6 +170,10 @@ class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p95_error: float
 
 
+POOR_ERROR: Final = 0.25
+"""A median error above which a model is not to be relied on; of good ones it is a few percent."""
+
+
 def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
     """Fit the model to samples of one layout: non-negative least squares of relative errors.
 

@@ -170,8 +170,8 @@ def read_questions(path: Path) -> list[Question]:
         if len(row) != _COLUMNS or row[-1].strip() not in tuple(LETTERS):
             raise UsageError(
                 f"line {number} of {str(path)!r} is no question: it has {len(row)} columns and "
-                f"ends in {row[-1][:20]!r}, not {_COLUMNS} with the letter A, B, C or D at the end; "
-                f"give a CSV file as MMLU has them, without a line of headings"
+                f"ends in {row[-1][:20]!r}, not {_COLUMNS} with the letter A, B, C or D at the "
+                f"end; give a CSV file as MMLU has them, without headings"
             )
     return [Question(row[0], tuple(row[1:-1]), LETTERS.index(row[-1].strip())) for row in rows]
 

@@ -359,9 +359,7 @@ class Trainer:
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         if self.step >= job.steps:
-            raise UsageError(
-                f"the run is at step {self.step} of {job.steps} already; give more --steps"
-            )
+            self._note(f"the run is at step {self.step} of {job.steps} already; give more --steps")
         began_s, first = time.perf_counter(), self._counters()
         first_loss = loss = math.nan
         tokens = 0

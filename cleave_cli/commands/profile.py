@@ -149,6 +149,7 @@ def device(
     with _as_usage_errors():
         write_profile(measured, target)
     _show(measured, plot, as_json=as_json, file=target)
+    _warn_of_poor_fits(measured)
 
 
 @app.command("link")
@@ -299,6 +300,7 @@ def fit(
         fitted = refit(read_profile(file))
         write_profile(fitted, target)
     _show(fitted, plot, as_json=as_json, file=target)
+    _warn_of_poor_fits(fitted)
 
 
 @app.command("compare")
@@ -357,6 +359,20 @@ def _show(
     for path, what in ((file, "profile"), (plot, "plot")):
         if path is not None:
             typer.echo(f"{what} written to {path}", err=True)
+
+
+def _warn_of_poor_fits(profile: DeviceProfile) -> None:
+    """Say on stderr which models predict badly what they were not fitted on."""
+    from profiles.performance import POOR_ERROR
+
+    for dtype, entry in profile.compute.items():
+        worst = max((report.median_error for report in entry.fits.values()), default=0.0)
+        if worst > POOR_ERROR:
+            typer.echo(
+                f"do not rely on {dtype} in this profile: its model is {worst:.0%} off shapes that "
+                f"it was not fitted on (median); measure again while nothing else runs",
+                err=True,
+            )
 
 
 def _kind(text: str) -> Any:

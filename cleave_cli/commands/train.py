@@ -387,8 +387,7 @@ def _on_server(
                     display.plain(record)
         except asyncio.CancelledError:
             display.note(
-                f"detached; {job} goes on, follow it again with: "
-                f"cleave train {where}--attach {job}"
+                f"detached; {job} goes on, follow it again with: cleave train {where}--attach {job}"
             )
         finally:
             await client.close()

@@ -324,6 +324,8 @@ def _plot_predicted(axes: Any, profile: DeviceProfile) -> None:
 
 
 def _plot_throughput(axes: Any, profile: DeviceProfile) -> None:
+    from matplotlib.ticker import EngFormatter
+
     depths = [2 ** (4 + i / 4) for i in range(33)]
     for dtype, entry in profile.compute.items():
         rates = [2 * _TILE**2 * round(c) / tile_seconds(profile, dtype, round(c)) for c in depths]
@@ -337,8 +339,9 @@ def _plot_throughput(axes: Any, profile: DeviceProfile) -> None:
         axes.plot([c for c, _ in near], [r for _, r in near], ".", color=line.get_color(), ms=4)
     axes.set(
         title=f"{_TILE} x {_TILE} tiles (dots: half to twice as wide)",
-        xlabel="depth", ylabel="FLOP/s", xscale="log", ylim=(0, None),
+        xlabel="depth", ylabel="throughput", xscale="log", ylim=(0, None),
     )  # fmt: skip
+    axes.yaxis.set_major_formatter(EngFormatter(unit="FLOP/s"))  # as 50 GFLOP/s
     axes.legend()
 
 

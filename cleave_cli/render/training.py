@@ -159,7 +159,8 @@ def _step_line(record: dict[str, Any], *, verbose: bool) -> str:
 def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -> Table:
     table = Table(title="stopped early" if record["stopped"] else "done", show_header=False)
     table.add_row("steps", str(record["steps"]))
-    table.add_row("loss", f"{record['first_loss']:.4f} to {record['loss']:.4f}")
+    if record["tokens"]:
+        table.add_row("loss", f"{record['first_loss']:.4f} to {record['loss']:.4f}")
     table.add_row("tokens", f"{record['tokens']:,}")
     rate = record["tokens"] / max(record["wall_s"], 1e-9)
     table.add_row("time here", f"{record['wall_s']:.1f} s ({rate:.0f} tokens/s)")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +27,7 @@ from profiles.device_profile import DeviceKind, Origin
 from profiles.library import profile_names
 from profiles.measuring.tile_timer import SessionTimer
 from profiles.performance import Layout
-from profiles.profile_file import read_profile
+from profiles.profile_file import read_profile, write_profile
 from tests.integration.processes import PATIENCE_S, here, run, started, wait_for_event
 
 BRIEF = (
@@ -260,6 +263,21 @@ def test_fitting_again_gives_the_same_models(copy: Path, tmp_path: Path) -> None
     assert read_profile(output) == read_profile(copy)
     assert "--force" in refused("fit", str(copy), "-o", str(output))
     assert profile("fit", str(copy)).returncode == 0  # in place
+
+
+def test_a_bad_fit_is_told(copy: Path) -> None:
+    """Of samples to which something else on the machine was added, now and then."""
+    found = read_profile(copy)
+    entry = found.compute["fp32"]
+    noise = random.Random(0)
+    samples = tuple(
+        (*sample[:4], sample[4] * noise.choice((1, 20)), *sample[5:]) for sample in entry.samples
+    )
+    noisy = msgspec.structs.replace(entry, samples=samples)
+    write_profile(msgspec.structs.replace(found, compute={**found.compute, "fp32": noisy}), copy)
+    shown = profile("fit", str(copy))
+    assert shown.returncode == 0
+    assert re.search(r"do not rely on fp32 in this profile: its model is \d+% off", shown.stderr)
 
 
 def test_nothing_to_fit(tmp_path: Path) -> None:
