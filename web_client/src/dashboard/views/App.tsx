@@ -73,10 +73,10 @@ function useTitle({ job, overview, link }: Model): void {
   const running = job !== null && job.state === "running" && step !== undefined;
   const left = left_s === null ? "" : `, ${duration(left_s)} left`;
   const title = waits
-    ? "Waiting for devices · Cleave"
+    ? "Waiting · Cleave"
     : running
-    ? `Step ${step}${left} · Cleave`
-    : `${overview?.server.name || "Dashboard"} · Cleave`;
+      ? `Step ${step}${left} · Cleave`
+      : `${overview?.server.name || "Dashboard"} · Cleave`;
   useEffect(() => {
     document.title = link.kind === "open" ? title : "Cleave, not connected";
   }, [title, link.kind]);

@@ -2,6 +2,7 @@
 
 import { useRef, useState } from "preact/hooks";
 import { type Announcement, announce } from "../announce";
+import { grouped } from "../eventGroups";
 import type { FleetEvent } from "../overview";
 import { counted, timeOfDay } from "../text";
 
@@ -19,7 +20,7 @@ export function EventsView(props: {
   told.current = announce(told.current, events, now_s);
   const kinds = [...new Set(events.map((event) => event.kind))].sort();
   const wanted = kind === "" ? events : events.filter((event) => event.kind === kind);
-  const shown = wanted.slice(-SHOWN).reverse();
+  const shown = grouped(wanted).slice(0, SHOWN);
   return (
     <section class="card" aria-labelledby="events">
       <div class="title">
@@ -49,13 +50,20 @@ export function EventsView(props: {
         // What scrolls must be reached by keys.
         <section class="scroll events" tabIndex={0} aria-label="Events, newest first">
           <ol>
-            {shown.map((event) => (
+            {shown.map(({ newest: event, count, since_s }) => (
               <li key={event.id}>
                 <time dateTime={new Date(event.time_s * 1000).toISOString()}>
                   {timeOfDay(event.time_s)}
                 </time>
                 <span class={`kind ${tone(event.kind)}`}>{event.kind}</span>
-                <span class="what">{event.text}</span>
+                <span class="what">
+                  {event.text}
+                  {count > 1 && (
+                    <span class="soft">
+                      , {count} times since {timeOfDay(since_s)}
+                    </span>
+                  )}
+                </span>
               </li>
             ))}
           </ol>

@@ -35,7 +35,7 @@ export function Headline(props: { readonly model: Model; readonly overview: Over
         <Figure
           name="Time left"
           value={running && recent?.left_s != null ? duration(recent.left_s) : "–"}
-          note={job === null ? "no job" : waits ? "waiting for devices" : job.state}
+          note={job === null ? "no job" : waits ? "waiting" : job.state}
         />
         <Figure
           name="Devices"

@@ -28,7 +28,7 @@ export function JobView(props: {
         {job.waits === "" ? (
           <p class={`chip ${stateTone(job.state)}`}>{job.state}</p>
         ) : (
-          <p class="chip warning">waiting for devices</p>
+          <p class="chip warning">waiting</p>
         )}
         {job.started_s !== null && <p class="soft small end">since {timeOfDay(job.started_s)}</p>}
       </div>

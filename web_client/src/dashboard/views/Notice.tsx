@@ -81,14 +81,19 @@ export function Stale(props: { readonly model: Model }) {
   );
 }
 
-/** Says that a job waits for devices: nothing is wrong, and nothing will happen without one. */
+/** Says that a job waits, for devices or for room on a disk: nothing goes on without it. */
 export function Waiting(props: { readonly job: JobModel }) {
   const { waits } = props.job;
   if (waits === "") return null;
   return (
     <div class="banner" role="status">
-      <b>Waiting for devices.</b> {sentence(waits)} A join code for one:{" "}
-      <code>cleave pair</code>.
+      <b>Waiting.</b> {sentence(waits)}
+      {waits.includes("device") && (
+        <>
+          {" "}
+          A join code for one: <code>cleave pair</code>.
+        </>
+      )}
     </div>
   );
 }
