@@ -119,7 +119,7 @@ class ModelWork:
                     backward,
                     parameters,
                     sums,
-                    {n: beside[0][n] for n in same},
+                    {n: a for n, a in beside[0].items() if n in same},
                     flops,
                     backward_flops,
                     from_activations,
