@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import socket
@@ -312,4 +313,4 @@ def known_profile(name: str) -> None:
         )
 
 
-join.__doc__ = (join.__doc__ or "") + "\n" + EXAMPLES
+join.__doc__ = inspect.cleandoc(join.__doc__ or "") + "\n" + EXAMPLES
