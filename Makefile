@@ -13,7 +13,7 @@ PAGE_SOURCES := $(shell find web_client -type f -not -path '*/node_modules/*' -n
 # keep their bytecode, each compiles them anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-125m example test unit coverage package lint setup web clean
+.PHONY: demo demo-125m example test unit coverage package lint docs setup web clean
 
 # Without npm everything but the web pages works.
 setup: $(VENV)/ready $(if $(NPM),web)
@@ -67,6 +67,14 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site, in build/site.
+docs: $(VENV)/docs
+	$(BIN)/mkdocs build --strict
+
+$(VENV)/docs: $(VENV)/train
+	$(INSTALL) --editable '.[docs]'
+	touch $@
 
 clean:
 	rm -rf $(VENV)
