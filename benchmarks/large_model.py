@@ -1,6 +1,6 @@
 """OPT-1.3B on a machine of 24 GB, with the commands that a user gives.
 
-    python -m benchmarks.large_model [--model opt-1.3b] [--seq 512] [--methods auto,tiles,stages]
+    python -m benchmarks.large_model [--model opt-1.3b] [--seq 512] [--clip 1] [--methods METHODS]
 
 Trains two steps in plain PyTorch, in a program without Cleave that saves memory as its trainer does
 (gradient checkpointing, and an optimizer that steps in the backward pass). Then runs `cleave train
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, devices: int, method: str, state: str = "")
             sys.executable, "-m", "cleave_cli", "train", "--model", options.model, "--devices",
             str(devices), "--steps", "2", "--batch", "2", "--seq", str(options.seq), "--dtype",
             "bf16", "--method", method, "--json", "--runs", folder, "--checkpoint-every", "0",
-            *(["--state-dir", state] if state else []),
+            "--clip", str(options.clip), *(["--state-dir", state] if state else []),
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -73,6 +73,7 @@ def run(options: argparse.Namespace, devices: int, method: str, state: str = "")
 def plain_pytorch(options: argparse.Namespace) -> Run:
     """Train two steps without Cleave, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.plain_step", options.model, "2", str(options.seq)]
+    command.append(str(options.clip))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     steps: list[float] = []
@@ -98,9 +99,11 @@ def main() -> None:
     )
     parser.add_argument("--model", default="opt-1.3b")
     parser.add_argument("--seq", type=int, default=512)
+    parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--methods", default="auto,tiles,stages")
     options = parser.parse_args()
-    print(f"{options.model}, bf16, 2 x {options.seq} tokens, 2 steps", flush=True)
+    title = f"{options.model}, bf16, 2 x {options.seq} tokens, 2 steps, --clip {options.clip:g}"
+    print(title, flush=True)
     plain = plain_pytorch(options)
     _tell("plain PyTorch", plain)
     alone = run(options, 0, "local")

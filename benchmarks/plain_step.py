@@ -1,11 +1,12 @@
 """Steps of a model in plain PyTorch, without Cleave, in bf16 and with little memory.
 
-    python -m benchmarks.plain_step MODEL BATCH TOKENS
+    python -m benchmarks.plain_step MODEL BATCH TOKENS CLIP
 
 Weights and tokens are random. Activations are computed again in the backward pass, AdamW steps on
 each parameter as soon as its gradient is there, and products are in bf16 by autocast, as PyTorch's
-own documentation tells it where memory is short. Prints a line of JSON for each of two steps, with
-its loss and its seconds.
+own documentation tells it where memory is short. Where gradients are clipped (CLIP above 0) their
+norm is needed before the first step, and there is no room for all of them at once: it takes a
+backward pass of its own. Prints a line of JSON for each of two steps, with its loss and seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ STEPS = 2
 
 def main() -> None:
     """Train."""
-    name, batch, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    name, batch, tokens, clip = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
     spec = find_model(name)  # its sizes alone
     config = OPTConfig(
         vocab_size=spec.vocabulary, hidden_size=spec.width, num_hidden_layers=spec.layers,
@@ -42,21 +44,41 @@ def main() -> None:
         for parameter in model.parameters()
     }
 
+    norms: list[Tensor] = []
+    scale = 1.0
+
+    def note_norm(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        norms.append(parameter.grad.norm())
+        parameter.grad = None
+
     def step(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if scale != 1.0:
+            parameter.grad.mul_(scale)
         optimizers[parameter].step()
         optimizers[parameter].zero_grad()
 
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(step)
-    for _ in range(STEPS):
-        ids = torch.randint(spec.vocabulary, (batch, tokens + 1))
-        began_s = time.perf_counter()
+    def backward(ids: Tensor, hook: Callable[[Tensor], None]) -> float:
+        handles = [p.register_post_accumulate_grad_hook(hook) for p in model.parameters()]
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=ids[:, :-1], use_cache=False).logits
             loss = cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
         torch.autograd.backward(loss)
+        for handle in handles:
+            handle.remove()
+        return loss.item()
+
+    for _ in range(STEPS):
+        ids = torch.randint(spec.vocabulary, (batch, tokens + 1))
+        began_s = time.perf_counter()
+        if clip:
+            norms.clear()
+            backward(ids, note_norm)
+            scale = min(1.0, clip / (torch.stack(norms).norm().item() + 1e-6))
+        loss = backward(ids, step)
         seconds = time.perf_counter() - began_s
-        print(json.dumps({"loss": loss.item(), "wall_s": seconds}), flush=True)
+        print(json.dumps({"loss": loss, "wall_s": seconds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,12 +26,15 @@ class Precision(Enum):
 class MemoryMode(Enum):
     """How the PS's memory is used.
 
-    PLAIN keeps activations and all gradients. LEAN recomputes activations in the backward pass and
-    updates each parameter as soon as its gradient is complete. AUTO is LEAN if PLAIN might not fit.
+    PLAIN keeps activations and all gradients. RECOMPUTE computes activations again in the backward
+    pass. LEAN does so as well, and updates each parameter as soon as its gradient is complete; with
+    clipping, the norm of all gradients has to be known before, which takes a pass of its own. AUTO
+    is the first of these that fits.
     """
 
     AUTO = "auto"
     PLAIN = "plain"
+    RECOMPUTE = "recompute"
     LEAN = "lean"
 
 

@@ -22,7 +22,6 @@ from cleave.fleet.local_fallback import (
 from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept
 from cleave.graphs.packed import called_with, mask_for, packed_by
-from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.methods import Method
 from cleave.training.adapters import (
     FROZEN,
@@ -75,6 +74,7 @@ from cleave.training.lora import LEARNING_RATE, LoraSpec
 from cleave.training.loss_scale import LOSS_SCALE, LossScale
 from cleave.training.offload import hold_weights, restore
 from cleave.training.optimizer import Optimizer, update_rule
+from cleave.training.ps_memory import memory_mode
 from cleave.training.quantized import QuantizedLinear
 from cleave.training.records import (
     DiskRecord,
@@ -102,9 +102,6 @@ from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _TOKENIZER_SIZE = 4096
-_BYTES_PER_PARAMETER = 8  # fp32 weight and gradient
-_BYTES_OF_STATE = 8  # two moments of a parameter
-_BYTES_PER_FROZEN = 4
 JOURNAL = "journal"
 
 
@@ -290,9 +287,20 @@ class Trainer:
         self.step = 0
         self.context = context
         self.patience = context.patience(lambda: self.step)
-        lean = _lean(job, model) and job.method != Method.STAGES.value  # which leaves nothing here
-        if lean:
+        memory = memory_mode(job, model)
+        if job.method == Method.STAGES.value:  # which leaves nothing here
+            memory = MemoryMode.PLAIN
+        again = memory is not MemoryMode.PLAIN
+        if again:
             enable_checkpointing(model)
+        # Accumulated gradients have to be kept anyway.
+        in_backward = memory is MemoryMode.LEAN and job.accumulate == 1
+        here = context.fleet is None or job.method in (Method.LOCAL.value, Method.TILES.value)
+        if in_backward and job.clip and here:
+            self._note(
+                f"to save memory every backward pass is done twice, as --clip {job.clip:g} needs "
+                f"the norm of all gradients first; with --state-dir FOLDER or --clip 0 it is not"
+            )
         self.journal = _open_journal(job, run, context, base, self.patience)
         separate = job.packing == Packing.SEPARATE.value
         self._packed = packed_by(model) if separate else None
@@ -304,7 +312,7 @@ class Trainer:
                 model,
                 context.fleet,
                 self.journal,
-                checkpointing=lean,
+                checkpointing=again,
                 clock=context.clock,
                 stop=context.stop,
                 reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
@@ -327,12 +335,11 @@ class Trainer:
             seed=job.seed,
             separate=self._packed is not None,
         )
-        # Accumulated gradients have to be kept anyway.
         self.optimizer = Optimizer(
             model,
             update_rule(job),
             clip=job.clip,
-            in_backward=lean and job.accumulate == 1,
+            in_backward=in_backward,
             files=StateFiles(Path(job.state_dir), self.patience) if job.state_dir else None,
             scale=LossScale() if job.dtype == Precision.FP16.value else None,
         )
@@ -675,20 +682,6 @@ def _open_journal(
         context.report(NoteRecord(text))
 
     return Journal(folder, base, say=say, clock=context.clock, patience=patience)
-
-
-def _lean(job: JobSpec, model: nn.Module) -> bool:
-    if job.memory != MemoryMode.AUTO.value:
-        return job.memory == MemoryMode.LEAN.value
-    memory_bytes = total_memory_bytes()
-    if memory_bytes is None:  # the system does not tell: spare it
-        return True
-    trained = _BYTES_PER_PARAMETER + (0 if job.state_dir else _BYTES_OF_STATE)
-    needed_bytes = sum(
-        p.numel() * (trained if p.requires_grad else _BYTES_PER_FROZEN) for p in model.parameters()
-    )
-    needed_bytes += sum(b.nbytes for b in model.buffers())  # codes of quantized weights
-    return needed_bytes > memory_bytes / 2
 
 
 _MAY_CHANGE = (

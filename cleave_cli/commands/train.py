@@ -127,7 +127,10 @@ def train(
         str, typer.Option(help="Curves also to: tensorboard, wandb, or tensorboard+wandb.")
     ] = "",
     memory: Annotated[
-        str, typer.Option(help="auto, plain, or lean (recompute, step in the backward pass).")
+        str,
+        typer.Option(
+            help="auto, plain, recompute (activations), or lean (and step in the backward pass)."
+        ),
     ] = "auto",
     state_dir: Annotated[
         str, typer.Option(help="Folder for the optimizer's state, in files; else in memory.")

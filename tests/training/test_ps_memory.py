@@ -1,0 +1,39 @@
+"""What a run keeps in the PS's memory, and what it computes again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from cleave.training import ps_memory
+from cleave.training.job import JobSpec, MemoryMode
+from cleave.training.ps_memory import memory_mode
+
+MODEL = nn.Linear(1000, 1000, bias=False)
+JOB = JobSpec("opt-nano")
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "mode"),
+    [
+        (None, MemoryMode.LEAN), (32e6, MemoryMode.PLAIN), (31e6, MemoryMode.RECOMPUTE),
+        (22e6, MemoryMode.RECOMPUTE), (21e6, MemoryMode.LEAN),
+    ],
+)  # fmt: skip
+def test_the_fastest_that_fits(
+    monkeypatch: pytest.MonkeyPatch, memory_bytes: float | None, mode: MemoryMode
+) -> None:
+    """Of a million parameters: 16 bytes each."""
+    monkeypatch.setattr(ps_memory, "total_memory_bytes", lambda: memory_bytes)
+    assert memory_mode(JOB, MODEL) is mode
+    assert memory_mode(replace(JOB, memory="plain"), MODEL) is MemoryMode.PLAIN
+
+
+def test_what_is_frozen_or_in_files_takes_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ps_memory, "total_memory_bytes", lambda: 16e6)
+    assert memory_mode(JOB, MODEL) is MemoryMode.LEAN
+    assert memory_mode(replace(JOB, state_dir="states"), MODEL) is MemoryMode.PLAIN
+    frozen = nn.Linear(1000, 1000, bias=False).requires_grad_(False)
+    assert memory_mode(JOB, frozen) is MemoryMode.PLAIN
