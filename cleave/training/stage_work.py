@@ -259,15 +259,7 @@ class ModelWork:
                 if name in self._graphs_of_slice(part).cut:
                     mine = mine[slice(*part.rows(self.vocabulary))]
             shape = _sum_shape(mine)
-            total = np.zeros((shape.rows, shape.columns), np.float32)
-            for parts in groups:
-                first = 0
-                for part in parts:
-                    rows = memoryview(part).nbytes // (shape.columns * dtype.itemsize)
-                    values = arrays.unpack(part, rows, shape.columns, dtype).float32()
-                    total[first : first + rows] += values
-                    first += rows
-            made = torch.from_numpy(total).reshape(mine.shape)
+            made = _total(groups, shape, dtype).reshape(mine.shape)
             if number is None:
                 found[id(parameter)] = made
             else:
@@ -460,6 +452,29 @@ def _floats(matrix: Any) -> StageArray:
 def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVATIONS) -> StageArray:
     rows, columns = matrix.shape
     return StageArray(rows, columns, dtype.value, arrays.from_torch(matrix), kind)
+
+
+def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Tensor:
+    """Return the sum of gradients of several devices.
+
+    Args:
+        groups: of each device the parts, which are its rows in order.
+        shape: of the sum.
+        dtype: in which they travelled.
+    """
+    total = (np.empty if groups else np.zeros)((shape.rows, shape.columns), np.float32)
+    for number, parts in enumerate(groups):
+        first = 0
+        for part in parts:
+            rows = memoryview(part).nbytes // (shape.columns * dtype.itemsize)
+            values = arrays.unpack(part, rows, shape.columns, dtype).float32()
+            if number:
+                total[first : first + rows] += values
+            else:  # a pass over memory less than adding to zeros
+                total[first : first + rows] = values
+            first += rows
+        assert first == shape.rows
+    return torch.from_numpy(total)
 
 
 def _sum_shape(tensor: Tensor) -> SumShape:
