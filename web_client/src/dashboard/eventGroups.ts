@@ -9,13 +9,13 @@ export interface EventGroup {
   readonly since_s: number;
 }
 
-/** Events of one kind and one device as one group, the newest first; others alone. */
+/** Events of one kind and one device as one group, the newest first; those of none (0) alone. */
 export function grouped(events: readonly FleetEvent[]): EventGroup[] {
   const groups = new Map<string, EventGroup>();
   for (let i = events.length - 1; i >= 0; i -= 1) {
     const event = events[i];
     if (event === undefined) continue;
-    const key = event.device === null ? `event ${event.id}` : `${event.kind} ${event.device}`;
+    const key = !event.device ? `event ${event.id}` : `${event.kind} ${event.device}`;
     const known = groups.get(key);
     groups.set(key, {
       newest: known?.newest ?? event,

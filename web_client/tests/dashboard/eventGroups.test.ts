@@ -12,7 +12,8 @@ test("what one device does again and again is one line, where it did it last", (
     event(2, "join", 8),
     event(3, "overdue", 7),
     event(4, "job", null),
-    event(5, "job", null),
+    event(5, "job", 0),
+    event(8, "job", 0),
     event(6, "overdue", 8),
     event(7, "overdue", 7),
   ];
@@ -20,6 +21,7 @@ test("what one device does again and again is one line, where it did it last", (
   expect(groups.map(({ newest, count }) => [newest.id, count])).toEqual([
     [7, 3],
     [6, 1],
+    [8, 1],
     [5, 1],
     [4, 1],
     [2, 1],

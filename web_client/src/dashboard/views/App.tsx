@@ -38,7 +38,12 @@ export function App(props: { readonly model: Model; readonly choose: (device: nu
           />
         )}
         {(overview.stages === null || overview.plan !== null) && (
-          <PlanView plan={overview.plan} devices={overview.devices} chosen={model.chosen} />
+          <PlanView
+            plan={overview.plan}
+            devices={overview.devices}
+            chosen={model.chosen}
+            waits={job !== null && job.waits !== ""}
+          />
         )}
         <NetworkView overview={overview} samples={model.samples} />
         <FleetView overview={overview} chosen={model.chosen} choose={choose} />

@@ -14,9 +14,11 @@ interface Props {
   readonly plan: Plan | null;
   readonly devices: readonly Device[];
   readonly chosen: number;
+  /** Nothing goes on: how long it has been running says nothing. */
+  readonly waits: boolean;
 }
 
-export function PlanView({ plan, devices, chosen }: Props) {
+export function PlanView({ plan, devices, chosen, waits }: Props) {
   return (
     <section class="card" aria-labelledby="plan">
       <div class="title">
@@ -26,7 +28,7 @@ export function PlanView({ plan, devices, chosen }: Props) {
       {plan === null ? (
         <p class="soft empty">No multiplication is under way.</p>
       ) : (
-        <Running plan={plan} devices={devices} chosen={chosen} />
+        <Running plan={plan} devices={devices} chosen={chosen} waits={waits} />
       )}
     </section>
   );
@@ -36,8 +38,9 @@ function Running(props: {
   readonly plan: Plan;
   readonly devices: readonly Device[];
   readonly chosen: number;
+  readonly waits: boolean;
 }) {
-  const { plan, devices, chosen } = props;
+  const { plan, devices, chosen, waits } = props;
   const tiling = useMemo(() => layOut(plan), [plan]);
   const draw = useCallback<Draw>(
     (context, size, theme) => drawTiling(context, size, theme, tiling, chosen),
@@ -69,8 +72,10 @@ function Running(props: {
         <Figure name="Predicted" value={seconds(plan.predicted_s)} />
         <Figure
           name="Running for"
-          value={seconds(plan.elapsed_s)}
-          note={`${percent(share(plan.elapsed_s, plan.predicted_s))} of predicted`}
+          value={waits ? "–" : seconds(plan.elapsed_s)}
+          note={
+            waits ? "waiting" : `${percent(share(plan.elapsed_s, plan.predicted_s))} of predicted`
+          }
         />
       </dl>
     </>
