@@ -26,7 +26,7 @@ from simulator.claims import (
 )
 from simulator.cloud import Cloud
 from simulator.method import Conditions
-from simulator.report import report, sweep_reading
+from simulator.report import marked_quick, report, sweep_reading
 from simulator.sweep import Row, fleet_rates, sweep
 from simulator.verdict import Claim
 
@@ -154,6 +154,8 @@ def write(
         ),
     ]  # fmt: skip
     text = report("Published claims, simulated", _conditions(scope), claims, figures)
+    if scope is QUICK:
+        text = marked_quick(text)
     (folder / "report.md").write_text(text, encoding="utf-8")
     return claims
 

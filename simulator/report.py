@@ -101,3 +101,12 @@ def sweep_reading(rows: Sequence[Row]) -> str:
         return f"{line}, where no other method fits."
     best = min(others, key=lambda o: o.step_s)
     return f"{line}, where {best.method}, the fastest other that fits, takes {best.step_s:.4g} s."
+
+
+def marked_quick(text: str) -> str:
+    """Return a report that says in itself that it was only a trial."""
+    title, rest = text.split("\n", 1)
+    return (
+        f"{title}: QUICK, toy models\n\n**QUICK: toy models on a few devices, to try the report "
+        f"out. Its verdicts say nothing about the claims.**\n{rest}"
+    )

@@ -44,6 +44,7 @@ def study(
 
     from cleave.energy.assumptions import load_assumptions
     from cleave.energy.typical import load_typical
+    from simulator.report import marked_quick
     from simulator.study.document import document
     from simulator.study.inputs import inputs
     from simulator.study.report import report
@@ -79,6 +80,7 @@ def study(
         try:
             save_all(out, found)
             text = report(found, figures, (name for name, _, _ in tornado_files(found)))
+            text = marked_quick(text) if quick else text
             (out / "report.md").write_text(text, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write into {out}: {error.strerror}") from None

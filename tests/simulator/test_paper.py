@@ -138,6 +138,7 @@ def test_a_report_is_written_and_the_same_twice(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["simulate", "paper", "--quick", "--out", str(out)])
     assert done.exit_code == 0, done.output
     text = (out / "report.md").read_text()
+    assert text.splitlines()[0].endswith(": QUICK, toy models")
     for heading in ("DT-FM", "more devices", "cloud GPU", "recovery", "Bytes", "512 MB", "32 GB"):
         assert heading in text
     for figure in ("sweep.png", "recovery.png"):

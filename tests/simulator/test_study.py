@@ -220,6 +220,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def test_the_report_can_be_read(made: Made) -> None:
+    assert made.text.splitlines()[0].endswith(": QUICK, toy models")
     for words in (
         "not confirmed",
         "sunk cost",
