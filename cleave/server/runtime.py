@@ -282,9 +282,8 @@ class LiveRuntime(Runtime):
         rates = record.rates
         if rates is not None:
             _logger.info(
-                "%s joined as device %d (%s, %s down, %s up); %s",
+                "%s joined (%s, %s down, %s up); %s",
                 peer.name,
-                session,
                 _shown(rates.flops_per_s, "FLOP/s"),
                 _shown(rates.downlink_bytes_per_s, "B/s"),
                 _shown(rates.uplink_bytes_per_s, "B/s"),

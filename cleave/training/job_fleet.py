@@ -208,6 +208,7 @@ class JobFleet:
                 self._selector,
                 stop=self._stop,
                 note=self._reports.note,
+                presence=self._reports.presence,
                 own_products=self._own_products,
             )
         finally:

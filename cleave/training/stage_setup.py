@@ -10,6 +10,7 @@ from torch import nn
 
 from cleave.arrays import DType
 from cleave.fleet.fleet import Fleet
+from cleave.fleet.local_fallback import FleetPresence
 from cleave.fleet.selection import Selector, measure_ps
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
@@ -37,6 +38,7 @@ def staged_model(
     *,
     stop: Callable[[], bool],
     note: Callable[[str], None],
+    presence: Callable[[FleetPresence], None],
     own_products: Callable[[Set[int]], AbstractContextManager[None]],
 ) -> StagedModel | None:
     """Make the graphs of a model's layers, and what trains it by stages.
@@ -47,7 +49,7 @@ def staged_model(
         model: the model, as transformers made it.
         fleet: the fleet that trains it.
         selector: predicts GEMMs, for a comparison with tiles.
-        stop, note, own_products: see `StagedModel`.
+        stop, note, presence, own_products: see `StagedModel`.
 
     Returns:
         None with `--method auto` where no layer can become a graph.
@@ -92,5 +94,6 @@ def staged_model(
         local_after_s=job.fallback_after_s if local else None,
         stop=stop,
         note=note,
+        presence=presence,
         own_products=own_products,
     )

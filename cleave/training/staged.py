@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, FleetError, PlanError
-from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError
+from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.outside import Embedded, OutsideLayers
 from cleave.planner.methods import Method
@@ -128,6 +128,7 @@ class StagedModel:
             None to wait for ever.
         stop: says whether training is to stop; the step under way then gets `STEP_END_S` seconds.
         note: called with what a user should know.
+        presence: called when no device is there in the middle of a step, and when one is again.
         own_products: makes the context in which the PS does its own part of a step, given the
             devices that train layers in it.
 
@@ -153,6 +154,7 @@ class StagedModel:
         local_after_s: float | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda text: None,
+        presence: Callable[[FleetPresence], None] = lambda presence: None,
         own_products: Callable[[Set[int]], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.plan: StagePlan | None = None
@@ -169,6 +171,7 @@ class StagedModel:
         self._left_after_s = STEP_END_S if local_after_s is None else local_after_s
         self._stop = stop
         self._note = note
+        self._presence, self._present = presence, True
         self._own_products = own_products
         self._outside = OutsideLayers(work.model, work.graphs.calls)
         self.passes = PsPasses(work.graphs, self.autocast)
@@ -495,6 +498,12 @@ class StagedModel:
         self._say(said)
         return plan
 
+    def _note_presence(self, *, there: bool) -> None:
+        """Tell whether devices are there, where that has changed."""
+        if there != self._present:
+            self._present = there
+            self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
+
     def _say(self, text: str) -> None:
         """Note something, unless that was said last."""
         if text != self._said:
@@ -523,8 +532,11 @@ class StagedModel:
                 self.runtime.end_steps()
                 raise StageFailedError(str(error)) from error
             if outcome is not None:
+                self._note_presence(there=True)
                 return outcome
             left_s = 0.0 if self.runtime.stage_devices() else left_s + LOOK_S
+            if not local:
+                self._note_presence(there=left_s <= LOOK_S)
             if local and left_s > self._left_after_s:
                 self.runtime.end_steps()
                 raise StageFailedError("all devices that train whole layers left")

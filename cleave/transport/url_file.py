@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from cleave.errors import UsageError
 from cleave.transport.connect import plain_reason
+
+_COMMAND: Final = re.compile(r"cleave join '([^']+)'")
 
 
 @contextmanager
@@ -28,7 +32,8 @@ def url_file(url: str) -> Iterator[str]:
 def read_url(text: str) -> str:
     """Return a join URL: the text itself, or the content of the file named after an `@`.
 
-    A file, unlike a command line, can be hidden from other users of the machine.
+    A file, unlike a command line, can be hidden from other users of the machine. It may also hold
+    the `cleave join` command that `cleave pair` prints.
 
     Raises:
         UsageError: when the file cannot be read.
@@ -37,9 +42,11 @@ def read_url(text: str) -> str:
         return text
     path = Path(text[1:]).expanduser()
     try:
-        return path.read_text().strip()
+        text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"the join URL cannot be read from {path} ({plain_reason(error)}); "
             f"write it there, or give the URL itself"
         ) from None
+    command = _COMMAND.search(text)
+    return command[1] if command else text

@@ -170,7 +170,7 @@ def join(
                 speed = chosen[0]
                 event(
                     "ready",
-                    f"joined as device {status.device} ({speed.backend.name}, "
+                    f"joined as {called} ({speed.backend.name}, "
                     f"{speed.flops_per_s / 1e9:.0f} GFLOP/s); Ctrl-C to leave",
                     device=status.device,
                     executor=speed.backend.name,
@@ -209,8 +209,8 @@ def join(
         def welcomed(welcome: Welcome) -> None:
             if code and not welcome.credential:
                 text = (
-                    "that server knows this device already, so the join code was not used; whose "
-                    "the device is says `cleave devices own` there"
+                    "that server knows this device already, so the join code was not used; its "
+                    "operator can mark it as their own: cleave devices own NAME"
                 )
                 event("note", text, text=text)
             if welcome.credential and welcome.server:

@@ -208,7 +208,7 @@ def train(
             )
             resume = str(Path(resume).resolve()) if resume else ""
             for key in _PATHS & given.keys():  # the server works in another folder
-                if Path(settings[key]).exists():
+                if settings[key] and Path(settings[key]).exists():
                     settings[key] = str(Path(settings[key]).resolve())
         elif resume:
             display.note(

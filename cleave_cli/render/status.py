@@ -113,7 +113,7 @@ def _server(server: dict[str, Any]) -> RenderableType:
 
 def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[RenderableType]:
     if job is None:
-        return [_text("no job; submit one with: cleave train --server")]
+        return [_text("no job; submit one with: cleave train --model NAME")]
     title = f"{job['job']} ({job['model']}) {job['state']}"
     waits = [_text(f"waits  {job['waits']}", style="bold")] if job.get("waits") else []
     if not job["steps"]:  # a model that is used, not trained

@@ -159,14 +159,34 @@ def test_training_finds_the_server_of_this_machine(
         monkeypatch.setenv("CLEAVE_DATA", str(there / "data"))
         with started("join", address(place), "--json") as (_, lines):
             wait_for_event(lines, "ready")
-            on_server = here(*command, cwd=here_folder)
+            on_server = here(*command, "--checkpoint-every", "1", cwd=here_folder)
             emulated = here(*command, "--devices", "2", cwd=here_folder)
+            (trained,) = (there / "runs").iterdir()
+            again = ("train", "--resume", str(trained), "--steps", "2", "--json")
+            resumed = here(*again, cwd=here_folder)
     alone = here(*command, "--attach", "job-1", cwd=here_folder)
     assert on_server.returncode == emulated.returncode == 0, on_server.stderr + emulated.stderr
     assert "training on this machine's server" in on_server.stderr
+    assert resumed.returncode == 0, resumed.stderr
+    assert "training on this machine's server" in resumed.stderr
+    assert [r["step"] for r in records(resumed.stdout) if r["event"] == "step"] == [2]
     (run,) = (there / "runs").iterdir()
     assert {record["event"] for record in records(on_server.stdout)} >= {"step", "done"}
     assert (run / "metrics.jsonl").exists()
     assert (here_folder / "runs").is_dir()
     assert alone.returncode == 2
     assert "--attach job-1: no server runs here" in alone.stderr
+
+
+def test_a_job_in_the_queue_is_stopped_at_once(corpus_file: Path, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with server(tmp_path) as address_of:
+        to_server = ("--server", address_of["operator_url"])
+        first = (*training(corpus_file, 3, "opt-nano"), *to_server)
+        with started(*first) as (_, waiting):
+            wait_for_event(waiting, "fleet")  # no device is there
+            with started(*first) as (_, queued):
+                until(lambda: '"job-2"' in here("jobs", *place.data, "--json").stdout)
+                assert "job-2 is stopped" in place.change("stop", "job-2")
+                assert place.state(2) == "stopped"
+                assert wait_for_event(queued, "stopped")["text"] == "stopped before it began"

@@ -93,6 +93,24 @@ def upload(message: Message) -> bool:
     return isinstance(message, messages.Fetch) and message.rows > 2 * TOKENS
 
 
+def test_a_step_whose_only_device_is_killed_says_that_it_waits(
+    tmp_path: Path, corpus_file: Path
+) -> None:
+    join = ("--json", "--threads", "1")
+    with server(tmp_path) as place:
+        steps = (*training_by_stages(corpus_file, 100_000), "--server", place["operator_url"])
+        with started("join", own_address(place), *join) as (device, lines):
+            wait_for_event(lines, "ready")
+            with started(*steps) as (_, seen):
+                wait_for_event(seen, "step")
+                device.kill()
+                while wait_for_event(seen, "fleet")["state"] != "absent":
+                    pass
+                with started("join", own_address(place), *join, "--name", "another"):
+                    assert wait_for_event(seen, "fleet")["state"] == "present"
+                    wait_for_event(seen, "step")
+
+
 def test_a_process_trains_beside_weights_in_four_bits(tmp_path: Path, corpus_file: Path) -> None:
     lora = "r=4,bits=4"
     alone: list[float] = []

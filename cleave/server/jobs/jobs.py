@@ -164,9 +164,10 @@ class Jobs:
         with self._turn:
             job.pauses = False
             job.stop.set()
-            if job.state is JobState.PAUSED:
+            if job.state in (JobState.PAUSED, JobState.QUEUED):
+                when = "while it was paused" if job.state is JobState.PAUSED else "before it began"
                 self._enter(job, JobState.STOPPED)
-                self._report(job, {"event": "stopped", "text": "stopped while it was paused"})
+                self._report(job, {"event": "stopped", "text": f"stopped {when}"})
         return job
 
     def pause(self, id: str) -> TrainingJob:
@@ -280,9 +281,9 @@ class Jobs:
             with self._turn:
                 if not job.is_due:
                     continue
-                if job.stop.is_set():
-                    self._enter(job, JobState.STOPPED)
-                    self._report(job, {"event": "stopped", "text": "stopped before it began"})
+                if job.stop.is_set():  # the server ends; its store still has the job as queued
+                    text = "the server ends, and the job has not begun; submit it again"
+                    self._report(job, {"event": "stopped", "text": text})
                     continue
                 self._enter(job, JobState.RUNNING)
             _logger.info("%s started: %s", job.id, job.model)
