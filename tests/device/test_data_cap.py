@@ -98,11 +98,26 @@ def test_the_next_command_goes_on_counting(tmp_path: Path) -> None:
     session.move(70, 7)
     meter.used()
     assert time.meter(cap, path).used() == 77
-    assert time.meter(DataCap(10**9, Span.HOUR), path).used() == 0  # another span
+    assert time.meter(DataCap(10**9, Span.HOUR), path).used() == 77
+    time.now += timedelta(hours=1)
+    assert time.meter(DataCap(10**9, Span.HOUR), path).used() == 0
     time.now += timedelta(days=1)
     assert time.meter(cap, path).used() == 0
     path.write_text("{not json")
     assert time.meter(cap, path).used() == 0
+
+
+def test_devices_of_a_machine_count_together(tmp_path: Path) -> None:
+    time, path = Time(), tmp_path / "data.json"
+    pairs = [(time.meter(DataCap(10**9, span), path), Session()) for span in (Span.DAY, Span.HOUR)]
+    for meter, session in pairs:
+        meter.follow(session)
+    for amount in (10, 20):
+        for meter, session in pairs:
+            session.move(amount, 0)
+            meter.used()
+    assert [meter.used() for meter, _ in pairs] == [40, 60]  # what came before its own last bytes
+    assert time.meter(DataCap(10**9, Span.MONTH), path).used() == 60
 
 
 @given(moves=st.lists(st.tuples(st.integers(0, 10**8), st.floats(0.2, 5.0)), min_size=1))

@@ -85,7 +85,7 @@ class CountingSession(Protocol):
 
 
 class DataMeter:
-    """Counts bytes over a span, also over several runs of the command.
+    """Counts bytes over a span, also over several runs of the command and devices of a machine.
 
     A file that cannot be read counts as none, and one that cannot be written is written the next
     time: then only what this process did counts.
@@ -128,7 +128,7 @@ class DataMeter:
             self._span, self._used = span, 0
         self._used += more
         if more and self._cap.span is not Span.COMMAND:
-            self._save()
+            self._save(more)
         return self._used
 
     def until_s(self) -> float:
@@ -145,19 +145,32 @@ class DataMeter:
         return self._counted - before
 
     def _load(self) -> int:
+        return self._held().get(self._span, 0)
+
+    def _held(self) -> dict[str, int]:
+        """Return what the file has, by span."""
         try:
             held = json.loads(self._path.read_text())
-            return int(held["bytes"]) if held["span"] == self._span else 0
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
+            if "span" in held:  # as it was written when only one span was kept
+                held = {held["span"]: held["bytes"]}
+            return {str(span): int(count) for span, count in held.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
 
-    def _save(self) -> None:
-        """Write the file at once: a reader sees all of it or none."""
+    def _save(self, more: int) -> None:
+        """Add bytes to every span that is now; other devices of this machine count there as well.
+
+        The file is written at once: a reader sees all of it or none.
+        """
+        held, now = self._held(), self._now()
+        spans = (span.named(now) for span in Span if span is not Span.COMMAND)
+        counts = {span: held.get(span, 0) + more for span in spans}
+        self._used = counts[self._span] = max(self._used, counts[self._span])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".part")
             with os.fdopen(handle, "w") as file:
-                json.dump({"span": self._span, "bytes": self._used}, file)
+                json.dump(counts, file)
             os.replace(name, self._path)
         except OSError:
             return
