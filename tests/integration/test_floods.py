@@ -202,7 +202,7 @@ def test_who_was_drained_is_said_to_be(notes: list[str]) -> None:
         device.send(packed(messages.Drain()))
         assert isinstance(heard(device), messages.Bye)
         until(lambda: server.fleet.device_count == 0)
-    assert any("device 1 (2.0 MFLOP/s, 1.0 MB/s down, 1.5 kB/s up)" in note for note in notes)
+    assert any("slow joined (2.0 MFLOP/s, 1.0 MB/s down, 1.5 kB/s up)" in note for note in notes)
     assert any("slow left (drained); 0 devices" in note for note in notes)
 
 

@@ -84,6 +84,7 @@ def test_a_step_by_stages_says_what_each_message_is_for() -> None:
     assert arrays == [
         (put, TrafficKind.ACTIVATIONS),  # x
         (put, TrafficKind.WEIGHTS),
+        (put, TrafficKind.ACTIVATIONS),  # a mask
         (graph, TrafficKind.GRAPHS),
         (put, TrafficKind.ACTIVATIONS),  # dy
         (graph, TrafficKind.GRAPHS),
