@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -105,6 +107,23 @@ class Weighing:
         except PlanError as error:
             return refused(Method.TILES, str(error)), None
         return batch.by_tiles(step, self.gemms, self.ps), step
+
+
+def server_flops_per_s(gflops: float, dtype: str) -> float:
+    """Return the speed of the server alone, measured on this machine where none is given.
+
+    Args:
+        gflops: as `--ps-gflops` says; 0 for none.
+        dtype: of the products that are measured.
+    """
+    if gflops:
+        return gflops * 1e9
+    from cleave.arrays import DType
+    from cleave.fleet.selection import measure_ps
+    from cleave.machine.backends import backend_named
+
+    backend = backend_named("torch" if importlib.util.find_spec("torch") else "numpy")
+    return measure_ps(backend, DType(dtype), time.perf_counter).flops_per_s
 
 
 def adapters_of(rank: int, bits: int) -> Adapters | None:

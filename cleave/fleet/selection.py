@@ -48,8 +48,7 @@ class PsSpeed:
 def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
     """Time GEMMs on this machine for a tenth of a second, and take the fastest.
 
-    Threads of another library that wait for work may keep a core busy for some milliseconds, in
-    which every product takes thirty times as long.
+    What else the machine does meanwhile then counts little.
 
     Args:
         clock: returns seconds, like `time.perf_counter`.

@@ -181,11 +181,12 @@ class Takeover:
         ]
         needed = sum(array.nbytes for array in arrays) + max(widened, default=0)
         needed += sums + (inputs + 4) * activations
-        layers = range(self.stage.first, self.stage.stop)
-        needed += max(
-            sum(mask.nbytes for mask in masks_of(self.work, layers, batch))
-            for batch in range(len(self.work.tokens))
-        )
+        if any(layer.of_batch for layer in self._layers()):
+            layers = range(self.stage.first, self.stage.stop)
+            needed += max(
+                sum(mask.nbytes for mask in masks_of(self.work, layers, batch))
+                for batch in range(len(self.work.tokens))
+            )
         return held + needed <= rates.memory_bytes
 
     def _layers(self) -> Sequence[LayerWork]:

@@ -299,7 +299,8 @@ class Trainer:
         if in_backward and job.clip and here:
             self._note(
                 f"to save memory every backward pass is done twice, as --clip {job.clip:g} needs "
-                f"the norm of all gradients first; with --state-dir FOLDER or --clip 0 it is not"
+                f"the norm of all gradients first; --clip 0 spares that, or --memory recompute "
+                f"where there is room for them (--state-dir makes some)"
             )
         self.journal = _open_journal(job, run, context, base, self.patience)
         separate = job.packing == Packing.SEPARATE.value

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -141,7 +139,7 @@ def emulate(
     watch = Watch(trace, log)
     if model and method == "stages":
         _stages(
-            members, model, batch, seq, dtype, steps, ps_gbit, ps_gflops * 1e9, seed, watch,
+            members, model, batch, seq, dtype, steps, ps_gbit, ps_gflops, seed, watch,
             coding=coding, as_json=as_json,
         )  # fmt: skip
     elif model:
@@ -280,7 +278,7 @@ def _stages(
     dtype: str,
     steps: int,
     ps_gbit: float,
-    ps_flops_per_s: float,
+    ps_gflops: float,
     seed: int,
     watch: Watch,
     *,
@@ -290,10 +288,11 @@ def _stages(
     from cleave.arrays import DType
     from cleave.planner.plan import PsRates
     from cleave.workload.registry import find_model
+    from cleave_cli.weighing import server_flops_per_s
     from emulator.by_stages import emulate_stages
 
     card = ps_gbit * 1e9 / 8 or float("inf")
-    speed = ps_flops_per_s or _measured_flops_per_s()
+    speed = server_flops_per_s(ps_gflops, "fp32")
     try:
         found = emulate_stages(
             find_model(model), rows, sequence, members, speed, PsRates(card, card),
@@ -317,20 +316,11 @@ def _stages(
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
     if not as_json:
-        whose = "of --ps-gflops" if ps_flops_per_s else "of this machine"
+        whose = "of --ps-gflops" if ps_gflops else "of this machine"
         typer.echo(
             f"  the PS alone: {found.alone_s:.4g} s, at the {speed / 1e9:.3g} GFLOP/s {whose}\n"
             f"  {found.plan.described(found.model)}"
         )
-
-
-def _measured_flops_per_s() -> float:
-    from cleave.arrays import DType
-    from cleave.fleet.selection import measure_ps
-    from cleave.machine.backends import backend_named
-
-    backend = backend_named("torch" if importlib.util.find_spec("torch") else "numpy")
-    return measure_ps(backend, DType.FP32, time.perf_counter).flops_per_s
 
 
 def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], None]:

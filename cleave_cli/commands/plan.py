@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -190,16 +188,9 @@ def plan(
 def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
     """Return the server; its speed is measured on this machine where none is given."""
     from cleave.planner.stages import PsCompute
+    from cleave_cli.weighing import server_flops_per_s
 
-    if ps_gflops:
-        return PsCompute(ps_gflops * 1e9, 0.0, card)
-    from cleave.arrays import DType
-    from cleave.fleet.selection import measure_ps
-    from cleave.machine.backends import backend_named
-
-    backend = backend_named("torch" if importlib.util.find_spec("torch") else "numpy")
-    speed = measure_ps(backend, DType(dtype), time.perf_counter)
-    return PsCompute(speed.flops_per_s, 0.0, card)
+    return PsCompute(server_flops_per_s(ps_gflops, dtype), 0.0, card)
 
 
 def _crossing(weighing: Weighing, method: Method, *, as_json: bool) -> Crossing:
