@@ -13,6 +13,7 @@ from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Role
 from cleave.scheduler.admission import AccessLevel
+from cleave.scheduler.fleet_events import EventKind
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.jobs.jobs import Jobs
 from cleave.transport.connection import Connection, ConnectionLostError, memory_link
@@ -88,6 +89,56 @@ def test_who_leaves_is_followed_by_no_records(bye: bool) -> None:
     (job,) = jobs.all()
     assert job.followers == []
     runner.ends.set()
+    jobs.close(PATIENCE_S)
+
+
+def test_the_last_record_comes_though_the_job_was_over_before_it() -> None:
+    runner = Runner({"event": "note", "text": "preparing"})
+    runner.ends.set()
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def looks_again() -> None:
+            for wake in [wake for job in jobs.all() for wake in job.followers]:
+                wake()
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+        def listener(kind: EventKind, text: str) -> None:
+            if "done" in text:  # its state is final, and its last record is not there yet
+                asyncio.run_coroutine_threadsafe(looks_again(), loop).result(PATIENCE_S)
+
+        jobs = Jobs(None, runner, listener=listener)  # type: ignore[arg-type]
+        link, _ = await followed(jobs)
+        records = [await heard(link) for _ in range(2)]
+        assert [record.record["event"] for record in records] == ["note", "end"]  # type: ignore[union-attr]
+        await link.close()
+        await asyncio.to_thread(jobs.close, PATIENCE_S)
+
+    in_time(scenario())
+
+
+def test_a_job_that_goes_on_is_followed_to_its_second_end() -> None:
+    runner = Runner({"event": "note", "text": "training"})
+    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        link, _ = await followed(jobs)
+        await heard(link)
+        await said(link, messages.Request(2, "stop", {"job": "job-1"}))
+        runner.ends.set()
+        assert {type(await heard(link)) for _ in range(2)} == {messages.Reply, messages.JobRecord}
+        await said(link, messages.Request(3, "resume", {"job": "job-1"}))
+        assert isinstance(await heard(link), messages.Reply)
+        await said(link, messages.Request(4, "attach", {"job": "job-1"}))
+        assert isinstance(await heard(link), messages.Reply)
+        records = [await heard(link) for _ in range(4)]
+        events = [record.record["event"] for record in records]  # type: ignore[union-attr]
+        assert events == ["note", "note", "note", "end"]
+        await link.close()
+
+    in_time(scenario())
     jobs.close(PATIENCE_S)
 
 

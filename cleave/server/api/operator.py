@@ -14,7 +14,7 @@ from cleave.scheduler.admission import AccessLevel
 from cleave.server.api.device_admin import DeviceAdmin
 from cleave.server.api.overview import Overview, Question
 from cleave.server.fleet_server import Server
-from cleave.server.jobs.jobs import FINAL_STATES, Jobs, TrainingJob
+from cleave.server.jobs.jobs import Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
 
 VIEWER_PAUSE_S: Final = 0.25
@@ -163,11 +163,11 @@ class OperatorSessions:
         try:
             while True:
                 news.clear()
-                over = job.state in FINAL_STATES
+                over = job.has_last_record
                 for record in job.records[sent:]:
                     await connection.send(encode(messages.JobRecord(job.id, record)))
                     sent += 1
-                if over and sent == len(job.records):
+                if over:
                     return
                 await news.wait()
         finally:

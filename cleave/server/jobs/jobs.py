@@ -35,6 +35,9 @@ class JobState(Enum):
 
 FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
+_LAST_EVENTS = ("end", "stopped", "failed")
+"""Events of a job's last record."""
+
 
 @dataclass
 class TrainingJob:
@@ -69,6 +72,19 @@ class TrainingJob:
     def is_due(self) -> bool:
         """Say whether it is to begin: it may have been paused meanwhile, or be queued twice."""
         return self.state is JobState.QUEUED
+
+    @property
+    def has_last_record(self) -> bool:
+        """Say whether no record follows those that there are.
+
+        A job's state is final a moment before its last record is there, so the state alone must
+        not end who follows the records.
+        """
+        return (
+            self.state in FINAL_STATES
+            and bool(self.records)
+            and self.records[-1].get("event") in _LAST_EVENTS
+        )
 
 
 class Runner(Protocol):
@@ -215,6 +231,9 @@ class Jobs:
         job.stop, job.pauses, job.waits = threading.Event(), False, ""
         with self._lock:
             self._jobs[id] = job
+            if job.records and job.records[-1].get("event") in _LAST_EVENTS:
+                # whoever follows it from now on must not take this for the end
+                job.records[-1] = {"event": "note", "text": f"was {job.state.value}; goes on"}
         self._enter(job, JobState.QUEUED)
         self._queue.put(job)
         return job
@@ -341,7 +360,7 @@ class Jobs:
                 full = record.get("state") == "full"
                 _logger.log(logging.WARNING if full else logging.INFO, "%s: %s", job.id, text)
                 job.waits = text if full else ""
-            case "end" | "failed" | "stopped":
+            case event if event in _LAST_EVENTS:
                 job.waits = ""
         with self._lock:
             job.records.append(record)
