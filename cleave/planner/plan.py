@@ -57,6 +57,12 @@ class DeviceRates:
         """Return what of a payload passes its uplink; see `down_bytes`."""
         return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
+    def unit_s(self, activation_bytes: float, flops: float) -> float:
+        """Return how long a unit of a stage takes by itself: an activation comes, and one goes."""
+        moved_s = activation_bytes / self.downlink_bytes_per_s
+        moved_s += activation_bytes / self.uplink_bytes_per_s
+        return moved_s + flops / self.flops_per_s + 2 * self.latency_s
+
 
 @dataclass(frozen=True, slots=True)
 class PsRates:

@@ -1,8 +1,8 @@
 """A step by stages, simulated event by event.
 
 The simulated PS gives out units as `cleave.scheduler.stage_step` does: forward and backward passes
-in turn, the last stage first, two units at once to each device, and it takes a stage's sums when
-every micro-batch has passed it. Trained weights go to all devices when the step begins, layer by
+in turn, the last stage first, two units at once to each device, idle devices first and of these the
+fastest, and it takes a stage's sums when every micro-batch has passed it. Trained weights go to all devices when the step begins, layer by
 layer; frozen ones are there from the step before.
 
 A device has a downlink, a processor and an uplink, each of which does one thing after another. What
@@ -233,6 +233,13 @@ class StageSimulation:
             for device in stage.plan.devices:
                 self._stages_of.setdefault(device, []).append(stage)
         self._model = model
+        tokens = max(model.tokens)
+        activation = float(tokens * model.width * model.element_bytes)
+        self._unit_s = {
+            d: devices_by_id[d].unit_s(activation, math.fsum(c.flops for c in stage.costs) * tokens)
+            for stage in (*self.stages, *self.slices)
+            for d in stage.plan.devices
+        }
         self._kept_batches = kept_batches
         # What the PS does for a token: layers before the next stage, forward and both ways; or all
         # that follows the last one.
@@ -268,9 +275,10 @@ class StageSimulation:
 
     def _ask(self, now_s: float, devices: Iterable[int]) -> None:
         """Give each of these devices a unit in turn, until none takes another."""
-        turn = sorted(set(devices))
+        turn = set(devices)
         while turn:
-            turn = [device for device in turn if self._ask_one(now_s, device)]
+            order = sorted(turn, key=lambda d: (self.devices[d].under_way, self._unit_s[d], d))
+            turn = {device for device in order if self._ask_one(now_s, device)}
 
     def _ask_one(self, now_s: float, number: int) -> bool:
         device = self.devices[number]

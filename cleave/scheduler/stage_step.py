@@ -8,6 +8,7 @@ all, and each micro-batch is in one generation of each stage, or part of a stage
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -135,6 +136,7 @@ class StageStep:
         self._units: set[Unit] = set()
         self._taking: dict[Unit, Generation] = {}
         self._went_back: set[int] = set()  # devices whose last unit was a backward pass
+        self._unit_s: dict[int, float] = {}  # by device, in its first stage
         self._failed: dict[int, str] = {}  # devices that get no more work in this step, and why
         self._losses: dict[int, Any] = {}
         self._dx: dict[int, Any] = {}
@@ -394,10 +396,32 @@ class StageStep:
         for unit in self._units:
             busy[unit.device] = busy.get(unit.device, 0) + 1
         asked = False
-        for device in sorted({d for stage in self._stages for d in stage.devices}):
-            if busy.get(device, 0) < UNITS_AT_ONCE and self._ask(device):
-                asked = True
+        for device in self._turns(busy):
+            asked |= self._ask(device)
         return asked
+
+    def _turns(self, busy: Mapping[int, int]) -> list[int]:
+        """Return the devices that may take another unit: idle ones first, of these the fastest.
+
+        Else a device that is slow would be given a second one, while others that hold the same
+        layers wait.
+        """
+        able = {d for stage in self._stages for d in stage.devices}
+        if not able <= self._unit_s.keys():
+            self._time_units()
+        turn = [device for device in able if busy.get(device, 0) < UNITS_AT_ONCE]
+        return sorted(turn, key=lambda d: (busy.get(d, 0), self._unit_s[d], d))
+
+    def _time_units(self) -> None:
+        """Note how long a unit of its stage takes each device."""
+        present, tokens = self._present(), max(self.work.tokens)
+        activation = max(x.nbytes for x in self.work.x)
+        for stage in self._stages:
+            flops = tokens * Takeover(self.work, stage.plan, stage.sums).flops
+            for device in stage.devices:
+                rates = present.get(device)
+                unit_s = rates.unit_s(activation, flops) if rates is not None else math.inf
+                self._unit_s.setdefault(device, unit_s)
 
     def _ask(self, device: int) -> bool:
         """Ask a device for a unit, forward and backward in turn where there are both.

@@ -141,6 +141,17 @@ class Takeover:
             sizes[smallest] += shapes[name].nbytes
         return [frozenset(part) for part in found]
 
+    @property
+    def flops(self) -> float:
+        """Return what a token takes, forward and backward."""
+        flops: float = sum(layer.forward_flops + layer.backward_flops for layer in self._layers())
+        if self.stage.loss and self.work.loss is not None:
+            flops += self.work.loss.flops
+        if self.stage.slice is not None:
+            part = self.work.slice_works[self.stage.slice.number]
+            flops += part.forward_flops + part.backward_flops
+        return flops
+
     def batch_s(self, rates: DeviceRates, activations: float = 2.0) -> float:
         """Return how long a micro-batch takes a device, forward and backward.
 
@@ -152,16 +163,9 @@ class Takeover:
         count = len(self.work.tokens)
         tokens = sum(self.work.tokens) / count
         activation = sum(x.nbytes for x in self.work.x) / count
-        flops: float = sum(
-            2 * layer.forward_flops + layer.backward_flops for layer in self._layers()
-        )
-        if self.stage.loss and self.work.loss is not None:
-            flops += self.work.loss.flops
-        if self.stage.slice is not None:
-            part = self.work.slice_works[self.stage.slice.number]
-            flops += part.forward_flops + part.backward_flops
+        again = sum(layer.forward_flops for layer in self._layers())
         return max(
-            flops * tokens / rates.flops_per_s,
+            (self.flops + again) * tokens / rates.flops_per_s,
             _PASSES * activation / rates.downlink_bytes_per_s,
             activations * activation / rates.uplink_bytes_per_s,
             1e-9,

@@ -154,7 +154,8 @@ def test_plans_are_right(model: StageModel, fleet: list[DeviceRates], ps: PsComp
     plan = planned(model, fleet, ps)
     if plan is not None:
         check_right(plan, model, fleet)
-        again = predict(model, plan.stages, {d.device: d for d in fleet}, ps)
+        by_id = {device.device: device for device in fleet}
+        again = predict(model, plan.stages, by_id, ps, plan.slices)
         assert again == plan
 
 
