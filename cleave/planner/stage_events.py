@@ -2,8 +2,8 @@
 
 The simulated PS gives out units as `cleave.scheduler.stage_step` does: forward and backward passes
 in turn, the last stage first, two units at once to each device, idle devices first and of these the
-fastest, and it takes a stage's sums when every micro-batch has passed it. Trained weights go to all devices when the step begins, layer by
-layer; frozen ones are there from the step before.
+fastest, and it takes a stage's sums when every micro-batch has passed it. Trained weights go to all
+devices when the step begins, layer by layer; frozen ones are there from the step before.
 
 A device has a downlink, a processor and an uplink, each of which does one thing after another. What
 passes a link also passes the PS's network card in pieces, each after everything that began to pass
