@@ -42,8 +42,7 @@ from cleave.planner.micro_batches import micro_batch_counts
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import plan_step
-from cleave.planner.stage_events import costs_of
-from cleave.planner.stage_prediction import local_step_s, working_bytes
+from cleave.planner.stage_prediction import local_step_s, run_bytes
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute, StagePlan
 from cleave.workload.registry import find_model
@@ -262,7 +261,7 @@ class Row:
         costs = self.found.model.costs()
         most: dict[int, int] = {}
         for stage in self.found.plan.planned:
-            working = max(working_bytes(costs, c.working_bytes) for c in costs_of(costs, stage))
+            working = run_bytes(costs, stage)
             for device in stage.devices:
                 most[device] = max(most.get(device, 0), working)
         return {

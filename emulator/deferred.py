@@ -51,6 +51,14 @@ class SizedProduct:
 
     nbytes: int
 
+    def part(self, first: int, stop: int) -> SizedProduct:
+        """Return some of it."""
+        return SizedProduct(stop - first)
+
+    def followed_by(self, others: Sequence[SizedProduct]) -> SizedProduct:
+        """Return it and others as one."""
+        return SizedProduct(self.nbytes + sum(other.nbytes for other in others))
+
     def pack(self) -> memoryview:
         """Raise UsageError, because there are no bytes to pack."""
         raise UsageError("a fleet that emulates sizes only has no results to send")

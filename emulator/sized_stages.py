@@ -156,11 +156,12 @@ class SizedModel:
             part.backward_flops,
             graphs.from_activations,
             {
-                names.activation(place): _FP32_BYTES * elements * sequence
+                names.activation(place): _FP32_BYTES * elements * sequence // part.pieces
                 for place, elements in enumerate(part.activations)
             },
-            sequence,
+            sequence // part.pieces,
             part.backward_flops - part.spared_flops,
+            pieces=part.pieces,
         )
 
     def _loss_work(self) -> LossWork:

@@ -39,6 +39,8 @@ class LayerPart:
         attends: whether attention is in it.
         first, last: of the layer's results that are shaped as `x`, the number of that which is its
             input and of that which is its output; None for those of the layer itself.
+        pieces: into how many runs each sequence is cut; `x` and `y` have as many times more rows of
+            as many times fewer tokens then.
     """
 
     call: LayerCall
@@ -49,6 +51,7 @@ class LayerPart:
     attends: bool = True
     first: int | None = None
     last: int | None = None
+    pieces: int = 1
 
     @classmethod
     def whole(cls, call: LayerCall, layer: int) -> LayerPart:
@@ -64,7 +67,9 @@ class LayerPart:
     def varying(self) -> set[str]:
         """Return the names of those inputs that have as many rows as the batch has samples."""
         samples = self.x.shape[0]
-        of_batch = {names.X} | {names.beside(n) for n in self.call.beside}
+        of_batch = {names.X}
+        if self.pieces == 1:
+            of_batch |= {names.beside(n) for n in self.call.beside}
         return {
             name
             for name, tensor in self.inputs().items()
@@ -98,12 +103,23 @@ class LayerPart:
         """
         if self.is_whole:
             return self.call.run(parameters, x, beside)
-        results = _Replaced(x, self.first, self.last)
+        # Before its input is replaced the layer needs one of whole sequences.
+        given = x if self.first is None else x.new_zeros(self.call.x.shape, dtype=x.dtype)
+        given = x if self.pieces == 1 else given
+        results = _Replaced(x, given, self.first, self.last)
         with results:
             try:
-                return self.call.run(parameters, x, beside)
+                return self.call.run(parameters, given, beside)
             except _ReachedError:
                 return results.reached
+
+    def in_pieces(self, pieces: int) -> LayerPart:
+        """Return the part for sequences that are cut in pieces.
+
+        Its outputs are the same only if its tokens do not depend on each other.
+        """
+        shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
+        return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 
     def cut(self) -> list[LayerPart]:
         """Return the layer in two parts, or in one where it cannot be cut."""
@@ -153,14 +169,15 @@ class _Replaced(TorchFunctionMode):
 
     Args:
         x: what takes the place of the result number `first`.
+        given: the layer's input.
         first, last: see `LayerPart`.
     """
 
-    def __init__(self, x: Tensor, first: int | None, last: int | None) -> None:
+    def __init__(self, x: Tensor, given: Tensor, first: int | None, last: int | None) -> None:
         super().__init__()
         self.found: list[Tensor] = []
         self.reached = x
-        self._x, self._first, self._last = x, first, last
+        self._x, self._given, self._first, self._last = x, given, first, last
         self._numbers = count()
 
     def __torch_function__(
@@ -181,8 +198,8 @@ class _Replaced(TorchFunctionMode):
         return (
             isinstance(result, Tensor)
             and result.is_floating_point()
-            and result.dim() == self._x.dim()
-            and result.shape[1:] == self._x.shape[1:]
+            and result.dim() == self._given.dim()
+            and result.shape[1:] == self._given.shape[1:]
         )
 
 
@@ -227,7 +244,7 @@ class _Trace:
     @classmethod
     def of(cls, part: LayerPart) -> _Trace:
         def forward(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-            results = _Replaced(given[names.X], None, None)
+            results = _Replaced(given[names.X], given[names.X], None, None)
             with results:
                 y = part.call.run(part.parameters(given), given[names.X], part.beside(given))
             return (y, *results.found)

@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -91,6 +92,7 @@ def model_graphs(
     padded: bool = False,
     packed: PackedBy | None = None,
     in_parts: bool = False,
+    pieces: int = 1,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
     """Return the graphs of a model, from the cache or made anew, which takes seconds for each.
@@ -102,6 +104,8 @@ def model_graphs(
         padded: whether batches come with a mask of padding.
         packed: what tells documents of one sequence apart; None where a sequence is one.
         in_parts: make graphs of two parts of each layer, where it can be cut.
+        pieces: into how many runs sequences are cut in those parts of layers whose tokens do not
+            depend on each other.
         progress: called with what is made, before it is.
 
     Raises:
@@ -121,7 +125,7 @@ def model_graphs(
             mask = document_mask(positions)
     found = layer_calls(model, ids, mask, positions=positions)
     paths = {id(module): name for name, module in model.named_modules()}
-    kinds = _Kinds(cache, progress, in_parts=in_parts)
+    kinds = _Kinds(cache, progress, pieces, in_parts=in_parts)
     parts: list[LayerPart] = []
     layers: list[LayerGraphs] = []
     refused: dict[int, str] = {}
@@ -161,12 +165,14 @@ class _Kinds:
     Args:
         cache: keeps them between runs.
         progress: called with what is made, before it is.
+        pieces: see `model_graphs`.
         in_parts: whether layers are cut, where they can be.
     """
 
     def __init__(
-        self, cache: GraphCache, progress: Callable[[str], None], *, in_parts: bool
+        self, cache: GraphCache, progress: Callable[[str], None], pieces: int, *, in_parts: bool
     ) -> None:
+        self._pieces = pieces
         self._cache, self._progress, self._in_parts = cache, progress, in_parts
         self._graphs: dict[str, LayerGraphs | LayerGraphError] = {}
         self._cut: dict[str, list[LayerPart]] = {}
@@ -188,13 +194,23 @@ class _Kinds:
         if self._in_parts and kind not in self._cut:
             self._cut[kind] = whole.cut()
         parts = whole.cut_as(self._cut[kind]) if self._in_parts else [whole]
-        found = [(part, self._graphs_of_kind(part, kind)) for part in parts]
-        for part, graphs in found:
-            _refuse_other_outputs(part, graphs)
-        return found
+        return [self._checked(part, kind) for part in parts]
+
+    def _checked(self, part: LayerPart, kind: str) -> tuple[LayerPart, LayerGraphs]:
+        """Return a layer or a part of one, in pieces where that changes nothing, and its graphs."""
+        if self._pieces > 1 and not (part.is_whole or part.attends):
+            with suppress(LayerGraphError):  # its tokens may depend on each other all the same
+                in_pieces = part.in_pieces(self._pieces)
+                graphs = self._graphs_of_kind(in_pieces, kind)
+                _refuse_other_outputs(in_pieces, graphs)
+                return in_pieces, graphs
+        graphs = self._graphs_of_kind(part, kind)
+        _refuse_other_outputs(part, graphs)
+        return part, graphs
 
     def _graphs_of_kind(self, part: LayerPart, kind: str) -> LayerGraphs:
-        key = kind if part.is_whole else _digest(f"{kind} {part.first} {part.last}")
+        cut = f"{kind} {part.first} {part.last} {part.pieces}"
+        key = kind if part.is_whole else _digest(cut)
         if key not in self._graphs:
 
             def made() -> LayerGraphs:

@@ -145,6 +145,7 @@ class StageTables:
         kept_whole: bytes that it takes to keep the activations beside them; infinite where nothing
             is spared by that.
         spared: FLOPs for a token that are spared by that.
+        pieces: in how many a device does a micro-batch, each in a run of its own.
         memory_of_layers: `memory` by first and stop, without the loss.
         memory_of_loss: the same of the last layer and the loss.
         by_layer: rows of bytes of weights and of gradients, and of FLOPs for a token; a column for
@@ -180,6 +181,10 @@ class StageTables:
         spared = self._sums([cost.spared_flops for cost in costs])
         self.kept_whole = np.where(spared > 0, SPARE * whole, np.inf).ravel()
         self.spared = spared.ravel()
+        pieces = np.ones((2, side, side))
+        for number, layer in enumerate(model.layers):
+            pieces[0, number, number + 1] = layer.pieces
+        self.pieces = pieces.ravel()
         self.memory = self._memory(costs)
         self.memory_of_layers = self.memory.reshape(2, side, side)[0]
         self.memory_of_loss = float(self.memory.reshape(2, side, side)[1, -2, -1])
@@ -211,7 +216,11 @@ class StageTables:
     def _memory(self, costs: Sequence[LayerCost]) -> Floats:
         held = self._sums([c.frozen_bytes + c.weight_bytes + c.sum_bytes for c in costs])
         held += self._largest([widened_bytes(self.model, c) for c in costs])
-        held += self._largest([working_bytes(self.model, c.working_bytes) for c in costs])
+        working = self._largest([working_bytes(self.model, c.working_bytes) for c in costs])
+        for number, cost in enumerate(costs[:-1]):
+            of_piece = working_bytes(self.model, cost.working_bytes / cost.pieces)
+            working[0, number, number + 1] = of_piece
+        held += working
         held += input_bytes(self.model) + RUNTIME_BYTES + self._inputs
         for cut in self.model.cuts:  # no device has room for a stage that reaches across it
             held[:, :cut, cut + 1 :] += _NO_ROOM_BYTES
@@ -311,8 +320,9 @@ class Estimator:
         # The last stage has its one unit for x; others get x again where it was not kept.
         x_back_s = np.where(forwards > 0, dy_s + x_s * repeats, x_s)
         back_s = x_back_s, back * token_s, y_s * tables.returns[cell]
-        one_ahead_s = sum(ahead_s) + 2 * columns.latency_s * forwards
-        one_back_s = sum(back_s) + 2 * columns.latency_s
+        pieces = tables.pieces[cell]
+        one_ahead_s = _in_pieces(ahead_s, pieces) + 2 * columns.latency_s * forwards
+        one_back_s = _in_pieces(back_s, pieces) + 2 * columns.latency_s
         both_s = [a + b for a, b in zip(ahead_s, back_s, strict=True)]
         each_ahead_s = _most(*ahead_s, one_ahead_s / UNITS_AT_ONCE)
         each_back_s = _most(*back_s, one_back_s / UNITS_AT_ONCE)
@@ -458,6 +468,12 @@ class _Course:
             received = np.maximum(received, last) + self.card_s[stage]
             end = _most(end, last + self.gradients_s[stage], received)
         return end
+
+
+def _in_pieces(parts_s: Sequence[Floats], pieces: Floats) -> Floats:
+    """Return how long a unit takes of which one piece comes, another is computed, another goes."""
+    total: Floats = sum(parts_s) / pieces + (1 - 1 / pieces) * _most(*parts_s)
+    return total
 
 
 def _most(first: Floats, *others: Floats) -> Floats:

@@ -7,10 +7,11 @@ devices when the step begins, layer by layer; frozen ones are there from the ste
 
 A device has a downlink, a processor and an uplink, each of which does one thing after another. What
 passes a link also passes the PS's network card in pieces, each after everything that began to pass
-it before. Where a device codes, what passes its link and the card is as long as it is coded. The PS
-does one thing after another while devices go on: layers that no device can do, and the loss. Where
-slices of the loss are on devices, each of them gets the last stage's output; when all have answered
-forward they go backward, and the gradient is there when all have answered that.
+it before. Where a device codes, what passes its link and the card is as long as it is coded. A
+micro-batch that is computed in pieces comes and goes in pieces. The PS does one thing after another
+while devices go on: layers that no device can do, and the loss. Where slices of the loss are on
+devices, each of them gets the last stage's output; when all have answered forward they go backward,
+and the gradient is there when all have answered that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from cleave.planner.plan import DeviceRates, PsRates
@@ -45,15 +46,27 @@ _SUMMARY_BYTES: Final = 8
 _TOTAL_BYTES: Final = 4
 """What its backward pass is sent of a token."""
 
-_Message = tuple[float, float]
-"""The bytes that go to a device, and the FLOPs that wait for them."""
-
 
 def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
     """Return what a stage's layers cost, then the loss, or its slice, if it is there."""
     if stage.slice is not None:
         return [model.slice_of_loss(stage.slice.of)]
     return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message to a device.
+
+    Attributes:
+        nbytes: its size.
+        flops: of the run that waits for it.
+        answered: whether what that run makes is fetched then.
+    """
+
+    nbytes: float
+    flops: float = 0.0
+    answered: bool = False
 
 
 @dataclass(slots=True)
@@ -88,7 +101,7 @@ class SimulatedDevice:
 
     Attributes:
         rates: of its links and processor.
-        coming: messages on their way to it, and the unit that each completes, if any.
+        coming: messages on their way to it, and the unit that each belongs to, if any.
         come_bytes: of the first of them.
         computed_s, sent_s: when its processor and its uplink will have done what is known.
         under_way: number of units.
@@ -179,7 +192,10 @@ class _Stage:
                 found = [(dy, back)]
             else:  # x, from which the inputs of the layers are computed again, and dy
                 found = [(x, through - last), (dy, back)]
-            self.known[key] = found
+            pieces = 1 if sliced else model.pieces_of(self.plan)
+            one = [_Message(nbytes / pieces, flops / pieces) for nbytes, flops in found]
+            one[-1] = replace(one[-1], answered=True)
+            self.known[key] = one * pieces
         return self.known[key]
 
 
@@ -189,7 +205,8 @@ class _Unit:
 
     Attributes:
         batch: the micro-batch; -1 for sums.
-        sends: the sizes of what goes back, the last one first.
+        sends: the sizes of what goes back, the last one first; of each piece of a micro-batch.
+        pieces: how many are not back yet.
     """
 
     stage: _Stage
@@ -197,6 +214,7 @@ class _Unit:
     device: SimulatedDevice
     forward: bool
     sends: list[float]
+    pieces: int = 1
 
 
 class StageSimulation:
@@ -332,20 +350,25 @@ class StageSimulation:
         activation = tokens * self._model.width * self._model.element_bytes
         back = forward or stage.number > 0 or self._model.embeds
         sent = [
-            (self._down_bytes(device, nbytes), flops)
-            for nbytes, flops in stage.messages(self._model, tokens, forward=forward, keep=keep)
+            replace(message, nbytes=self._down_bytes(device, message.nbytes))
+            for message in stage.messages(self._model, tokens, forward=forward, keep=keep)
         ]
-        returned = float(round(device.rates.up_bytes(activation, self._model.coded_ratio)))
+        pieces = sum(message.answered for message in sent)
+        coded_bytes = device.rates.up_bytes(activation / pieces, self._model.coded_ratio)
+        returned = float(round(coded_bytes))
         if forward and stage.plan.slice is not None:
             returned = float(tokens * _SUMMARY_BYTES)
-        unit = _Unit(stage, batch, device, forward, [returned] if back else [])
+        unit = _Unit(stage, batch, device, forward, [returned] if back else [], pieces)
         device.under_way += 1
-        device.x_s += sum(nbytes for nbytes, _ in sent) / device.rates.downlink_bytes_per_s
-        device.y_s += sum(unit.sends) / device.rates.uplink_bytes_per_s
+        device.x_s += sum(message.nbytes for message in sent) / device.rates.downlink_bytes_per_s
+        device.y_s += pieces * sum(unit.sends) / device.rates.uplink_bytes_per_s
         self._send_down(now_s, device, sent, unit)
 
     def _passed(self, now_s: float, unit: _Unit) -> None:
-        """Note at the PS that a unit is done, and go on."""
+        """Note at the PS that a unit, or a piece of one, is back; with the last one go on."""
+        unit.pieces -= 1
+        if unit.pieces:
+            return
         self._end_s = now_s
         unit.device.under_way -= 1
         devices = {unit.device.rates.device}
@@ -432,7 +455,8 @@ class StageSimulation:
             device.under_way += 1
             device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
             unit = _Unit(stage, -1, device, False, sizes[::-1])
-            self._at(max(now_s + device.rates.latency_s, device.computed_s), self._send_up, unit)
+            begin_s = max(now_s + device.rates.latency_s, device.computed_s)
+            self._at(begin_s, self._send_up, (unit, unit.sends))
 
     # --- devices ---
 
@@ -443,7 +467,7 @@ class StageSimulation:
             device = self.devices[number]
             sizes = [self._down_bytes(device, nbytes) for nbytes in plain]
             device.weights_s += sum(sizes) / device.rates.downlink_bytes_per_s
-            self._send_down(0.0, device, [(size, 0.0) for size in sizes], None)
+            self._send_down(0.0, device, [_Message(size) for size in sizes], None)
 
     def _down_bytes(self, device: SimulatedDevice, plain_bytes: float) -> float:
         """Return what of weights or activations passes a device's downlink."""
@@ -456,47 +480,49 @@ class StageSimulation:
         messages: Sequence[_Message],
         unit: _Unit | None,
     ) -> None:
-        """Send messages, which complete a unit, after those that are on their way."""
+        """Send messages, of a unit if there is one, after those that are on their way."""
         idle = not device.coming
-        device.coming.extend((message, None) for message in messages[:-1])
-        device.coming.append((messages[-1], unit))
+        device.coming.extend((message, unit) for message in messages)
         if idle:
             self._send_next(now_s, device)
 
     def _send_next(self, now_s: float, device: SimulatedDevice) -> None:
-        nbytes = min(self.egress.piece_bytes, device.coming[0][0][0] - device.come_bytes)
+        nbytes = min(self.egress.piece_bytes, device.coming[0][0].nbytes - device.come_bytes)
         device.come_bytes += nbytes
         own_s = now_s + nbytes / device.rates.downlink_bytes_per_s
         self._at(max(own_s, self.egress.passed_s(now_s, nbytes)), self._received, device)
 
     def _received(self, now_s: float, device: SimulatedDevice) -> None:
-        if device.come_bytes < device.coming[0][0][0]:
+        message, unit = device.coming[0]
+        if device.come_bytes < message.nbytes:
             self._send_next(now_s, device)
             return
         device.come_bytes = 0.0
-        (_, flops), unit = device.coming.popleft()
-        if flops or unit is not None:
-            takes_s = flops / device.rates.flops_per_s
+        device.coming.popleft()
+        if message.flops or message.answered:
+            takes_s = message.flops / device.rates.flops_per_s
             device.computes_s += takes_s
             device.computed_s = max(device.computed_s, now_s + device.rates.latency_s) + takes_s
-        if unit is not None:
-            self._at(device.computed_s, self._send_up, unit)
+        if unit is not None and message.answered:
+            self._at(device.computed_s, self._send_up, (unit, list(unit.sends)))
         if device.coming:
             self._send_next(now_s, device)
 
-    def _send_up(self, now_s: float, unit: _Unit) -> None:
+    def _send_up(self, now_s: float, what: tuple[_Unit, list[float]]) -> None:
+        """Send what is left of a unit, or of a piece of one; then it is back."""
+        unit, sends = what
         device = unit.device
-        if unit.sends:
+        if sends:
             if device.sent_s > now_s:
-                self._at(device.sent_s, self._send_up, unit)
+                self._at(device.sent_s, self._send_up, what)
                 return
-            nbytes = min(self.ingress.piece_bytes, unit.sends[-1])
-            unit.sends[-1] -= nbytes
-            if not unit.sends[-1]:
-                unit.sends.pop()
+            nbytes = min(self.ingress.piece_bytes, sends[-1])
+            sends[-1] -= nbytes
+            if not sends[-1]:
+                sends.pop()
             own_s = now_s + nbytes / device.rates.uplink_bytes_per_s
             now_s = device.sent_s = max(own_s, self.ingress.passed_s(now_s, nbytes))
-        if unit.sends:
-            self._at(now_s, self._send_up, unit)
+        if sends:
+            self._at(now_s, self._send_up, what)
         else:
             self._at(now_s + device.rates.latency_s, self._passed, unit)

@@ -58,7 +58,7 @@ def held_bytes(
         * (
             sum(cost.frozen_bytes + cost.weight_bytes + cost.sum_bytes for cost in costs)
             + max(widened_bytes(model, cost) for cost in costs)
-            + working_bytes(model, max(cost.working_bytes for cost in costs))
+            + run_bytes(model, stage)
             + input_bytes(model)
             + RUNTIME_BYTES
             + (computed + kept_batches.inputs) * kept_bytes(model, stage, Keep.INPUTS)
@@ -114,6 +114,12 @@ def widened_bytes(model: StageModel, cost: LayerCost) -> int:
     """Return what parameters take as fp32, which graphs compute in, while they are used."""
     narrow = model.element_bytes < _FP32_BYTES
     return max(cost.dequantized_bytes, cost.largest_bytes if narrow else 0)
+
+
+def run_bytes(model: StageModel, stage: PlannedStage) -> int:
+    """Return what the graphs of a stage need, and a run of the one that needs most."""
+    of_token = max(cost.working_bytes for cost in costs_of(model, stage))
+    return working_bytes(model, of_token / model.pieces_of(stage))
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:

@@ -9,6 +9,21 @@ from typing import Final, Protocol
 
 from cleave.planner.plan import DeviceRates, PsRates
 
+_PIECES: Final = 4
+"""Into how many runs a sequence is cut where its tokens do not depend on each other,"""
+
+_LEAST_PIECE: Final = 128
+"""if each has so many tokens: every run widens the weights that it multiplies with."""
+
+
+def pieces_of_sequence(tokens: int) -> int:
+    """Return into how many runs a sequence is cut where its tokens do not depend on each other."""
+    return next((n for n in range(_PIECES, 1, -1) if _fits(tokens, n)), 1)
+
+
+def _fits(tokens: int, pieces: int) -> bool:
+    return tokens % pieces == 0 and tokens // pieces >= _LEAST_PIECE
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
@@ -28,6 +43,8 @@ class LayerCost:
         spared_flops: of the backward pass where that was kept, for each token.
         dequantized_bytes: of weights in fp32 that its graphs make of quantized ones, and of what
             they make them from.
+        pieces: into how many runs a micro-batch can be cut, because tokens do not depend on each
+            other.
     """
 
     frozen_bytes: int
@@ -41,6 +58,7 @@ class LayerCost:
     activation_bytes: float = 0.0
     spared_flops: float = 0.0
     dequantized_bytes: int = 0
+    pieces: int = 1
 
 
 class Keep(Enum):
@@ -137,6 +155,15 @@ class StageModel:
     def ends_at_ps(self) -> bool:
         """Say whether layers of the PS follow the last one."""
         return any(p.before == len(self.layers) for p in self.ps_layers)
+
+    def pieces_of(self, stage: PlannedStage) -> int:
+        """Return in how many pieces a stage does a micro-batch, each with a run of its own.
+
+        A device receives a piece while it computes the one before and sends the one before that,
+        and its runs need memory for a piece alone. What follows in the same stage may need all.
+        """
+        alone = stage.stop == stage.first + 1 and not stage.loss
+        return self.layers[stage.first].pieces if alone else 1
 
     def slice_of_loss(self, count: int) -> LayerCost:
         """Return what one of so many slices of the loss costs.

@@ -88,16 +88,20 @@ class StageDevice:
 
     def forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
         """Ask for the stage's output of a micro-batch."""
-        y, kept = self._forward(work, range(stage.first, stage.stop), unit, self._put(x))
-        tokens = work.tokens[unit.batch]
-        self._fetch(unit, names.Y, y, 0, tokens, work.width, work.dtype)
-        self._rename(x)
+        layers, pieces = range(stage.first, stage.stop), work.pieces_of(stage)
+        tokens = work.tokens[unit.batch] // pieces
+        for number, piece in enumerate(x.pieces(pieces)):
+            y, kept = self._forward(work, layers, unit, self._put(piece), tokens)
+            name = (names.Y, number) if pieces > 1 else names.Y
+            self._fetch(unit, name, y, 0, tokens, work.width, work.dtype)
+            self._rename(piece)
+            if unit.keep is Keep.NOTHING:
+                self._drop(id for layer in kept for id in layer)
+            else:
+                unit.kept = [*unit.kept, *kept]
+            self._drop([y])
         if unit.keep is Keep.NOTHING:
-            self._drop(id for layer in kept for id in layer)
-            self._forget_masks(work, range(stage.first, stage.stop), unit.batch)
-        else:
-            unit.kept = kept
-        self._drop([y])
+            self._forget_masks(work, layers, unit.batch)
 
     def backward(
         self,
@@ -115,21 +119,26 @@ class StageDevice:
         Args:
             work, stage, unit: what is asked for.
             generation: the sums.
-            given: the stage's input; or what was kept of its layers.
+            given: the stage's input; or what was kept of its layers, or pieces.
             dy: the gradient with respect to its output.
             dx_wanted: whether that with respect to its input is to come.
         """
-        layers = range(stage.first, stage.stop)
-        if isinstance(given, StageArray):
-            x = self._put(given)
-            last, kept = self._forward(work, layers[:-1], unit, x)
-            kept = [*kept, (last,)]
-            self._rename(given)
-        else:
-            kept = list(given)
-        dx = self._put(dy)
-        self._rename(dy)
-        self._backward(work, layers, unit, generation, kept, dx, dx_wanted=dx_wanted)
+        layers, pieces = range(stage.first, stage.stop), work.pieces_of(stage)
+        tokens = work.tokens[unit.batch] // pieces
+        for number, piece in enumerate(dy.pieces(pieces)):
+            if isinstance(given, StageArray):
+                x = given.pieces(pieces)[number]
+                last, kept = self._forward(work, layers[:-1], unit, self._put(x), tokens)
+                kept = [*kept, (last,)]
+                self._rename(x)
+            else:
+                kept = list(given) if pieces == 1 else [given[number]]
+            put = self._put(piece)
+            self._rename(piece)
+            dx = self._backward(work, layers, unit, generation, kept, put, tokens)
+            name = (names.DX, number) if pieces > 1 else names.DX
+            self._end_backward(work, stage, unit, dx, name, tokens, dx_wanted=dx_wanted)
+        self._forget_masks(work, layers, unit.batch)
 
     def last(
         self,
@@ -144,12 +153,15 @@ class StageDevice:
         """Ask for the loss of a micro-batch and all gradients of the last stage."""
         assert work.loss is not None
         layers = range(stage.first, stage.stop)
-        y, kept = self._forward(work, layers, unit, self._put(x))
+        tokens = work.tokens[unit.batch]
+        y, kept = self._forward(work, layers, unit, self._put(x), tokens)
         self._rename(x)
         loss, dy = self._loss(work, work.loss, unit, generation, y)
         self._fetch(unit, names.LOSS, loss, 0, 1, 1, "fp32")
         self._drop([y, loss])
-        self._backward(work, layers, unit, generation, kept, dy, dx_wanted=dx_wanted)
+        dx = self._backward(work, layers, unit, generation, kept, dy, tokens)
+        self._end_backward(work, stage, unit, dx, names.DX, tokens, dx_wanted=dx_wanted)
+        self._forget_masks(work, layers, unit.batch)
 
     def slice_forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
         """Ask for what a slice of the loss finds of a micro-batch."""
@@ -274,15 +286,14 @@ class StageDevice:
     # --- parts of units ---
 
     def _forward(
-        self, work: StepWork, layers: range, unit: Unit, x: int
+        self, work: StepWork, layers: range, unit: Unit, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
         """Run layers; return the output and what there is of each layer then."""
         kept: list[KeptLayer] = []
-        tokens = work.tokens[unit.batch]
         for number in layers:
             layer = work.layers[number]
             feed = {names.X: x} | self._held(layer, unit.batch)
-            made = {names.Y: self._activation_bytes(work, unit.batch)}
+            made = {names.Y: _FP32 * tokens * work.width}
             if unit.keep is Keep.ACTIVATIONS:
                 samples = tokens // layer.sample_tokens
                 made |= {name: each * samples for name, each in layer.activations.items()}
@@ -299,12 +310,10 @@ class StageDevice:
         generation: Generation,
         kept: Sequence[KeptLayer],
         dy: int,
-        *,
-        dx_wanted: bool,
-    ) -> None:
-        """Run the backward passes of layers, last first, adding to the sums."""
-        tokens = work.tokens[unit.batch]
-        made = {names.DX: self._activation_bytes(work, unit.batch)}
+        tokens: int,
+    ) -> int:
+        """Run the backward passes of layers, last first, adding to the sums; return dx."""
+        made = {names.DX: _FP32 * tokens * work.width}
         for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
             layer = work.layers[number]
             feed = {names.X: x, names.DY: dy} | self._held(layer, unit.batch)
@@ -315,10 +324,23 @@ class StageDevice:
             found = self._added(unit, graph, feed, made, flops * tokens, generation, number, layer)
             self._drop([x, *activations, dy])
             dy = found[names.DX]
-        if dx_wanted and (layers.start > 0 or work.embeds):
-            self._fetch(unit, names.DX, dy, 0, tokens, work.width, work.dtype)
-        self._drop([dy])
-        self._forget_masks(work, layers, unit.batch)
+        return dy
+
+    def _end_backward(
+        self,
+        work: StepWork,
+        stage: PlannedStage,
+        unit: Unit,
+        dx: int,
+        name: Any,
+        tokens: int,
+        *,
+        dx_wanted: bool,
+    ) -> None:
+        """Ask for the gradient of a stage's input, if it is wanted; drop it."""
+        if dx_wanted and (stage.first > 0 or work.embeds):
+            self._fetch(unit, name, dx, 0, tokens, work.width, work.dtype)
+        self._drop([dx])
 
     def _forget_masks(self, work: StepWork, layers: range, batch: int) -> None:
         """Drop what layers are called with for this micro-batch and not for every other."""

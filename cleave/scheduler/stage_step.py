@@ -307,7 +307,7 @@ class StageStep:
             case UnitKind.FORWARD:
                 if unit.kept:
                     stage.kept[unit.batch] = unit.device, unit.kept
-                self._passed(unit, unit.found[names.Y])
+                self._passed(unit, unit.fetched(names.Y))
             case UnitKind.BACKWARD | UnitKind.LAST:
                 self._added(stage, unit)
             case UnitKind.SUMS:
@@ -350,7 +350,7 @@ class StageStep:
                 generation.batches.add(unit.batch)
         if unit.kind is UnitKind.LAST:
             self._losses.setdefault(unit.batch, unit.found[names.LOSS])
-        dx = unit.found.get(names.DX)
+        dx = unit.fetched(names.DX)
         if dx is None:
             return
         is_new = unit.batch not in stage.dx

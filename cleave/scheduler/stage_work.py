@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from cleave.errors import CleaveError
 from cleave.graph_names import parameter
@@ -81,6 +81,48 @@ class StageArray:
         """Return its size on a device."""
         return payload_bytes(self.payload)
 
+    def pieces(self, count: int) -> list[StageArray]:
+        """Return so many arrays of consecutive rows, equally many each."""
+        if count == 1:
+            return [self]
+        each = self.nbytes // count
+        return [
+            replace(self, rows=self.rows // count, payload=_part(self.payload, first, first + each))
+            for first in range(0, self.nbytes, each)
+        ]
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A payload that is not packed to be divided, nor its parts to be put together."""
+
+    def part(self, first: int, stop: int) -> Packable:
+        """Return its bytes from the first to before the last."""
+        ...
+
+    def followed_by(self, others: Sequence[Any]) -> Packable:
+        """Return it and others one after another."""
+        ...
+
+
+def _part(payload: Any, first: int, stop: int) -> Buffer | Packable:
+    """Return some bytes of a payload."""
+    if isinstance(payload, Divisible):
+        return payload.part(first, stop)
+    return _packed(payload)[first:stop]
+
+
+def _joined(payloads: Sequence[Any]) -> Any:
+    """Return payloads one after another, as one."""
+    if isinstance(payloads[0], Divisible):
+        return payloads[0].followed_by(payloads[1:])
+    return b"".join(_packed(payload) for payload in payloads)
+
+
+def _packed(payload: Any) -> memoryview:
+    held = payload if isinstance(payload, bytes | bytearray | memoryview) else payload.pack()
+    return memoryview(held).cast("B")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageGraph:
@@ -130,6 +172,7 @@ class LayerWork:
         from_activations_flops: of a backward pass with these, for each token.
         of_batch: by micro-batch, what of `beside` differs between them, as masks do; empty if
             nothing does.
+        pieces: see `LayerCost`.
     """
 
     forward: StageGraph
@@ -144,6 +187,7 @@ class LayerWork:
     sample_tokens: int = 1
     from_activations_flops: int = 0
     of_batch: Sequence[Mapping[str, StageArray]] = ()
+    pieces: int = 1
 
     def inputs(self, batch: int) -> dict[str, StageArray]:
         """Return what a micro-batch is computed with beside its activations, by graph input."""
@@ -236,6 +280,11 @@ class StepWork:
         """Return the dtype in which activations and their gradients travel."""
         return self.x[0].dtype
 
+    def pieces_of(self, stage: PlannedStage) -> int:
+        """Return in how many pieces a stage does a micro-batch; see `StageModel.pieces_of`."""
+        alone = stage.stop == stage.first + 1 and not stage.loss
+        return self.layers[stage.first].pieces if alone else 1
+
     def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
         """Return the least bytes down and up, if nothing is coded and no device is lost.
 
@@ -290,7 +339,8 @@ class Unit:
         answers: orders that are not answered yet, and the bytes of what answers each.
         rest: pieces of sums that will be asked for as others come.
         found: what was fetched, by name.
-        kept: of each layer, its input and its activations that stay there, as wire ids.
+        kept: of each layer, its input and its activations that stay there, as wire ids; of each
+            piece, where a stage of one layer is computed in pieces.
         flops: of all its orders.
     """
 
@@ -304,6 +354,13 @@ class Unit:
     found: dict[Any, Any] = field(default_factory=dict)
     kept: Sequence[KeptLayer] = ()
     flops: int = 0
+
+    def fetched(self, name: str) -> Any:
+        """Return what was fetched under a name, all pieces of it as one; None for nothing."""
+        pieces = [
+            self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
+        ]
+        return _joined(pieces) if pieces else self.found.get(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from cleave.graphs.packed import packed_by
 from cleave.machine.backends import TorchBackend
 from cleave.planner.methods import Method
 from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PsCompute
+from cleave.planner.stages import PsCompute, pieces_of_sequence
 from cleave.training.audits import Auditor
 from cleave.training.job import FallbackMode, JobSpec, Packing
 from cleave.training.methods import MethodChoice, tile_gemms
@@ -80,7 +80,15 @@ def staged_model(
     local = job.fallback == FallbackMode.LOCAL.value
 
     def in_parts() -> ModelWork:
-        made = model_graphs(model, job.seq, cache, packed=packed, in_parts=True, progress=making)
+        made = model_graphs(
+            model,
+            job.seq,
+            cache,
+            packed=packed,
+            in_parts=True,
+            pieces=pieces_of_sequence(job.seq),
+            progress=making,
+        )
         return ModelWork(model, made, dtype)
 
     return StagedModel(

@@ -124,9 +124,10 @@ class ModelWork:
                     backward_flops,
                     from_activations,
                     {name: _FP32_BYTES * each for name, each in graphs.activations.items()},
-                    tokens,
+                    tokens // part.pieces,
                     backward_flops - _spared_flops(part, tokens),
                     of_batch if any(of_batch) else (),
+                    part.pieces,
                 )
             )
         return found
@@ -296,9 +297,10 @@ class ModelWork:
                     flops,
                     working,
                     largest,
-                    _FP32_BYTES * sum(graphs.activations.values()) / sequence,
+                    _FP32_BYTES * sum(graphs.activations.values()) * part.pieces / sequence,
                     _spared_flops(part, sequence),
                     dequantized_bytes(coded),
+                    part.pieces,
                 )
             )
         loss = self.graphs.loss

@@ -14,7 +14,7 @@ from typing import Final
 from cleave.errors import UsageError
 from cleave.planner.coding import coded_ratio
 from cleave.planner.layer_memory import dequantized_bytes, working_bytes
-from cleave.planner.stages import LayerCost, StageModel
+from cleave.planner.stages import LayerCost, StageModel, pieces_of_sequence
 from cleave.workload.quantization import Bits, can_quantize, quantized_bytes
 from cleave.workload.registry import Family, ModelSpec
 
@@ -91,6 +91,11 @@ class LayerSizes:
     parameters: tuple[Parameter, ...]
     sequence: int
     heads_width: int
+
+    @property
+    def pieces(self) -> int:
+        """Return into how many runs a sequence can be cut."""
+        return 1 if self.heads_width else pieces_of_sequence(self.sequence)
 
     @property
     def forward_flops(self) -> int:
@@ -266,6 +271,7 @@ class StageSizes:
             _FP32_BYTES * sum(part.activations),
             part.spared_flops,
             dequantized_bytes([p.size for p in part.parameters if p.bits is not None]),
+            part.pieces,
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:

@@ -16,13 +16,23 @@ from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.stage_prediction import held_bytes
 from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages import NOTHING_KEPT, KeptBatches, PlannedStage
+from cleave.training.audits import Auditor
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import plain_gradients, small_model, with_lora
-from tests.training.test_staged import PS, ROWS, TOKENS, assert_close, batches, rows, staged
+from tests.training.test_staged import (
+    KEPT,
+    PS,
+    ROWS,
+    TOKENS,
+    assert_close,
+    batches,
+    rows,
+    staged,
+)
 
 IDS = torch.arange(2 * TOKENS).reshape(2, TOKENS)
 ATTENTION = {
@@ -100,19 +110,40 @@ def test_a_second_part_does_not_depend_on_the_layers_input() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["opt", "llama-lora"])
-def test_gradients_of_layers_in_parts_are_those_of_plain_pytorch(family: str) -> None:
-    """Four parts on three devices: some have an attention and another layer's MLP."""
+@pytest.mark.parametrize(
+    ("family", "pieces", "devices", "kept"),
+    [
+        ("opt", 1, 3, KEPT),
+        ("opt", 2, 3, KEPT),
+        ("opt", 2, 4, KEPT),
+        ("opt", 4, 4, NOTHING_KEPT),
+        ("llama-lora", 1, 3, KEPT),
+        ("llama-lora", 4, 4, KeptBatches(inputs=1, activations=1)),
+    ],
+)
+def test_gradients_of_layers_in_parts_are_those_of_plain_pytorch(
+    family: str, pieces: int, devices: int, kept: KeptBatches
+) -> None:
+    """Four parts on three devices: some have an attention and another layer's MLP.
+
+    On four devices each has a part, and MLPs are computed in pieces. Honest devices pass audits.
+    """
     model = with_lora(small_model("llama")) if family == "llama-lora" else small_model(family)
     plain = copy.deepcopy(model)
-    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), in_parts=True)
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user(), in_parts=True, pieces=pieces)
+    assert [part.pieces for part in graphs.parts] == [1, pieces, 1, pieces]
     assert [part.layer for part in graphs.parts] == [0, 0, 1, 1]
     assert graphs.layers[0] is graphs.layers[2]
-    with emulated(3, seed=1) as fleet:
-        found = staged(model, graphs, fleet)
+    with emulated(devices, seed=1) as fleet:
+        auditor = Auditor(float(ROWS))  # all sums, too
+        found = staged(model, graphs, fleet, loss=False, kept=kept, auditor=auditor)
         (ids,) = batches(1)
         assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
         assert_close(model, plain, 3e-6)
+        assert found.plan is not None
+        assert len(found.plan.stages) == devices
+    assert auditor.counters.sums > 0
+    assert auditor.counters.faults == 0
 
 
 @pytest.mark.slow

@@ -75,7 +75,9 @@ def models(draw: st.DrawFn, most_layers: int = 8) -> StageModel:
         trained = draw(st.sampled_from([200_000, 2_000_000, 28_000_000]))
         frozen = draw(st.sampled_from([0, 28_000_000]))
         activations = draw(st.sampled_from([(0.0, 0.0), (30e3, 12e6)]))
-        return LayerCost(frozen, trained, trained, trained, 42e6, 14e6, 40e3, 0, *activations)
+        pieces = draw(st.sampled_from([1, 4]))
+        flops = 42e6, 14e6, 40e3
+        return LayerCost(frozen, trained, trained, trained, *flops, 0, *activations, pieces=pieces)
 
     count, one = draw(st.integers(1, most_layers)), layer()
     layers = [one] * count if draw(st.booleans()) else [layer() for _ in range(count)]
@@ -424,6 +426,7 @@ class TimedStep:
                     {names.activation(0): int(layer.activation_bytes)},
                     1,
                     int(layer.flops - layer.forward_flops - layer.spared_flops),
+                    pieces=layer.pieces,
                 )
             )
         graph = StageGraph(b"", (names.X, names.TARGETS), (names.LOSS, names.DX))
@@ -533,6 +536,7 @@ def test_predictions_are_what_the_scheduler_does(
     layer = LayerCost(0, 0, 400_000, 400_000, 42e6, 14e6, 40e3, 0, 10e3, 12e6)
     tokens = data.draw(st.lists(st.sampled_from([8, 16, 64]), min_size=1, max_size=8))
     layers = data.draw(st.integers(1, 5))
+    layer = replace(layer, pieces=data.draw(st.sampled_from([1, 2, 4])))
     end = LayerCost(0, 0, 0, 0, 231e6, 77e6, 800e3)
     model = StageModel([layer] * layers, end, 64, 4, tokens, data.draw(st.booleans()))
     if data.draw(st.booleans()):
