@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
@@ -108,6 +109,20 @@ class Placing(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """How far a training step is.
+
+    Attributes:
+        done: tasks: multiplications that were begun; by stages, passes of micro-batches through
+            stages, and stages whose gradients are here.
+        of: how many there are; 0 if that is not known yet.
+    """
+
+    done: int
+    of: int
+
+
 Information = Joined | Overdue | Aside | Note
 """Instructions that only inform; nothing has to be done."""
 
@@ -129,6 +144,8 @@ class Runtime(ABC):
         self._futures: dict[int, GemmFuture] = {}
         self._outputs: dict[int, Placing] = {}
         self._counters = FleetCounters()
+        self._gemms_before: int | None = None  # the step that is under way; None between steps
+        self._gemms_of_step = 0
 
     # --- what a fleet asks for ---
 
@@ -206,6 +223,27 @@ class Runtime(ABC):
             reissued=done.reissued + done.speculative + self.manager.stages.repeated,
             late=done.late,
         )
+
+    @contextmanager
+    def counting_tasks(self) -> Iterator[None]:
+        """Count the tasks of a training step for `progress`; the next one has as many."""
+        self._gemms_before = before = self._counters.gemms
+        try:
+            yield
+        finally:
+            self._gemms_before = None
+            self._gemms_of_step = self._counters.gemms - before
+
+    def progress(self) -> StepProgress | None:
+        """Return how far the step is that is under way, if any. Any thread may call this."""
+        if (before := self._gemms_before) is None:
+            return None
+        if (tasks := self.manager.stages.tasks()) is not None:
+            return StepProgress(*tasks)
+        done = self._counters.gemms - before
+        # A step may have more than the one before: of another batch, or after an interruption.
+        of = self._gemms_of_step if done <= self._gemms_of_step else 0
+        return StepProgress(done, of) if done else None
 
     def device_count(self) -> int:
         """Return how many devices may be given work now."""

@@ -120,6 +120,11 @@ class StageRuns:
         """Return how far the step is that is under way, or was last; None if there is none."""
         return self._step.view() if self._step is not None else None
 
+    def tasks(self) -> tuple[int, int] | None:
+        """Return how many tasks of the step under way are done, and of how many; None for none."""
+        step = self._step
+        return step.tasks() if step is not None and not step.ended else None
+
     def begin(self, work: StepWork) -> list[ForSteps]:
         """Start a step, without those of the planned devices that left or may not take part now.
 

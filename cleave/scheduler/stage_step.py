@@ -264,6 +264,22 @@ class StageStep:
         )
         return StepView(len(self.work.x), self.ended, self.repeated, stages)
 
+    def tasks(self) -> tuple[int, int]:
+        """Return how many tasks are done, and of how many. Any thread may call this.
+
+        They are the passes of micro-batches through stages, and one for a stage's sums.
+        """
+        batches, done, of = len(self.work.x), 0, 0
+        for stage in tuple(self._stages):
+            generations = tuple(stage.generations)
+            done += sum(len(each.batches) for each in generations)
+            done += sum(len(each.batches) for each in generations if each.landed) == batches
+            of += batches + 1
+            if stage.passes and not stage.plan.loss:
+                done += len(stage.y)
+                of += batches
+        return done, of
+
     def validate(self) -> None:
         """Check that its state is consistent.
 

@@ -163,6 +163,10 @@ class JobFleet:
             return nullcontext()
         return self._selection.left_alone()
 
+    def counting_tasks(self) -> AbstractContextManager[None]:
+        """Return a context in which the tasks of a step are counted."""
+        return self._fleet.runtime.counting_tasks()
+
     def counters(self) -> FleetCounters:
         """Return what the fleet did so far."""
         return (self._fallback or self._fleet).counters()

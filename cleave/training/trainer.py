@@ -449,7 +449,8 @@ class Trainer:
         data, random = self.loader.state(), rng_state()
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
         try:
-            loss = self._update(rate, batches)
+            with self.fleet.counting_tasks() if self.fleet else nullcontext():
+                loss = self._update(rate, batches)
         except AbandonedError:
             self.loader.restore(data)
             restore_rng(random)

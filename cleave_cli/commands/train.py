@@ -319,6 +319,8 @@ def _here(
         from emulator.virtual import emulated
 
         fleet = emulated(members, seed=spec.seed, coding=options.coding)
+    if fleet is not None:
+        display.watch(fleet.runtime.progress)
     runtime: Any = fleet.runtime if fleet is not None else None
     meter = RunMeter(PowerMeter(Sensors()), runtime, members)
 

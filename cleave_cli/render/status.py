@@ -17,6 +17,7 @@ from cleave_cli.options import human_bytes
 from cleave_cli.render.say import printable
 from cleave_cli.render.stages import shown_stages
 from cleave_cli.render.traffic import by_kind
+from cleave_cli.render.training import tasks_text
 
 EVENTS_SHOWN: Final = 8
 TROUBLED_SHOWN: Final = 5
@@ -119,9 +120,11 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
     if not job["steps"]:  # a model that is used, not trained
         return [_text(title, style="bold"), *waits]
     if not steps:
-        return [_text(f"{title}, no step yet of {job['steps']:,}", style="bold"), *waits]
+        none = f"{title}, no step yet of {job['steps']:,}{_tasks(job)}"
+        return [_text(none, style="bold"), *waits]
     last, recent = steps[-1], steps[-_RECENT_STEPS:]
-    lines = [_text(f"{title}, step {last['step']:,} of {job['steps']:,}", style="bold"), *waits]
+    done = f"{title}, step {last['step']:,} of {job['steps']:,}{_tasks(job)}"
+    lines = [_text(done, style="bold"), *waits]
     losses = [float(record["loss"]) for record in steps]
     lines.append(_text(f"loss   {losses[-1]:.4f}  {sparkline(losses, _CURVE_WIDTH)}"))
     # The median: a step in which nobody was there says nothing about the next one.
@@ -138,6 +141,12 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
             )
         )
     return list(lines)
+
+
+def _tasks(job: dict[str, Any]) -> str:
+    """Say how far the next step is, if it is under way."""
+    tasks = job.get("tasks")
+    return f"; {tasks_text(*tasks)} of the next" if tasks else ""
 
 
 def _fleet(devices: dict[str, Any]) -> RenderableType:

@@ -5,20 +5,30 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 from cleave_cli.options import human_bytes
 from cleave_cli.render.say import printable, say
 from cleave_cli.render.traffic import by_kind
 
 if TYPE_CHECKING:
+    from cleave.fleet.runtime import StepProgress
     from cleave.training.records import Record
 
 _REASONS = 4  # shown in a summary
@@ -35,6 +45,11 @@ class Display(ABC):
         from cleave.training.records import to_dict
 
         self.plain(to_dict(record))
+
+    def watch(  # noqa: B027 - nothing to show for some
+        self, progress: Callable[[], StepProgress | None]
+    ) -> None:
+        """Show how far the step is that is under way, as this function says."""
 
     @abstractmethod
     def plain(self, record: dict[str, Any]) -> None:
@@ -63,7 +78,7 @@ class JsonDisplay(Display):
         """See `Display.plain`."""
         if record.get("event") == "note":
             self.note(str(record.get("text", "")))
-        elif record.get("event") != "end":
+        elif record.get("event") not in ("end", "tasks"):
             typer.echo(json.dumps(record))
 
     def note(self, text: str) -> None:
@@ -85,21 +100,36 @@ class HumanDisplay(Display):
             TextColumn("step"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
+            _TasksColumn(lambda: self._tasks()),
             TimeRemainingColumn(),
             TextColumn("{task.fields[line]}"),
             console=self._console,
         )
         self._energy: dict[str, Any] = {}
+        self._told = ""  # how far the step is on a server
+        self._tasks: Callable[[], str] = lambda: self._told
         self._task = self._progress.add_task("train", total=None, line="")
 
     def start(self, steps: int) -> None:
         """See `Display.start`."""
         self._progress.update(self._task, total=steps or None)
 
+    def watch(self, progress: Callable[[], StepProgress | None]) -> None:
+        """See `Display.watch`."""
+
+        def tasks() -> str:
+            found = progress()
+            return tasks_text(found.done, found.of) if found is not None else ""
+
+        self._tasks = tasks
+
     def plain(self, record: dict[str, Any]) -> None:
         """See `Display.plain`."""
         match record.get("event"):
+            case "tasks":
+                self._told = tasks_text(record["done"], record["of"])
             case "step":
+                self._told = ""
                 line = _step_line(record, verbose=self._verbose)
                 self._progress.update(self._task, completed=record["step"], line=line)
                 if not self._console.is_terminal:
@@ -130,6 +160,29 @@ class HumanDisplay(Display):
         traceback: TracebackType | None,
     ) -> None:
         self._progress.stop()
+
+
+class _TasksColumn(ProgressColumn):
+    """Shows how far the step is that is under way.
+
+    Args:
+        tasks: says it.
+    """
+
+    max_refresh = 0.25
+
+    def __init__(self, tasks: Callable[[], str]) -> None:
+        super().__init__()
+        self._tasks = tasks
+
+    def render(self, task: Task) -> Text:
+        """Return the text; empty between steps."""
+        return Text(self._tasks())
+
+
+def tasks_text(done: int, of: int) -> str:
+    """Say how far a step is; `of` is 0 where that is not known yet."""
+    return f"task {done:,} of {of:,}" if of else f"task {done:,}"
 
 
 def make_display(*, as_json: bool, verbose: bool = False) -> Display:

@@ -124,11 +124,15 @@ class Trial:
 
     def finish(self) -> Any:
         """Let devices answer until the step ends; return how it did."""
+        done, of = self.step.tasks()
         while not self.step.ended:
             for batch in list(self.outputs):
                 self.give(batch)
             if not self.step.ended:
                 self.answer(min(self.fleet.waiting))
+            before, (done, of) = done, self.step.tasks()
+            assert before <= done <= of
+        assert isinstance(self.fleet.told[-1], StepFailed) or done == of
         return self.fleet.told[-1]
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cleave.fleet.runtime import StepProgress
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Role
 from cleave.scheduler.admission import AccessLevel
 from cleave.scheduler.fleet_events import EventKind
+from cleave.server.api import operator
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.jobs.jobs import Jobs
 from cleave.transport.connection import Connection, ConnectionLostError, memory_link
@@ -49,10 +52,10 @@ async def said(link: Connection, message: Message) -> None:
     await link.send(encode(message))
 
 
-async def followed(jobs: Jobs) -> tuple[Connection, asyncio.Task[None]]:
+async def followed(jobs: Jobs, server: Any = None) -> tuple[Connection, asyncio.Task[None]]:
     """An operator who has submitted a job; and its session on the server."""
     sessions = OperatorSessions()
-    sessions.jobs = jobs
+    sessions.jobs, sessions.server = jobs, server
     link, there = memory_link()
     session = asyncio.create_task(sessions.serve(there, HELLO, AccessLevel.OPERATOR))
     assert isinstance(await heard(link), messages.Welcome)
@@ -117,6 +120,28 @@ def test_the_last_record_comes_though_the_job_was_over_before_it() -> None:
         await asyncio.to_thread(jobs.close, PATIENCE_S)
 
     in_time(scenario())
+
+
+def test_who_follows_a_job_is_told_how_far_its_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "_TASKS_EVERY_S", 0.01)
+    runner = Runner({"event": "note", "text": "preparing"})
+    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+    live = SimpleNamespace(progress=lambda: StepProgress(3, 8))
+
+    async def scenario() -> None:
+        link, session = await followed(jobs, SimpleNamespace(live=live))
+        await heard(link)
+        told = await heard(link)
+        assert isinstance(told, messages.JobRecord)
+        assert told.record == {"event": "tasks", "done": 3, "of": 8}
+        await said(link, messages.Bye("enough"))
+        await session
+
+    in_time(scenario())
+    (job,) = jobs.all()
+    assert [record["event"] for record in job.records] == ["note"]
+    runner.ends.set()
+    jobs.close(PATIENCE_S)
 
 
 def test_a_job_that_goes_on_is_followed_to_its_second_end() -> None:

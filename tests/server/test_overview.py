@@ -12,7 +12,7 @@ from cleave.arrays import DType, empty
 from cleave.energy.grid import load_grid
 from cleave.energy.typical import load_typical
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.runtime import FleetCounters
+from cleave.fleet.runtime import FleetCounters, StepProgress
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
@@ -58,10 +58,14 @@ class Fleet:
         self.manager = SessionManager()
         self.done = FleetCounters()
         self.spans: list[TimeSpan] = []
+        self.step: StepProgress | None = None
         self._clock = clock
 
     def counters(self) -> FleetCounters:
         return self.done
+
+    def progress(self) -> StepProgress | None:
+        return self.step
 
     def timeline(self, session: int) -> list[TimeSpan]:
         return self.spans

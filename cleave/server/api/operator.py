@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cleave.errors import CleaveError, ProtocolError, UsageError
+from cleave.fleet.runtime import StepProgress
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.messages import ErrorCode
@@ -22,6 +23,9 @@ VIEWER_PAUSE_S: Final = 0.25
 
 _RECORDS: Final = 10_000
 """The most records of a job that one answer has."""
+
+_TASKS_EVERY_S: Final = 1.0
+"""Who follows a job is told so often how far its step is."""
 
 _ALL_MAY: Final = ("overview", "status")
 """What viewers may ask, too."""
@@ -169,9 +173,24 @@ class OperatorSessions:
                     sent += 1
                 if over:
                     return
-                await news.wait()
+                await self._wait(connection, job, news)
         finally:
             self.jobs.unfollow(job, wake)
+
+    async def _wait(self, connection: Connection, job: TrainingJob, news: asyncio.Event) -> None:
+        """Wait for new records of a job; tell meanwhile how far its step is."""
+        told: StepProgress | None = None
+        while True:
+            try:
+                await asyncio.wait_for(news.wait(), _TASKS_EVERY_S)
+                return
+            except TimeoutError:
+                shown = self.server is not None and job.is_running
+                progress = self.server.live.progress() if self.server and shown else None
+            if progress is not None and progress != told:
+                told = progress
+                record = {"event": "tasks", "done": progress.done, "of": progress.of}
+                await connection.send(encode(messages.JobRecord(job.id, record)))
 
 
 def _encoded(reply: messages.Reply) -> list[Buffer]:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.runtime import FleetCounters
+from cleave.fleet.runtime import FleetCounters, StepProgress
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.gemm_job import GemmJob
@@ -59,6 +59,10 @@ class Live(Protocol):
 
     def counters(self) -> FleetCounters:
         """Return what the fleet has done so far."""
+        ...
+
+    def progress(self) -> StepProgress | None:
+        """Return how far the step is that is under way, if any."""
         ...
 
     def timeline(self, session: int) -> list[TimeSpan]:
@@ -227,7 +231,7 @@ class Overview:
             "traffic": asdict(counters.traffic),
             "saved": asdict(counters.saved),
             "rates": _fleet_rates(before, now),
-            "job": self._job(question),
+            "job": self._job(question, live.progress()),
             "devices": self._devices(live.manager, sessions, used, before, now),
             "plan": _plan(manager.scheduler, now_s),
             "stages": stages_answer(manager.stages.view()),
@@ -251,7 +255,7 @@ class Overview:
             "store": self._trouble(),
         }
 
-    def _job(self, question: Question) -> Answer | None:
+    def _job(self, question: Question, progress: StepProgress | None) -> Answer | None:
         job = self._wanted(question.job)
         if job is None:
             return None
@@ -274,6 +278,7 @@ class Overview:
             "first_record": first,
             "records": records,
             "next_record": first + len(records),
+            "tasks": [progress.done, progress.of] if progress and job.is_running else None,
             "last_step": next((r for r in reversed(job.records) if r.get("event") == "step"), None),
         }
 

@@ -74,6 +74,11 @@ class TrainingJob:
         return self.state is JobState.QUEUED
 
     @property
+    def is_running(self) -> bool:
+        """Say whether it is being trained, or waits for devices to go on."""
+        return self.state is JobState.RUNNING
+
+    @property
     def has_last_record(self) -> bool:
         """Say whether no record follows those that there are.
 

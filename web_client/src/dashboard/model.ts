@@ -30,6 +30,8 @@ export interface JobModel {
   readonly started_s: number | null;
   /** For what it waits, as for devices; "" if for nothing. */
   readonly waits: string;
+  /** Of the step that is under way: tasks that are done, and all of them, 0 if not known. */
+  readonly tasks: readonly [number, number] | null;
   readonly next_record: number;
   readonly step_records: readonly StepRecord[];
   readonly eval_records: readonly EvalRecord[];
@@ -143,6 +145,7 @@ function takeJob(
     steps: part.steps,
     started_s: part.started_s,
     waits: part.waits,
+    tasks: part.tasks,
   };
   const old = known !== null && known.job === part.job ? known : null;
   const next = old?.next_record ?? 0;

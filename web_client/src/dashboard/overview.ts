@@ -55,6 +55,8 @@ export interface JobPart {
   readonly first_record: number;
   readonly records: readonly JobRecord[];
   readonly next_record: number;
+  /** Of the step that is under way: tasks that are done, and all of them, 0 if not known. */
+  readonly tasks: readonly [number, number] | null;
   /** The latest step of which the PS has a record, read here or not. */
   readonly last_step: number | null;
 }
@@ -264,8 +266,14 @@ function readJob(value: unknown): JobPart | null {
     first_record: first,
     records: readRecords(raw),
     next_record: number(job.next_record) ?? first + raw.length,
+    tasks: readTasks(list(job.tasks)),
     last_step: number(asMap(job.last_step)?.step),
   };
+}
+
+function readTasks(value: readonly unknown[]): readonly [number, number] | null {
+  const [done, of] = [number(value[0]), number(value[1])];
+  return done === null || of === null ? null : [done, of];
 }
 
 function readDevices(value: unknown): Device[] {

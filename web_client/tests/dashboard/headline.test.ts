@@ -3,6 +3,7 @@ import { expect, test } from "vitest";
 import { EMPTY, type Model, reduce } from "../../src/dashboard/model";
 import { type Overview, readOverview } from "../../src/dashboard/overview";
 import { Headline } from "../../src/dashboard/views/Headline";
+import { tasksOf } from "../../src/dashboard/views/JobView";
 import { job, overviewData, step } from "./example";
 
 interface FigureProps {
@@ -33,6 +34,16 @@ test("a job that waits for devices has no time left", () => {
   const waits = { waits: "no device is there to work; training waits" };
   expect(timeLeft(job(0, [step(1)]))).toEqual(["3 min 18 s", "running"]);
   expect(timeLeft(job(0, [step(1)], waits))).toEqual(["–", "waiting"]);
+});
+
+test("the step that is under way says how far it is", () => {
+  expect(tasksOf([43, 96])).toBe("next: task 43 of 96");
+  expect(tasksOf([43, 0])).toBe("next: task 43");
+  expect(tasksOf(null)).toBeUndefined();
+  expect(readOverview(overviewData({ job: job(0, [], { tasks: [4, 9] }) })).job?.tasks).toEqual([
+    4, 9,
+  ]);
+  expect(readOverview(overviewData({ job: job(0, []) })).job?.tasks).toBeNull();
 });
 
 /** The figure and its note. */

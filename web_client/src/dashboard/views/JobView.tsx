@@ -5,6 +5,7 @@ import type uPlot from "uplot";
 import type { JobModel } from "../model";
 import type { FinishedGemm } from "../overview";
 import { lossSeries, type Pace, pace, scaleTop, smooth, timeSeries } from "../series";
+import { count } from "../../ui/figures";
 import { loss, percent, seconds, timeOfDay } from "../text";
 import { Chart } from "./Chart";
 import { Figure } from "./Figure";
@@ -38,7 +39,7 @@ export function JobView(props: {
         </progress>
       )}
       <dl class="figures">
-        <Figure name="Step" value={stepOf(done, job.steps)} />
+        <Figure name="Step" value={stepOf(done, job.steps)} note={tasksOf(job.tasks)} />
         <Figure
           name="Step time"
           value={seconds(recent?.step_s ?? null)}
@@ -68,6 +69,13 @@ export function JobView(props: {
       {job.notes.length > 0 && <p class="soft small note-line">Last note: {job.notes.at(-1)}</p>}
     </section>
   );
+}
+
+/** How far the next step is, if it is under way. */
+export function tasksOf(tasks: readonly [number, number] | null): string | undefined {
+  if (tasks === null) return undefined;
+  const [done, of] = tasks;
+  return `next: task ${count(done)}${of > 0 ? ` of ${count(of)}` : ""}`;
 }
 
 function NoJob(props: { readonly devices: number }) {
