@@ -15,10 +15,15 @@ from cleave_cli.render.say import say
 
 if TYPE_CHECKING:
     from cleave_cli.emulate_files import Watch
+    from emulator.paced import Lateness
     from emulator.realtime import RealTimeCounters
     from profiles.fleet_device import FleetDevice
 
 _LOOK_S = 1.0
+_JUDGED_S = 10.0  # over which lateness is judged
+_LEAST_ANSWERS = 20  # that say something about it
+_MOST_LATE = 0.01  # of the answers
+_ADVICE = "emulate fewer devices, use --no-compute, or a --speed below 1"
 
 
 def real_time(
@@ -55,6 +60,9 @@ def real_time(
             text = f"a server of its own; train on it with\n\n  {own.train_command}\n"
             _say(as_json, "serving", text, url=own.url, operator_url=own.operator_url)
         assert target is not None
+        page = target.page("/").partition("#")[0]
+        text = f"its dashboard: {page}{'' if own else ' (`cleave dashboard` signs you in)'}"
+        _say(as_json, "dashboard", text, url=page)
         fleet = RealTimeFleet(
             members, target, backend, speed=speed, seed=seed, start_hour=start_hour
         )
@@ -89,6 +97,7 @@ async def watched(
     began_s = seen_s = time.monotonic()
     before = fleet.counters()
     shown = not as_json and console.is_terminal
+    pace = Pace()
     with live if shown else Live(console=Console(quiet=True), auto_refresh=False):
         while not running.done():
             left_s = duration - (time.monotonic() - began_s) if duration else _LOOK_S
@@ -98,6 +107,8 @@ async def watched(
             now, now_s = fleet.counters(), time.monotonic()
             values = _rates(before, now, now_s - seen_s, devices)
             before, seen_s = now, now_s
+            if text := pace.falls_behind(now.lateness, now_s):
+                _say(as_json, "late", text, reason=text)
             if as_json:
                 typer.echo(json.dumps({"event": "rates", **values}))
             elif shown:
@@ -108,6 +119,34 @@ async def watched(
     _summary(end, fleet.notes, devices, time.monotonic() - began_s, as_json=as_json)
     if gone():
         raise CleaveError("the server that was started for it is gone; start it again")
+
+
+class Pace:
+    """Judges, while devices run, whether this machine keeps up with what they should do."""
+
+    def __init__(self) -> None:
+        self._from_s: float | None = None
+        self._answers = self._late = 0
+        self._told = False
+
+    def falls_behind(self, lateness: Lateness, now_s: float) -> str:
+        """Return what to tell the user, once; empty otherwise.
+
+        Args:
+            lateness: of all answers so far.
+            now_s: on any clock that never goes back.
+        """
+        if self._from_s is not None and now_s < self._from_s + _JUDGED_S:
+            return ""
+        answers, late = lateness.answers - self._answers, lateness.late - self._late
+        self._from_s, self._answers, self._late = now_s, lateness.answers, lateness.late
+        if self._told or answers < _LEAST_ANSWERS or late <= _MOST_LATE * answers:
+            return ""
+        self._told = True
+        return (
+            f"{late / answers:.0%} of the last {answers:,} answers were late: this machine cannot "
+            f"keep up, so do not trust the times from here on; {_ADVICE}"
+        )
 
 
 def _rates(
@@ -146,10 +185,10 @@ def _summary(
         f"{human_bytes(done.uplink_bytes)} up"
     )
     text += f"; {share:.1%} of the answers were late" if late.answers else "; there was no work"
-    if share > 0.01:
+    if share > _MOST_LATE:
         text += (
             f" (the worst by {late.worst_s:.2g} s): this machine cannot keep up, so do not trust "
-            f"the times; emulate fewer devices, use --no-compute, or a --speed below 1"
+            f"the times; {_ADVICE}"
         )
     if not end.joined and not notes:
         text += "\nnone came: their hours or sessions kept them away; try another --start-hour"

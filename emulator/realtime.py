@@ -17,11 +17,11 @@ from typing import Final
 
 from cleave.device.agent import DRAIN_S, Agent, Look, Notice
 from cleave.device.host.policy import Cause, Permission
-from cleave.device.session import DeviceSession
+from cleave.device.session import DeviceSession, RefusedError
 from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import MatmulBackend
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.protocol.messages import Welcome
+from cleave.protocol.messages import ErrorCode, Welcome
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import JoinUrl
 from emulator.activity import Activity, Presence
@@ -34,6 +34,7 @@ from profiles.fleet_device import FleetDevice
 
 _SPARE_DESCRIPTORS: Final = 64
 _JOINING_AT_ONCE: Final = 32
+_ASKING_AT_ONCE: Final = 8  # of them; fewer than the refusals after which a server shuts out
 
 
 @dataclass(slots=True)
@@ -136,6 +137,7 @@ class RealTimeFleet:
         self._lines = SharedLines()
         self._sessions: dict[int, DeviceSession] = {}
         self._credentials: dict[int, str] = {}  # by device, where the server gave it its own
+        self._refusal: RefusedError | None = None  # of who has none: others need not ask
         self._ended = RealTimeCounters()
         self._lateness = Lateness()
 
@@ -158,6 +160,7 @@ class RealTimeFleet:
         """
         self._clock = Clock(self._speed)
         self._joining = asyncio.Semaphore(_JOINING_AT_ONCE)
+        self._asking = asyncio.Semaphore(_ASKING_AT_ONCE)
         try:
             async with asyncio.TaskGroup() as group:
                 for number, device in enumerate(self._devices, 1):
@@ -191,6 +194,8 @@ class RealTimeFleet:
         except CleaveError as error:
             if not self._ended.joined:  # nobody got in: the user wants to know why
                 raise
+            if isinstance(error, RefusedError) and error.code is ErrorCode.CREDENTIAL:
+                self._refusal = error
             self.notes[str(error)] += 1
 
     def _presence(self, number: int, device: FleetDevice, stays: Availability) -> Look:
@@ -215,8 +220,13 @@ class RealTimeFleet:
     ) -> DeviceSession:
         """Open a session, as soon as few enough others are joining."""
         await self._joining.acquire()
-        with ExitStack() as joining:
+        await self._asking.acquire()
+        with ExitStack() as joining, ExitStack() as asking:
             joining.callback(self._joining.release)
+            asking.callback(self._asking.release)
+            # The join code is used up for all of them, and a server shuts out who asks on and on.
+            if self._refusal is not None and number not in self._credentials:
+                raise self._refusal
             real = await open_connection(self._target)
             rng = random.Random(f"{self._seed} link {number} {device.name}")
             clock, now_s = self._clock, self._clock.now_s()
@@ -242,12 +252,15 @@ class RealTimeFleet:
                 ready(id)
 
             def keep(welcome: Welcome) -> None:
+                asked.close()  # another may ask
                 if welcome.credential:  # for the join code, which may be used up by now
                     self._credentials[number] = welcome.credential
 
             credential = self._credentials.get(number, self._target.credential)
             hello = hello_of(device, credential)
             session = _Session(connection, computer, hello, joined, on_welcome=keep)
+            asked = asking.pop_all()
+            joining.push(asked)
             session.over = joining.pop_all()
         return session
 

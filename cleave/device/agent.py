@@ -230,6 +230,8 @@ class Agent:
             self._session = None
             running.cancel()
             await asyncio.wait({running})
+            if not running.cancelled():
+                running.exception()  # where this was cancelled, nobody asks for it any more
         self._told_s = session.comes_back_s or 0.0
         if self._draining not in ("", ASKED):
             reason = self._draining

@@ -13,7 +13,7 @@ from cleave.device.agent import DRAIN_S
 from cleave.errors import CleaveError
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
-from cleave.protocol.messages import ByeCode
+from cleave.protocol.messages import ByeCode, ErrorCode
 from cleave.transport.connection import ConnectionLostError, MemoryConnection, memory_link
 from cleave.transport.join_url import JoinUrl, parse_join_url
 from emulator import realtime
@@ -34,12 +34,14 @@ class Server:
     Args:
         says_bye: whether it answers those that drain.
         welcome_s: how long it thinks before it welcomes a device, in simulated seconds.
+        uses: how many devices its join code lets in.
     """
 
-    def __init__(self, *, says_bye: bool = True, welcome_s: float = 0.0) -> None:
+    def __init__(self, *, says_bye: bool = True, welcome_s: float = 0.0, uses: int = 10**9) -> None:
         self.drained = 0
         self.unanswered: list[Exception] = []  # connections that are refused next
         self.credentials: list[str] = []
+        self.uses = uses
         self.joining = 0
         self.most_joining = 0
         self.links: list[MemoryConnection] = []
@@ -66,6 +68,11 @@ class Server:
                         self.credentials.append(hello.credential)
                         await asyncio.sleep(self._welcome_s)
                         self.joining -= 1
+                        if hello.credential == "x" and not self.uses:
+                            error = messages.Error(ErrorCode.CREDENTIAL, "it has been used")
+                            await link.send(encode(error))
+                            continue
+                        self.uses -= 1
                         await link.send(encode(messages.Welcome(1, credential="its own")))
                     case messages.Drain():
                         self.drained += 1
@@ -142,9 +149,17 @@ def test_devices_come_and_go_when_their_availability_says_so(
 
 def test_few_devices_join_at_once(run: Run) -> None:
     server = Server(welcome_s=1.0)
-    fleet, _ = run(server, [DEVICE] * 70, 20.0)
-    assert server.most_joining == 32
+    fleet, _ = run(server, [DEVICE] * 70, 60.0)
+    assert server.most_joining == 8
     assert fleet.counters().joined == 70
+
+
+def test_a_join_code_that_is_used_up_is_not_tried_on_and_on(run: Run) -> None:
+    server = Server(welcome_s=1.0, uses=20)
+    fleet, _ = run(server, [DEVICE] * 200, 60.0)
+    assert fleet.counters().joined == 20
+    assert len(server.credentials) <= 20 + 8  # those that asked at the same time
+    assert fleet.notes == {"the server refused this device: it has been used": 180}
 
 
 def test_a_device_that_is_lost_comes_back_with_its_own_credential(run: Run) -> None:
