@@ -1,13 +1,14 @@
 """How many devices one machine emulates, how fast, and how exact the planner's predictions are.
 
-    python -m benchmarks.emulator_scale [--quick]
+    python -m benchmarks.emulator_scale [--quick] [--real-time]
 
 - closed form: on equal devices, emulated makespan against the planner's prediction (at most 2 %);
 - events: one OPT-13B layer on paper-1024, forward and backward, event by event, planning apart
   (60,000 events/s or more on one core), at the strips that the planner chooses by itself and at 16;
 - whole steps of OPT-13B on paper-1024 and OPT-1.3B on paper-8192 (at most 120 s each);
 - 1000 real-time devices join a `cleave serve` (at most 15 s) and train opt-tiny on it; memory of
-  both processes (below 1.5 GB each).
+  both processes (below 1.5 GB each);
+- 200 home-mix devices that come and go share a step of opt-tiny: how many of them, in how long.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def real_time(devices: int, steps: int) -> None:
         began_s = time.perf_counter()
         connected = 0
         while connected < devices:
-            connected = int(json.loads(emulator.stdout.readline())["connected"])
+            connected = json.loads(emulator.stdout.readline()).get("connected", 0)
         joined_s = time.perf_counter() - began_s
         print(
             f"{devices} real-time devices joined within {joined_s:.1f} s (at most 15)", flush=True
@@ -156,6 +157,40 @@ def real_time(devices: int, steps: int) -> None:
         )
 
 
+def home_mix(devices: int, steps: int) -> None:
+    """Run the part on devices that come and go."""
+    with own_server() as server:
+        cleave = [sys.executable, "-m", "cleave_cli"]
+        fleet = ["--fleet", "home-mix", "--devices", str(devices), "--churn", "600:120"]
+        command = [*cleave, "emulate", *fleet, "--server", server.url, "--json"]
+        emulator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert emulator.stdout is not None
+        for _ in range(10):  # looks, one each second: some devices are away
+            present = json.loads(emulator.stdout.readline()).get("connected", 0)
+        operator = ["--server", server.operator_url, "--json"]
+        train = [*cleave, "train", "--model", "opt-tiny", "--steps", str(steps), *operator]
+        done = subprocess.run(
+            [*train, "--method", "tiles"], capture_output=True, text=True, check=True
+        )
+        seen = subprocess.run([*cleave, "status", *operator], capture_output=True, check=True)
+        table = json.loads(seen.stdout)["devices"]
+        emulator.terminate()
+        summary = json.loads(emulator.stdout.read().splitlines()[-1])
+        emulator.wait()
+    blocks = [row[table["columns"].index("blocks")] for row in table["rows"]]
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    took = [f"{r['wall_s']:.1f}" for r in records if r["event"] == "step"]
+    given_again = sum(r["reissued"] for r in records if r["event"] == "step")
+    print(
+        f"{devices} home-mix devices, {present} of them there at first: "
+        f"{sum(map(bool, blocks))} of the {len(blocks)} in the end did work, the busiest "
+        f"{max(blocks) / sum(blocks):.1%} of it; steps took {', '.join(took)} s, {given_again} "
+        f"tasks given again; {summary['late'] / summary['answers']:.0%} of the answers late, the "
+        f"worst by {summary['worst_s']:.2f} s",
+        flush=True,
+    )
+
+
 def _peak_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
@@ -167,15 +202,22 @@ def main() -> None:
     """Run the benchmark; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="without the layer at 16 strips")
+    parser.add_argument("--real-time", action="store_true", help="real-time devices alone")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    if not options.real_time:
+        _virtual(options.quick)
+    real_time(1000, 5)
+    home_mix(200, 3)
+
+
+def _virtual(quick: bool) -> None:
     closed_form()
     events("the planner's own strips", None)
-    if not options.quick:
+    if not quick:
         events("16 strips a side", PsRates())
     whole_step("opt-13b", 1024)
     whole_step("opt-1.3b", 8192)
-    real_time(1000, 5)
 
 
 if __name__ == "__main__":
