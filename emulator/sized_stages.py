@@ -161,7 +161,6 @@ class SizedModel:
             },
             sequence // part.pieces,
             part.backward_flops - part.spared_flops,
-            pieces=part.pieces,
         )
 
     def _loss_work(self) -> LossWork:

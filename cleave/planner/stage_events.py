@@ -192,7 +192,7 @@ class _Stage:
                 found = [(dy, back)]
             else:  # x, from which the inputs of the layers are computed again, and dy
                 found = [(x, through - last), (dy, back)]
-            pieces = 1 if sliced else model.pieces_of(self.plan)
+            pieces = self.plan.pieces
             one = [_Message(nbytes / pieces, flops / pieces) for nbytes, flops in found]
             one[-1] = replace(one[-1], answered=True)
             self.known[key] = one * pieces

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from cleave.errors import PlanError
@@ -11,6 +12,7 @@ from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_events import UNITS_AT_ONCE, StageSimulation, costs_of
 from cleave.planner.stages import (
     NOTHING_KEPT,
+    PIECE_COST,
     Keep,
     KeptBatches,
     LayerCost,
@@ -119,7 +121,29 @@ def widened_bytes(model: StageModel, cost: LayerCost) -> int:
 def run_bytes(model: StageModel, stage: PlannedStage) -> int:
     """Return what the graphs of a stage need, and a run of the one that needs most."""
     of_token = max(cost.working_bytes for cost in costs_of(model, stage))
-    return working_bytes(model, of_token / model.pieces_of(stage))
+    return working_bytes(model, of_token / stage.pieces)
+
+
+def in_pieces(
+    model: StageModel, stage: PlannedStage, devices_by_id: Mapping[int, DeviceRates]
+) -> PlannedStage:
+    """Return a stage that does micro-batches in pieces where that is needed, or is no slower.
+
+    It is needed where a device lacks the memory to do them as a whole. It is no slower where a
+    piece travels longer than its computation takes.
+    """
+    whole, cut = (replace(stage, pieces=n) for n in (1, model.most_pieces(stage)))
+    devices = [devices_by_id[device] for device in stage.devices]
+    if any(held_bytes(model, whole) > device.memory_bytes for device in devices):
+        return cut
+    activation = model.width * model.element_bytes
+    back_flops = math.fsum(cost.flops - cost.forward_flops for cost in costs_of(model, stage))
+    for device in devices:
+        down_s = device.down_bytes(activation, model.coded_ratio) / device.downlink_bytes_per_s
+        up_s = device.up_bytes(activation, model.coded_ratio) / device.uplink_bytes_per_s
+        if PIECE_COST * back_flops / device.flops_per_s > max(down_s, up_s):
+            return whole
+    return cut
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:
@@ -160,6 +184,7 @@ def predict(
     Raises:
         PlanError: when a device has too little memory.
     """
+    stages = [in_pieces(model, stage, devices_by_id) for stage in stages]
     held = [(stage, device) for stage in (*stages, *slices) for device in stage.devices]
     for stage, device in held:
         offered, needed = devices_by_id[device].memory_bytes, held_bytes(model, stage)

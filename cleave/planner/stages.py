@@ -13,7 +13,11 @@ _PIECES: Final = 4
 """Into how many runs a sequence is cut where its tokens do not depend on each other,"""
 
 _LEAST_PIECE: Final = 128
-"""if each has so many tokens: every run widens the weights that it multiplies with."""
+"""if each has so many tokens."""
+
+PIECE_COST: Final = 1.6
+"""How many times as long a device computes in all then, at most: each run reads all weights, and
+adds to all sums of gradients."""
 
 
 def pieces_of_sequence(tokens: int) -> int:
@@ -156,11 +160,10 @@ class StageModel:
         """Say whether layers of the PS follow the last one."""
         return any(p.before == len(self.layers) for p in self.ps_layers)
 
-    def pieces_of(self, stage: PlannedStage) -> int:
-        """Return in how many pieces a stage does a micro-batch, each with a run of its own.
+    def most_pieces(self, stage: PlannedStage) -> int:
+        """Return in how many pieces a stage can do a micro-batch, each with a run of its own.
 
-        A device receives a piece while it computes the one before and sends the one before that,
-        and its runs need memory for a piece alone. What follows in the same stage may need all.
+        What follows in the same stage may need all of it.
         """
         alone = stage.stop == stage.first + 1 and not stage.loss
         return self.layers[stage.first].pieces if alone else 1
@@ -230,6 +233,8 @@ class PlannedStage:
         loss: whether the loss is computed there as well; of the last stage only.
         slice: what it computes of the loss, if it is a slice of that and has no layers: `first` and
             `stop` are then the number of layers.
+        pieces: in how many it does a micro-batch, each with a run of its own: a device receives one
+            while it computes another and sends a third, and a run needs memory for one alone.
     """
 
     first: int
@@ -237,6 +242,7 @@ class PlannedStage:
     devices: tuple[int, ...]
     loss: bool = False
     slice: HeadSlice | None = None
+    pieces: int = 1
 
     @property
     def named(self) -> str:

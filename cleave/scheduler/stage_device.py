@@ -88,7 +88,7 @@ class StageDevice:
 
     def forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
         """Ask for the stage's output of a micro-batch."""
-        layers, pieces = range(stage.first, stage.stop), work.pieces_of(stage)
+        layers, pieces = range(stage.first, stage.stop), stage.pieces
         tokens = work.tokens[unit.batch] // pieces
         for number, piece in enumerate(x.pieces(pieces)):
             y, kept = self._forward(work, layers, unit, self._put(piece), tokens)
@@ -123,7 +123,7 @@ class StageDevice:
             dy: the gradient with respect to its output.
             dx_wanted: whether that with respect to its input is to come.
         """
-        layers, pieces = range(stage.first, stage.stop), work.pieces_of(stage)
+        layers, pieces = range(stage.first, stage.stop), stage.pieces
         tokens = work.tokens[unit.batch] // pieces
         for number, piece in enumerate(dy.pieces(pieces)):
             if isinstance(given, StageArray):

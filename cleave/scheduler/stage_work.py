@@ -172,7 +172,6 @@ class LayerWork:
         from_activations_flops: of a backward pass with these, for each token.
         of_batch: by micro-batch, what of `beside` differs between them, as masks do; empty if
             nothing does.
-        pieces: see `LayerCost`.
     """
 
     forward: StageGraph
@@ -187,7 +186,6 @@ class LayerWork:
     sample_tokens: int = 1
     from_activations_flops: int = 0
     of_batch: Sequence[Mapping[str, StageArray]] = ()
-    pieces: int = 1
 
     def inputs(self, batch: int) -> dict[str, StageArray]:
         """Return what a micro-batch is computed with beside its activations, by graph input."""
@@ -279,11 +277,6 @@ class StepWork:
     def dtype(self) -> str:
         """Return the dtype in which activations and their gradients travel."""
         return self.x[0].dtype
-
-    def pieces_of(self, stage: PlannedStage) -> int:
-        """Return in how many pieces a stage does a micro-batch; see `StageModel.pieces_of`."""
-        alone = stage.stop == stage.first + 1 and not stage.loss
-        return self.layers[stage.first].pieces if alone else 1
 
     def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
         """Return the least bytes down and up, if nothing is coded and no device is lost.

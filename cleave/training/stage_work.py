@@ -127,7 +127,6 @@ class ModelWork:
                     tokens // part.pieces,
                     backward_flops - _spared_flops(part, tokens),
                     of_batch if any(of_batch) else (),
-                    part.pieces,
                 )
             )
         return found

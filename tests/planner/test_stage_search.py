@@ -426,7 +426,6 @@ class TimedStep:
                     {names.activation(0): int(layer.activation_bytes)},
                     1,
                     int(layer.flops - layer.forward_flops - layer.spared_flops),
-                    pieces=layer.pieces,
                 )
             )
         graph = StageGraph(b"", (names.X, names.TARGETS), (names.LOSS, names.DX))
@@ -549,7 +548,7 @@ def test_predictions_are_what_the_scheduler_does(
         predicted = predict(model, stages, devices, PS)
     except PlanError:
         return  # too little memory for these stages
-    real = TimedStep(model, stages, predicted.kept_batches, devices, PS)
+    real = TimedStep(model, predicted.stages, predicted.kept_batches, devices, PS)
     assert predicted.step_s == pytest.approx(real.end_s, rel=1e-3)
 
 
@@ -596,5 +595,5 @@ def test_predictions_of_slices_are_what_the_scheduler_does(
     slices = slices_on(groups, 2)
     devices = {device.device: device for device in fleet}
     predicted = predict(model, stages, devices, PS, slices)
-    real = TimedStep(model, stages, predicted.kept_batches, devices, PS, slices)
+    real = TimedStep(model, predicted.stages, predicted.kept_batches, devices, PS, slices)
     assert predicted.step_s == pytest.approx(real.end_s, rel=1e-3)

@@ -67,6 +67,7 @@ class EvenStages:
             PlannedStage(cuts[n], cuts[n + 1], tuple(ids[n::count]), self.loss and n == count - 1)
             for n in range(count)
         )
+        stages = tuple(replace(stage, pieces=model.most_pieces(stage)) for stage in stages)
         return StagePlan(stages, {d: self.kept for s in stages for d in s.devices}, 1.0, {}, 0, 0)
 
 
