@@ -11,7 +11,7 @@ import time
 
 from cleave.arrays import DType, empty
 from cleave.energy.typical import load_typical
-from cleave.fleet.runtime import FleetCounters
+from cleave.fleet.runtime import FleetCounters, StepProgress
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
@@ -52,6 +52,10 @@ class Fleet:
 
     def counters(self) -> FleetCounters:
         return FleetCounters()
+
+    def progress(self) -> StepProgress | None:
+        """Return None: no step is under way."""
+        return None
 
     def timeline(self, session: int) -> list[TimeSpan]:
         return []

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cleave.errors import CleaveError
-from cleave_cli.options import human_bytes
+from cleave_cli.options import counted, human_bytes
+from cleave_cli.render.narrow import filled
 from cleave_cli.render.say import say
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ async def watched(
             loop.add_signal_handler(number, running.cancel)
         except NotImplementedError:  # a system whose loop takes no signals
             break
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     live = Live(console=console, auto_refresh=False, transient=True)
     began_s = seen_s = time.monotonic()
     before = fleet.counters()
@@ -168,9 +169,11 @@ def _rates(
 
 def _line(v: dict[str, Any]) -> str:
     return (
-        f"{v['connected']} of {v['devices']} devices | {v['blocks_per_s']:,.0f} blocks/s, "
-        f"{v['flops_per_s'] / 1e9:,.1f} GFLOP/s | down {human_bytes(v['downlink_bytes_per_s'])}/s, "
-        f"up {human_bytes(v['uplink_bytes_per_s'])}/s | {v['late']:,} of {v['answers']:,} late"
+        f"{v['connected']:,} of {v['devices']:,} devices; {v['blocks_per_s']:,.0f} blocks/s, "
+        f"{v['flops_per_s'] / 1e9:,.1f} GFLOP/s\n"
+        f"down {human_bytes(v['downlink_bytes_per_s'])}/s, "
+        f"up {human_bytes(v['uplink_bytes_per_s'])}/s; "
+        f"{v['late']:,} of {v['answers']:,} answers late"
     )
 
 
@@ -180,11 +183,12 @@ def _summary(
     late, done = end.lateness, end.done
     share = late.late / late.answers if late.answers else 0.0
     text = (
-        f"{devices} devices, {seconds:.0f} s: joined {end.joined} times, {done.blocks:,} blocks, "
+        f"{counted(devices, 'device')}, {seconds:.0f} s: joined {counted(end.joined, 'time')}, "
+        f"{counted(done.blocks, 'block')}, "
         f"{done.flops / 1e9:,.1f} GFLOP, {human_bytes(done.downlink_bytes)} down, "
         f"{human_bytes(done.uplink_bytes)} up"
     )
-    text += f"; {share:.1%} of the answers were late" if late.answers else "; there was no work"
+    text += f"; {share:.1%} of the answers were late" if late.answers else "; no job came"
     if share > _MOST_LATE:
         text += (
             f" (the worst by {late.worst_s:.2g} s): this machine cannot keep up, so do not trust "
@@ -193,11 +197,11 @@ def _summary(
     if not end.joined and not notes:
         text += "\nnone came: their hours or sessions kept them away; try another --start-hour"
     for reason, times in sorted(notes.items(), key=lambda item: -item[1])[:5]:
-        text += f"\n  {times} times: {reason}"
+        text += f"\n  {counted(times, 'time')}: {reason}"
     _say(
         as_json,
         "summary",
-        text,
+        filled(text),
         devices=devices,
         seconds=seconds,
         joined=end.joined,

@@ -16,6 +16,7 @@ from typing import Final
 
 from cleave.machine.cache_folder import cache_folder
 from cleave.machine.graph_choice import installed
+from cleave.machine.graph_provider import setups_of
 from cleave.machine.graph_session import GraphError
 from cleave.machine.sensors import this_machine
 from cleave_cli.options import human_bytes
@@ -95,7 +96,8 @@ def _graphs() -> Check:
         providers = installed()
     except GraphError as error:
         return Check(Verdict.FAILED, f"stages cannot be computed: {error}", "pip install cleave")
-    names = ", ".join(name.removesuffix("ExecutionProvider") for name in providers)
+    # Those that it may use, by the names that --provider takes.
+    names = ", ".join(dict.fromkeys(s.provider.value for s in setups_of(None, providers)))
     number = importlib.import_module("onnxruntime").__version__  # of whichever of its packages
     return Check(Verdict.OK, f"ONNX Runtime {number} on {names}: computes stages")
 

@@ -42,6 +42,11 @@ def human_bytes(count: float) -> str:
     return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with what it counts, as "1 device" or "1,000 devices"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
     """Return what an option was given; refuse an empty text, as an unset variable of a shell is.
 

@@ -33,8 +33,8 @@ class OwnServer:
 
     @property
     def train_command(self) -> str:
-        """Return the command that trains on it."""
-        return f"cleave train --model opt-tiny --server '{self.operator_url}'"
+        """Return the command that trains on it, on two lines: the URL fills one."""
+        return f"cleave train --model opt-tiny --server \\\n  '{self.operator_url}'"
 
 
 @contextmanager

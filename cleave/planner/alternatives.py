@@ -99,7 +99,10 @@ class Batch:
                 limit = report.bottleneck.value
                 by_limit[limit] = by_limit.get(limit, 0.0) + report.predicted_s * count
             worst = max(by_limit, key=lambda limit: by_limit[limit])
-            bound_by = f"{worst} limits most of the {few} multiplications of {many} that are sent"
+            which = f"{few} multiplications of {many} that are sent"
+            if few == many:
+                which = f"{many} multiplications, all of which are sent"
+            bound_by = f"{worst} limits most of the {which}"
         return Alternative(
             Method.TILES,
             tiles_step_s(local_step_s(self.cut(1), ps), times),

@@ -359,7 +359,7 @@ def _encode(
     validation: list[Tokens] = []
     total = 0
     begins = True
-    tell("Reading and encoding the training text")
+    tell("reading and encoding the training text")
     for batch in _batches(_pieces(documents, validation_fraction)):
         found = encode_documents([piece.document for piece in batch], tokenizer)
         for piece, tokens in zip(batch, found, strict=True):
@@ -369,7 +369,7 @@ def _encode(
             split.append(_marked(tokens) if begins else tokens)
             total += len(tokens)
             begins = piece.last
-        tell(f"Encoded {total:,} tokens")
+        tell(f"encoded {total:,} tokens")
         if total >= max_tokens:
             tell(f"Stopped reading at {total} tokens, as max_tokens is {max_tokens}")
             break

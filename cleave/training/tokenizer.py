@@ -134,7 +134,7 @@ def default_tokenizer(
     if (kept := _load(path, vocab_size)) is not None:
         return kept
     tell = progress or (lambda message: None)
-    tell("Training a tokenizer on Python's standard library (only this once)")
+    tell("training a tokenizer on Python's standard library (only this once)")
     trained = _train(vocab_size)
     if trained.get_vocab_size() != vocab_size:
         raise UsageError(

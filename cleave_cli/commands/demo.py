@@ -86,6 +86,7 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
     import cleave
 
     plain: list[float] = []
+    say("   First on this machine, then the devices start ...")
     _train(runs, "local", None, lambda record: plain.append(record.loss))
     say("   step   this machine      devices   difference      time")
     found: list[StepRecord] = []
@@ -212,15 +213,25 @@ def _summary(small: Mapping[str, Any], large: Mapping[str, Any], took_s: float) 
     down, up = human_bytes(small["downlink_bytes"]), human_bytes(small["uplink_bytes"])
     return f"""\
 What this shows
-   exact      the losses are those of plain PyTorch, at most {off:.0e} of them off (the
-              rounding of fp32), although one of {devices} devices was killed
-   real       {steps} steps took the devices {small["seconds"]:.1f} s; they got {down} and sent {up}
+   exact      the losses are those of plain PyTorch, at most {off:.0e} of them off
+              (the rounding of fp32), although one of {devices} devices was killed
+   real       {steps} steps took the devices {small["seconds"]:.1f} s;
+              they got {down} and sent {up}
    simulated  {large["model"]} on a household: {faster:.0f} times as fast as this machine alone
-   plot       {small["run_folder"]}/loss.png
+   plot       {_seen_from_here(Path(small["run_folder"]))}/loss.png
    all of it  {took_s:.0f} s
 
 Next
-   cleave serve --host 0.0.0.0       a server; scan the code it shows to add your
-                                     phone, watch it by `cleave dashboard`
-   cleave train --model opt-125m     a real model, on emulated devices or --server URL
-   cleave plan --model opt-1.3b --fleet household      when a fleet is worth it"""
+   cleave serve --host 0.0.0.0
+       a server; scan the code it shows to add your phone, and watch it by
+       `cleave dashboard`
+   cleave train --model opt-125m
+       a real model, on emulated devices or, with --server URL, on yours
+   cleave plan --model opt-1.3b --fleet household
+       when a fleet is worth it"""
+
+
+def _seen_from_here(folder: Path) -> Path:
+    """Return a folder's path from the working folder, if it lies in that."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder

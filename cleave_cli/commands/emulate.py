@@ -12,7 +12,8 @@ import typer
 from cleave.errors import UsageError
 from cleave_cli.emulate_files import Watch
 from cleave_cli.emulate_real_time import real_time
-from cleave_cli.options import human_bytes, not_empty, was_given
+from cleave_cli.options import counted, human_bytes, not_empty, was_given
+from cleave_cli.render.narrow import filled
 
 if TYPE_CHECKING:
     from emulator.sized_step import SizedStep
@@ -229,7 +230,7 @@ def _virtual(
     as_json: bool,
 ) -> None:
     from rich.console import Console
-    from rich.progress import Progress, TimeRemainingColumn
+    from rich.progress import Progress
 
     from cleave.arrays import DType
     from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
@@ -255,17 +256,13 @@ def _virtual(
         spec = find_model(model)
         stepper = SizedStepper(fleet, spec, tokens, DType(dtype), reuse=reuse)
         console = Console(stderr=True)
-        progress = Progress(
-            *Progress.get_default_columns()[:-1],
-            TimeRemainingColumn(),
-            console=console,
-            disable=as_json or not console.is_terminal,
-        )
+        hidden = as_json or not console.is_terminal
         try:
-            with progress:
-                for number in range(1, steps + 1):
+            for number in range(1, steps + 1):
+                # A bar for each step, gone before the step is printed: they share a terminal.
+                with Progress(console=console, transient=True, disable=hidden) as progress:
                     step = stepper.step(_advance(progress, f"step {number} of {model}", stepper))
-                    _show_step(step, number, len(members), as_json=as_json)
+                _show_step(step, number, len(members), as_json=as_json)
         finally:
             watch.finish()  # what was seen until Ctrl-C as well
 
@@ -287,6 +284,7 @@ def _stages(
 ) -> None:
     from cleave.arrays import DType
     from cleave.planner.plan import PsRates
+    from cleave.planner.stage_prediction import in_seconds
     from cleave.workload.registry import find_model
     from cleave_cli.weighing import server_flops_per_s
     from emulator.by_stages import emulate_stages
@@ -311,16 +309,20 @@ def _stages(
             }  # fmt: skip
             typer.echo(json.dumps(values))
             continue
-        typer.echo(
-            f"step {number}: {seconds:.4g} s, simulated, on {len(members)} devices; the PS sends "
+        text = (
+            f"step {number}: {in_seconds(seconds)}, simulated, on "
+            f"{counted(len(members), 'device')}; the PS sends "
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
+        typer.echo(filled(text))
     if not as_json:
         whose = "of --ps-gflops" if ps_gflops else "of this machine"
-        typer.echo(
-            f"  the PS alone: {found.alone_s:.4g} s, at the {speed / 1e9:.3g} GFLOP/s {whose}\n"
+        text = (
+            f"  the PS alone: {in_seconds(found.alone_s)}, simulated, at the "
+            f"{speed / 1e9:.3g} GFLOP/s {whose}\n"
             f"  {found.plan.described(found.model)}"
         )
+        typer.echo(filled(text))
 
 
 def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], None]:
@@ -333,6 +335,8 @@ def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], No
 
 
 def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> None:
+    from cleave.planner.stage_prediction import in_seconds
+
     done, seconds = step.counters, step.fleet_s
     values = {
         "event": "step",
@@ -356,14 +360,16 @@ def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> 
     if as_json:
         typer.echo(json.dumps(values))
         return
-    typer.echo(
-        f"step {number}: {seconds:.4g} s on {devices} devices; {done.gemms} GEMMs, "
-        f"{done.tiles:,} tiles, {done.blocks:,} blocks, {done.reissued:,} given out again\n"
+    text = (
+        f"step {number}: {in_seconds(seconds)}, simulated, on {counted(devices, 'device')}\n"
+        f"  {counted(done.gemms, 'GEMM')}, {counted(done.tiles, 'tile')}, "
+        f"{counted(done.blocks, 'block')}, {done.reissued:,} given out again\n"
         f"  the PS sends {human_bytes(done.downlink_bytes)} "
         f"({done.downlink_bytes * 8e-9 / seconds:.3g} Gbit/s) and receives "
         f"{human_bytes(done.uplink_bytes)} ({done.uplink_bytes * 8e-9 / seconds:.3g} Gbit/s)\n"
-        f"  coding saves {human_bytes(done.saved.down.total)} of what it would send and "
-        f"{human_bytes(done.saved.up.total)} of what it would receive\n"
-        f"  emulated in {step.wall_s:.3g} s: {step.events:,} events, and {step.reused_events:,} "
-        f"of recorded timelines"
+        f"  coding saves {human_bytes(done.saved.down.total)} of the former and "
+        f"{human_bytes(done.saved.up.total)} of the latter\n"
+        f"  emulated here in {step.wall_s:.3g} s: {step.events:,} events, and "
+        f"{step.reused_events:,} of recorded timelines"
     )
+    typer.echo(filled(text))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cleave.errors import UsageError, choice_of
+from cleave_cli.options import counted
 
 if TYPE_CHECKING:
     from cleave.planner.crossing import Crossing, CrossingPoint
@@ -179,7 +180,7 @@ def plan(
         f"{model}{f', LoRA of rank {lora}' if lora else ''}"
         f"{f' beside weights in {lora_bits} bits' if lora_bits else ''}, "
         f"{batch} sequences of {seq} tokens, "
-        f"{dtype}, {fleet}: {len(devices)} devices; the server computes "
+        f"{dtype}, {fleet}: {counted(len(devices), 'device')}; the server computes "
         f"{weighing.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}{coding_text(by_link, dtypes)}"
     )
     _show(title, found, where, weighing, names)

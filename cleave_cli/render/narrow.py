@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Final
 
 from rich.console import Console
@@ -12,3 +13,17 @@ WIDTH: Final = 80
 def narrow_console() -> Console:
     """Return a console on stdout that is 80 columns wide, whatever the terminal is."""
     return Console(width=WIDTH)
+
+
+def filled(text: str, width: int = WIDTH) -> str:
+    """Break the lines of a text between words, so that no terminal has to; indents are kept.
+
+    A word that is longer than a line, as an address, stays whole: it can be copied.
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines)

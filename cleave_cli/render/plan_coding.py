@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cleave.planner.coding import coded_ratio
+from cleave_cli.options import counted
 
 if TYPE_CHECKING:
     from cleave.planner.coding import CodingPolicy
@@ -25,7 +26,8 @@ def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
     ratios = " and ".join(
         f"{dtype} takes {coded_ratio(dtype):.3g} of its bytes" for dtype in dtypes
     )
-    return f"; coded on {down} downlinks and {up} uplinks, where {ratios}"
+    links = f"{counted(down, 'downlink')} and {counted(up, 'uplink')}"
+    return f"; coded on {links}, where {ratios}"
 
 
 def coding_json(

@@ -152,8 +152,9 @@ def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
     console.print(table)
     console.print(
         "fwd: forward, dX: input gradient, dW: weight gradient; gap: above the bound.\n"
-        f"One step: {step.predicted_s:.4g} s ({step.makespan_s:.4g} s with ever thinner strips); "
-        f"bound {step.bound_s:.4g} s, no plan beats {step.overlap_bound_s:.4g} s. "
+        f"These multiplications: {step.predicted_s:.4g} s a step ({step.makespan_s:.4g} s with "
+        f"ever thinner strips); bound {step.bound_s:.4g} s, no plan beats "
+        f"{step.overlap_bound_s:.4g} s. "
         f"The PS sends {human_bytes(step.egress_bytes)} and receives "
         f"{human_bytes(step.ingress_bytes)} in {step.blocks:,} blocks; its card needs "
         f"{step.peak_egress_bytes_per_s * 8e-9:.3g} Gbit/s out and "

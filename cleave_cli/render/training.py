@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cleave_cli.options import human_bytes
+from cleave_cli.render.narrow import filled
 from cleave_cli.render.say import printable, say
 from cleave_cli.render.traffic import by_kind
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from cleave.training.records import Record
 
 _REASONS = 4  # shown in a summary
+_INDENT = len("step ")
 
 
 class Display(ABC):
@@ -86,6 +89,20 @@ class JsonDisplay(Display):
         say(text)
 
 
+class _StepProgress(Progress):
+    """A progress bar with what the last step took below it, in a line of its own.
+
+    Beside it, the line would leave no room for the bar on a terminal of 80 columns.
+    """
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield the bar, and the last step's line once there is one."""
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            if line := task.fields["line"]:
+                yield Padding(Text(line), (0, 0, 0, _INDENT))
+
+
 class HumanDisplay(Display):
     """Shows a progress bar on stderr, or prints a line for each step if that is no terminal.
 
@@ -96,13 +113,13 @@ class HumanDisplay(Display):
     def __init__(self, *, verbose: bool = False) -> None:
         self._verbose = verbose
         self._console = Console(stderr=True, highlight=False, markup=False)
-        self._progress = Progress(
+        self._progress = _StepProgress(
             TextColumn("step"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             _TasksColumn(lambda: self._tasks()),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[line]}"),
+            TextColumn("left"),
             console=self._console,
         )
         self._energy: dict[str, Any] = {}
@@ -146,7 +163,10 @@ class HumanDisplay(Display):
 
     def note(self, text: str) -> None:
         """See `Display.note`."""
-        self._console.print(printable(text), markup=False, soft_wrap=True)
+        text = printable(text)
+        if self._console.is_terminal:
+            text = filled(text, self._console.width)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

@@ -382,6 +382,14 @@ def test_steps_of_a_model_in_virtual_time(tmp_path: Path) -> None:
         }
 
 
+def test_a_step_in_virtual_time_is_read_on_80_columns() -> None:
+    command = ("--model", "opt-tiny", "--fleet", "paper-1", "--batch", "2", "--seq", "32")
+    lines = here("emulate", *command).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert re.fullmatch(r"step 1: [\d.,]+ s, simulated, on 1 device", lines[0])
+    assert lines[-1].startswith("  emulated here in ")
+
+
 def test_steps_by_stages_take_what_their_plan_says(tmp_path: Path) -> None:
     command = (
         "emulate", "--model", "opt-125m", "--fleet", "household-9", "--batch", "16", "--seq", "256",
@@ -393,7 +401,9 @@ def test_steps_by_stages_take_what_their_plan_says(tmp_path: Path) -> None:
     assert [step["step"] for step in steps] == [1, 2]
     assert all(0 < step["fleet_s"] < step["alone_s"] for step in steps)
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    said = here(*command).stdout
+    lines = here(*command).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    said = " ".join(line.strip() for line in lines)
     predicted = re.search(r"([\d.]+) s a step predicted", said)
     assert predicted is not None
     took_s = steps[-1]["fleet_s"] + steps[-1]["optimizer_s"]

@@ -167,7 +167,7 @@ def test_tiles_as_a_table() -> None:
     for row in ("qkv_proj fwd", "fc1 dX", "fc2 dW", "lm_head fwd"):
         assert row in text
     assert "512x3072x768" in text
-    assert "One step: " in text
+    assert "These multiplications: " in text
     assert "limits most of the step: " in words(text)
 
 

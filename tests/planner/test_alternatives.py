@@ -22,7 +22,7 @@ from cleave.planner.crossing import CLOSE, CrossingPoint, crossing, most_points
 from cleave.planner.methods import Method
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
-from cleave.planner.report import plan_step
+from cleave.planner.report import StepReport, plan_step
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.workload.step import GemmKind, StepGemm
@@ -80,6 +80,8 @@ def test_tiles_send_out_what_is_sooner_there() -> None:
     # The server alone takes no longer for the whole batch than for these: nothing else is left.
     assert found.step_s == pytest.approx(2 * large.predicted_s + 2 * 2 * 8**3 / 1e9)
     assert "of the 2 multiplications of 4 that are sent" in found.bound_by
+    alone = BATCH.by_tiles(StepReport((large,), step.counts[:1]), counted[:1], PS)
+    assert alone.bound_by.endswith("of the 2 multiplications, all of which are sent")
 
 
 def alternatives(*seconds: float) -> list[Alternative]:

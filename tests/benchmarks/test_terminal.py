@@ -1,0 +1,120 @@
+"""What a terminal shows: the recorder sees wraps, cuts and tracebacks, and writes what it saw."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("pyte")
+
+from benchmarks.terminal import (
+    Output,
+    Recording,
+    faults,
+    prompt,
+    record,
+    renamed,
+    screen_text,
+    to_cast,
+    to_svg,
+)
+
+
+def shown(*pieces: str, columns: int = 10, rows: int = 3, exit_code: int = 0) -> Recording:
+    """Return a recording of pieces that came a second after one another."""
+    output = tuple(Output(float(number), text) for number, text in enumerate(pieces))
+    return Recording("cleave demo", columns, rows, output, exit_code)
+
+
+def test_a_line_as_wide_as_the_terminal_is_not_wrapped() -> None:
+    assert faults(shown("0123456789\r\nnext\r\n")) == []
+
+
+def test_a_longer_line_is_wrapped_even_if_it_comes_in_pieces() -> None:
+    assert faults(shown("01234567", "89ab\r\n")) == ["wrapped at 10 columns: 0123456789"]
+
+
+def test_a_wrapped_line_is_seen_although_it_was_erased() -> None:
+    recording = shown("0123456789ab", "\x1b[2K\x1b[1A\x1b[2K\rdone\r\n")
+    assert screen_text(recording) == ["done"]
+    assert faults(recording) == ["wrapped at 10 columns: 0123456789"]
+
+
+def test_colours_take_no_columns() -> None:
+    assert faults(shown("\x1b[1;38;5;197m0123456789\x1b[0m\r\n")) == []
+
+
+def test_what_rich_cuts_is_seen() -> None:
+    assert faults(shown("step …\r\n")) == ["cut: step …"]
+
+
+def test_failures_are_seen() -> None:
+    text = "Traceback (most recent call last):\r\n"
+    assert faults(shown(text, columns=80, exit_code=2)) == ["a traceback", "exit code 2"]
+
+
+def test_a_private_text_is_seen() -> None:
+    recording = shown("on vm in /tmp/abc/runs\r\n", columns=80)
+    found = faults(recording, ["vm", "/tmp/abc", "m", "/tmp/abd"])
+    assert found == ["a private text: vm", "a private text: /tmp/abc"]
+
+
+def test_a_folder_is_renamed_across_pieces() -> None:
+    recording = renamed(shown("/tmp/a", "bc/runs"), "/tmp/abc", "/home/me")
+    assert [piece.text for piece in recording.output] == ["/home/", "me/runs"]
+    with pytest.raises(ValueError, match="two names of one length"):
+        renamed(recording, "/home/me", "/home/someone")
+
+
+def test_lines_that_left_at_the_top_are_shown() -> None:
+    assert screen_text(shown("1\r\n2\r\n3\r\n4\r\n5")) == ["1", "2", "3", "4", "5"]
+
+
+def test_a_screen_of_the_middle_has_what_came_until_then() -> None:
+    recording = shown("bar 50%", "\r\x1b[2Kdone")
+    assert screen_text(recording, until_s=0.5) == ["bar 50%"]
+    assert screen_text(recording) == ["done"]
+
+
+def test_a_cast_is_what_asciinema_reads() -> None:
+    header, *events = map(json.loads, to_cast(shown("a\x1b[1mb\r\n", "ü")).splitlines())
+    assert header["version"] == 2
+    assert (header["width"], header["height"]) == (10, 3)
+    assert events == [[0.0, "o", "a\x1b[1mb\r\n"], [1.0, "o", "ü"]]
+
+
+def test_a_picture_has_the_text_and_fetches_nothing() -> None:
+    svg = to_svg(shown("\x1b[31mred\x1b[0m <&>\r\n", columns=20), "a-name")
+    text = "".join(ElementTree.fromstring(svg).itertext()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "red" in text
+    assert "<&>" in text
+    assert "url(http" not in svg.replace('"', "")
+
+
+def test_a_long_command_is_broken_between_words() -> None:
+    recording = shown(prompt("cleave plan --model opt-13b", 20), columns=20, rows=9)
+    assert screen_text(recording) == ["$ cleave plan \\", "    --model \\", "    opt-13b"]
+    assert faults(recording) == []
+
+
+def recorded(script: str, folder: Path, *, limit_s: float = 60.0) -> Recording:
+    return record(
+        ["sh", "-c", script], command="sh", columns=80, rows=30, folder=folder,
+        environment={"PATH": os.environ["PATH"]}, limit_s=limit_s,
+    )  # fmt: skip
+
+
+def test_a_command_runs_in_a_terminal_of_its_size(tmp_path: Path) -> None:
+    recording = recorded("stty size; [ -t 1 ] && pwd; exit 3", tmp_path)
+    assert screen_text(recording)[1:3] == ["30 80", str(tmp_path)[:80]]
+    assert recording.exit_code == 3
+
+
+def test_a_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    recording = recorded("echo there; exec sleep 600", tmp_path, limit_s=1.0)
+    assert "there" in screen_text(recording)
+    assert recording.exit_code < 0
