@@ -4,13 +4,14 @@
 
 The wheel is made of what is committed. One fresh environment gets the wheel alone, without torch,
 and is a device; another gets its extra `train`, serves its pages, and trains a model on the device.
-Exit code 1 at the first thing that is not so.
+What passes is put into `dist/`. Exit code 1 at the first thing that is not so.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,9 @@ def main() -> None:
         if subprocess.run(has_torch, capture_output=True, check=False).returncode == 0:
             raise SystemExit("the plain package brings torch")
         try_together(device, installed(folder / "server", f"{wheel}[train]"), folder)
+        kept = ROOT / "dist"
+        kept.mkdir(exist_ok=True)
+        print(f"{shutil.copy(wheel, kept)} is it", flush=True)
 
 
 def built(folder: Path) -> Path:
