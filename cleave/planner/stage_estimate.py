@@ -332,6 +332,13 @@ class Estimator:
         speed = 1 / np.maximum(each_s, _LEAST_S)
         share = speed / spread.gather(spread.total(speed * columns.count))
         takes = np.maximum(batches * share, 1.0)
+        # Micro-batches are whole: of 16 on 15 devices one takes 2.
+        rounds = np.ceil(batches / np.maximum(1.0, stages.count))
+
+        def others(each_s: Floats) -> Floats:
+            most = spread.most(1 / np.maximum(each_s, _LEAST_S))
+            fastest_s = np.where(stages.count > 0, 1 / np.maximum(most, _LEAST_S), 0.0)
+            return np.maximum(spread.most((takes - 1) * each_s), (rounds - 1) * fastest_s)
 
         weights = tables.weights[cells] * spread.total_of(columns.count * self._down_share)
         gradients = tables.gradients[cells] * spread.total_of(columns.count * self._gradient_share)
@@ -349,10 +356,10 @@ class Estimator:
         course = _Course(
             ready_s=np.maximum(loaded_s, weights.sum(axis=1, keepdims=True) * self._out_s).T,
             ahead_s=spread.most(one_ahead_s).T,
-            others_ahead_s=spread.most((takes - 1) * each_ahead_s).T,
+            others_ahead_s=others(each_ahead_s).T,
             back_s=spread.most(one_back_s).T,
-            others_back_s=spread.most((takes - 1) * each_back_s).T,
-            others_s=spread.most((takes - 1) * each_s).T,
+            others_back_s=others(each_back_s).T,
+            others_s=others(each_s).T,
             gradients_s=spread.most(tables.gradients[cell] * gradient_byte_s).T,
             card_s=(gradients * self._in_s).T,
         )
