@@ -61,10 +61,11 @@ def ways_to_slice(
         model: the model and the batch.
         devices: the fleet.
         ps: the PS.
-        plan: the best one with the loss on the PS.
+        plan: the best one with the loss on the PS, or on its last stage.
     """
     by_id = {device.device: device for device in devices}
-    without = predict(model, plan.stages, by_id, replace(ps, flops_per_s=float("inf")))
+    stages = (*plan.stages[:-1], replace(plan.stages[-1], loss=False))
+    without = predict(model, stages, by_id, replace(ps, flops_per_s=float("inf")))
     if without.step_s > _WORTH * plan.step_s:
         return
     layers_s = max(without.step_s - ps.optimizer_s, 1e-9)

@@ -46,7 +46,7 @@ _Grouping = tuple[tuple[DeviceRates, ...], ...]
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
     """Return the stages with the shortest predicted step that were found.
 
-    Where it is best that the PS computes the loss, slices of it on some of the devices are tried.
+    Slices of the loss on some of the devices are tried, too.
 
     Args:
         model: the model and the batch.
@@ -71,7 +71,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
             f"{len(model.cuts) + 1} runs; each needs a device, and {len(able)} can hold a layer"
         )
     best = _search(tables, able, ps)
-    if not best.loss_at_ps:
+    if model.most_slices < 2:
         return best
     for slices in ways_to_slice(model, devices, ps, best):
         sliced = {device for part in slices.stages for device in part.devices}
