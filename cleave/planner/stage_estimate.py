@@ -338,7 +338,7 @@ class Estimator:
         def others(each_s: Floats) -> Floats:
             most = spread.most(1 / np.maximum(each_s, _LEAST_S))
             fastest_s = np.where(stages.count > 0, 1 / np.maximum(most, _LEAST_S), 0.0)
-            return np.maximum(spread.most((takes - 1) * each_s), (rounds - 1) * fastest_s)
+            return _most(spread.most((takes - 1) * each_s), (rounds - 1) * fastest_s)
 
         weights = tables.weights[cells] * spread.total_of(columns.count * self._down_share)
         gradients = tables.gradients[cells] * spread.total_of(columns.count * self._gradient_share)
