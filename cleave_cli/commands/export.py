@@ -79,7 +79,8 @@ def _facts(run: RunFolder) -> dict[str, str]:
     )
     how = "emulated" if energy.virtual else "real"
     facts = {"devices": f"{found.devices:,}, {how}" if found.devices else "none"}
-    if found.energy_j:
+    known = found.devices > found.devices_unknown or energy.ps.energy_j is not None
+    if found.energy_j and known:  # else it is the network's share alone
         unknown = f", without {found.devices_unknown} devices" if found.devices_unknown else ""
         facts["energy"] = f"{found.energy_j / 3.6e6:.3g} kWh{unknown}"
     return facts
