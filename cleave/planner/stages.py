@@ -9,6 +9,9 @@ from typing import Final, Protocol
 
 from cleave.planner.plan import DeviceRates, PsRates
 
+_NAMED: Final = 8
+"""More stages than these are described together."""
+
 _PIECES: Final = 4
 """Into how many runs a sequence is cut where its tokens do not depend on each other,"""
 
@@ -313,10 +316,21 @@ class StagePlan:
             f"{part} on {len(stage.devices)} device{'s' if len(stage.devices) > 1 else ''}"
             for part, stage in zip(parts, self.stages, strict=True)
         ]
+        if len(held) > _NAMED:
+            sizes = _span([stage.stop - stage.first for stage in self.stages], one, many)
+            devices = _span([len(stage.devices) for stage in self.stages], "device", "devices")
+            held = [f"{len(held)} of {sizes} on {devices} each"]
         if model.ps_layers:
             held.append("the others on the parameter server")
         where = "there" if self.stages[-1].loss else self.where_loss
         return f"stages: {', '.join(held)}; the loss {where}; {self.step_s:.3g} s a step predicted"
+
+
+def _span(numbers: Sequence[int], one: str, many: str) -> str:
+    """Return the least and the most of numbers of something, in words."""
+    least, most = min(numbers), max(numbers)
+    number = f"{least}" if least == most else f"{least} to {most}"
+    return f"{number} {one if most == 1 else many}"
 
 
 class StagePlanner(Protocol):
