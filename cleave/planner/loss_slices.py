@@ -24,7 +24,7 @@ from cleave.planner.stages import (
     StagePlan,
 )
 
-_MOST_WAYS: Final = 8
+_MOST_WAYS: Final = 5
 _WORTH: Final = 0.95  # of a step's time without the loss: more is not worth a search
 _SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # of the time that the layers take: how long slices may
 

@@ -151,7 +151,7 @@ class _Stage:
     own: dict[int, list[int]] = field(default_factory=dict)
     passed: int = 0
     summed: set[int] = field(default_factory=set)
-    known: dict[tuple[int, bool, Keep], list[_Message]] = field(default_factory=dict)
+    known: dict[tuple[int, bool, Keep, bool], list[_Message]] = field(default_factory=dict)
 
     def next_backward(self, device: int) -> tuple[int, Keep] | None:
         """Take the micro-batch that a device is to do backward; say what it keeps of it."""
@@ -161,7 +161,7 @@ class _Stage:
         return (heapq.heappop(self.backward), Keep.NOTHING) if self.backward else None
 
     def messages(
-        self, model: StageModel, tokens: int, *, forward: bool, keep: Keep
+        self, model: StageModel, tokens: int, *, forward: bool, keep: Keep, coded: bool
     ) -> list[_Message]:
         """Return what goes to a device for a unit, in order.
 
@@ -170,8 +170,9 @@ class _Stage:
             tokens: of the micro-batch.
             forward: whether it is a forward pass alone.
             keep: what the device keeps of the micro-batch, or has kept.
+            coded: whether it travels so.
         """
-        key = tokens, forward, keep
+        key = tokens, forward, keep, coded
         if key not in self.known:
             activation = float(tokens * model.width * model.element_bytes)
             x = activation
@@ -193,7 +194,8 @@ class _Stage:
             else:  # x, from which the inputs of the layers are computed again, and dy
                 found = [(x, through - last), (dy, back)]
             pieces = self.plan.pieces
-            one = [_Message(nbytes / pieces, flops / pieces) for nbytes, flops in found]
+            ratio = (model.coded_ratio if coded else 1.0) / pieces
+            one = [_Message(float(round(n * ratio)), flops / pieces) for n, flops in found]
             one[-1] = replace(one[-1], answered=True)
             self.known[key] = one * pieces
         return self.known[key]
@@ -349,11 +351,8 @@ class StageSimulation:
         device, tokens = self.devices[number], self._model.tokens[batch]
         activation = tokens * self._model.width * self._model.element_bytes
         back = forward or stage.number > 0 or self._model.embeds
-        sent = [
-            replace(message, nbytes=self._down_bytes(device, message.nbytes))
-            for message in stage.messages(self._model, tokens, forward=forward, keep=keep)
-        ]
-        pieces = sum(message.answered for message in sent)
+        coded, pieces = device.rates.codes_downlink, stage.plan.pieces
+        sent = stage.messages(self._model, tokens, forward=forward, keep=keep, coded=coded)
         coded_bytes = device.rates.up_bytes(activation / pieces, self._model.coded_ratio)
         returned = float(round(coded_bytes))
         if forward and stage.plan.slice is not None:

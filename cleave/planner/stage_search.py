@@ -9,6 +9,7 @@ devices one by one.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,19 +20,21 @@ import numpy as np
 
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.loss_slices import LossSlices, ways_to_slice
-from cleave.planner.plan import DeviceRates
+from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stage_climb import StageClimb
 from cleave.planner.stage_estimate import Arrangements, StageTables
+from cleave.planner.stage_events import PIECE_BYTES
 from cleave.planner.stage_prediction import held_bytes, predict
 from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
 
 _FEW: Final = 16  # devices that are placed one by one, or the fastest of more
-_GROUPINGS: Final = 6  # ways to group the devices of a larger fleet that are improved
+_GROUPINGS: Final = 4  # ways to group the devices of a larger fleet that are improved
 _SIMULATED: Final = 12  # of the estimated best, before changes of the best of them
 _LEAST_SIMULATED: Final = 3
 _UNITS: Final = 1_200  # for each device, that are simulated in all,
 _LEAST_UNITS: Final = 4_000  # but so many at least
-_MOST_UNITS: Final = 200_000  # and at most
+_MOST_UNITS: Final = 80_000  # and at most
+_PIECE_UNITS: Final = 0.3  # that a piece of an activation takes as long as
 _AT_ONCE: Final = 8  # changes of an arrangement
 _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
@@ -290,7 +293,7 @@ class _Judge:
         if planned in self._seen or (self.units_left <= 0 and len(self._seen) >= _LEAST_SIMULATED):
             return False
         self._seen.add(planned)
-        self.units_left -= 2 * (len(planned) + len(sliced)) * len(self.model.tokens)
+        self.units_left -= round(2 * (len(planned) + len(sliced)) * self._weight)
         plan = predict(self.model, planned, self.devices, self.ps, sliced)
         changes = self._changes(climb, one)
         heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
@@ -298,6 +301,15 @@ class _Judge:
             return False
         self.best = plan
         return True
+
+    @property
+    def _weight(self) -> float:
+        """Return as how many units one of each micro-batch counts: a card is passed in pieces."""
+        model, card = self.model, self.ps.rates or PsRates()
+        if math.isinf(card.egress_bytes_per_s) and not card.byte_s:
+            return len(model.tokens)
+        activations = sum(model.tokens) * model.width * model.element_bytes
+        return len(model.tokens) + _PIECE_UNITS * activations / PIECE_BYTES
 
     def search(self) -> None:
         """Simulate changes of what was simulated, of the fastest first, until enough was."""
