@@ -45,7 +45,8 @@ from cleave.arrays import Array, DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.machine.graph_provider import CPU_SETUP
-from cleave.scheduler.stage_work import StageRecord, StepResult, StepWork, SumsRecord
+from cleave.scheduler.stage_outcomes import StageRecord, StepResult, SumsRecord
+from cleave.scheduler.stage_work import StepWork
 from cleave.training import audits
 from cleave.training.audits import MOST_OFF, Auditor, Fault
 from cleave.training.stage_work import ModelWork

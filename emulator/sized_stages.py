@@ -16,17 +16,19 @@ from cleave.errors import FleetError
 from cleave.planner.stages import HeadSlice, StageModel, StagePlan
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
-from cleave.scheduler.stage_work import (
-    LayerWork,
-    LossWork,
+from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.stage_outcomes import (
     OutputReady,
     SlicesBack,
     SlicesReady,
-    SliceWork,
-    StageArray,
-    StageGraph,
     StepFailed,
     StepResult,
+)
+from cleave.scheduler.stage_work import (
+    LayerWork,
+    LossWork,
+    SliceWork,
+    StageGraph,
     StepWork,
     SumShape,
 )

@@ -46,8 +46,10 @@ from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.handshake import ASSUMED_FLOPS_PER_S
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.stage_outcomes import StageOutcome
 from cleave.scheduler.stage_runs import StagesOn
-from cleave.scheduler.stage_work import StageArray, StageOutcome, StepWork
+from cleave.scheduler.stage_work import StepWork
 from cleave.scheduler.story import Story
 from cleave.scheduler.traffic import TrafficKind
 from emulator.activity import Activity, Direction, Presence, Transfer, execution

@@ -37,7 +37,9 @@ from cleave.scheduler.instructions import (
     TellStep,
 )
 from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.stage_work import StageArray, StageOutcome, StepWork
+from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.stage_outcomes import StageOutcome
+from cleave.scheduler.stage_work import StepWork
 from cleave.scheduler.tasks import Task
 from cleave.scheduler.traffic import Traffic, TrafficKind
 from cleave.verify import Judgement

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.events import Event
-from cleave.scheduler.stage_work import StageOutcome, StepWork
+from cleave.scheduler.stage_outcomes import StageOutcome
+from cleave.scheduler.stage_work import StepWork
 from cleave.scheduler.tasks import ArrayRef, Task
 from cleave.scheduler.traffic import TrafficKind
 

@@ -50,8 +50,10 @@ from cleave.scheduler.reputation import Wrong
 from cleave.scheduler.result_judging import ResultJudge, wrong_form
 from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.session import DeviceState, Session
+from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.stage_outcomes import StepFailed, StepResult
 from cleave.scheduler.stage_runs import StageRuns, StagesOn
-from cleave.scheduler.stage_work import StageArray, StageOrder, StepFailed, StepResult, StepWork
+from cleave.scheduler.stage_work import StageOrder, StepWork
 from cleave.scheduler.story import Story
 from cleave.scheduler.tasks import Task
 from cleave.scheduler.traffic import TrafficKind

@@ -17,13 +17,13 @@ from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import SendStage
+from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
     KeptLayer,
     LayerWork,
     LossWork,
     SliceWork,
-    StageArray,
     StageGraph,
     StageOrder,
     StepWork,
@@ -125,14 +125,18 @@ class StageDevice:
         """
         layers, pieces = range(stage.first, stage.stop), stage.pieces
         tokens = work.tokens[unit.batch] // pieces
-        for number, piece in enumerate(dy.pieces(pieces)):
-            if isinstance(given, StageArray):
-                x = given.pieces(pieces)[number]
+        inputs: Sequence[StageArray | Sequence[KeptLayer]]
+        if isinstance(given, StageArray):
+            inputs = given.pieces(pieces)
+        else:  # of each piece its only layer
+            inputs = [given] if pieces == 1 else [[layer] for layer in given]
+        for number, (x, piece) in enumerate(zip(inputs, dy.pieces(pieces), strict=True)):
+            if isinstance(x, StageArray):
                 last, kept = self._forward(work, layers[:-1], unit, self._put(x), tokens)
                 kept = [*kept, (last,)]
                 self._rename(x)
             else:
-                kept = list(given) if pieces == 1 else [given[number]]
+                kept = list(x)
             put = self._put(piece)
             self._rename(piece)
             dx = self._backward(work, layers, unit, generation, kept, put, tokens)

@@ -14,10 +14,11 @@ from cleave.protocol.messages import Feature
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps
 from cleave.scheduler.session import DeviceState, Session
+from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_device import StageDevice
 from cleave.scheduler.stage_step import StageStep
 from cleave.scheduler.stage_view import StepView
-from cleave.scheduler.stage_work import StageArray, StageOrder, StepWork
+from cleave.scheduler.stage_work import StageOrder, StepWork
 
 
 class StagesOn(Enum):

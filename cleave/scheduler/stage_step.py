@@ -9,34 +9,32 @@ all, and each micro-batch is in one generation of each stage, or part of a stage
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from cleave import graph_names as names
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import NOTHING_KEPT, Keep, KeptBatches, PlannedStage
+from cleave.planner.stages import NOTHING_KEPT, Keep, KeptBatches
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
+from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_device import Generation, StageDevice, arrays_of
-from cleave.scheduler.stage_takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
-from cleave.scheduler.stage_view import StepView, UnitCount
-from cleave.scheduler.stage_work import (
+from cleave.scheduler.stage_outcomes import (
     GradientWanted,
     InputWanted,
-    KeptLayer,
     OutputReady,
     SlicesBack,
     SlicesReady,
-    StageArray,
-    StageGraph,
-    StageOrder,
-    StageRecord,
     StepFailed,
     StepResult,
+)
+from cleave.scheduler.stage_state import StageState
+from cleave.scheduler.stage_takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
+from cleave.scheduler.stage_view import StepView, UnitCount
+from cleave.scheduler.stage_work import (
+    StageGraph,
+    StageOrder,
     StepWork,
-    SumName,
-    SumsRecord,
     Unit,
     UnitKind,
 )
@@ -46,60 +44,6 @@ UNITS_AT_ONCE: Final = 2
 
 MAX_FAILURES: Final = 4
 """So often may devices fail in a step before it ends."""
-
-
-@dataclass(slots=True, eq=False)
-class _Stage:
-    """Holds the state of one stage in the step.
-
-    A stage whose devices are lost may be divided: others like it each return a part of its sums.
-
-    Attributes:
-        plan: its layers.
-        sums: which it returns.
-        passes: whether it returns activations and their gradients too: one part of a stage does.
-        devices: that may take micro-batches through it now.
-        x, dy: by micro-batch, its input and its output's gradient, once they are here.
-        forward: micro-batches whose output is here, or under way.
-        backward: micro-batches whose gradients are in a generation, or on their way into one.
-        kept: by micro-batch, the device that keeps something of it, and what.
-        generations: in the order in which they began.
-        y, dx, forward_by, backward_by: see `StageRecord`.
-    """
-
-    plan: PlannedStage
-    sums: frozenset[SumName]
-    devices: list[int]
-    passes: bool = True
-    x: dict[int, StageArray] = field(default_factory=dict)
-    dy: dict[int, StageArray] = field(default_factory=dict)
-    forward: set[int] = field(default_factory=set)
-    backward: set[int] = field(default_factory=set)
-    kept: dict[int, tuple[int, Sequence[KeptLayer]]] = field(default_factory=dict)
-    generations: list[Generation] = field(default_factory=list)
-    y: dict[int, Any] = field(default_factory=dict)
-    dx: dict[int, Any] = field(default_factory=dict)
-    forward_by: dict[int, int] = field(default_factory=dict)
-    backward_by: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def record(self) -> StageRecord:
-        """Return what was given and returned."""
-        sums = [
-            SumsRecord(g.device, frozenset(g.batches), g.found)
-            for g in self.generations
-            if g.landed
-        ]
-        by = self.forward_by, self.backward_by
-        return StageRecord(self.plan, self.x, self.dy, self.y, self.dx, *by, sums)
-
-    def generation_on(self, device: int) -> Generation:
-        """Return the sums on a device to which more may be added, or new ones."""
-        for generation in self.generations:
-            if generation.device == device and not generation.taken:
-                return generation
-        self.generations.append(Generation(device))
-        return self.generations[-1]
 
 
 class StageStep:
@@ -127,7 +71,7 @@ class StageStep:
         self._present = present
         self._ids = ids
         self._stages = [
-            _Stage(plan, frozenset(all_sums(work, plan)), list(plan.devices))
+            StageState(plan, len(work.x), frozenset(all_sums(work, plan)), list(plan.devices))
             for plan in work.planned
         ]
         # In the order of layers; slices of the loss and parts of divided stages follow.
@@ -203,7 +147,7 @@ class StageStep:
         for stage in left:
             stage.devices.remove(device)
         for stage in left:
-            if self._has_landed(stage):
+            if stage.has_landed:
                 continue
             if stage.devices or stage.generations:
                 self._reinforce(stage)
@@ -211,16 +155,12 @@ class StageStep:
                 self._divide(stage)
         return self._go_on()
 
-    def _lose(self, stage: _Stage, device: int, units: Iterable[Unit]) -> None:
+    def _lose(self, stage: StageState, device: int, units: Iterable[Unit]) -> None:
         """Forget what a lost device held of a stage, so that it is done again."""
         for unit in units:
             if unit.stage == self._stages.index(stage) and unit.kind is UnitKind.FORWARD:
                 stage.forward.discard(unit.batch)
-        stage.kept = {batch: kept for batch, kept in stage.kept.items() if kept[0] != device}
-        for generation in [g for g in stage.generations if g.device == device and not g.landed]:
-            stage.generations.remove(generation)
-            self.repeated += len(generation.batches)
-            stage.backward -= generation.batches | generation.asked
+        self.repeated += stage.forget(device)
 
     def changed(self) -> list[ForSteps]:
         """Note that the fleet changed: a device that came may be what a stage waits for."""
@@ -269,16 +209,8 @@ class StageStep:
 
         They are the passes of micro-batches through stages, and one for a stage's sums.
         """
-        batches, done, of = len(self.work.x), 0, 0
-        for stage in tuple(self._stages):
-            generations = tuple(stage.generations)
-            done += sum(len(each.batches) for each in generations)
-            done += sum(len(each.batches) for each in generations if each.landed) == batches
-            of += batches + 1
-            if stage.passes and not stage.plan.loss:
-                done += len(stage.y)
-                of += batches
-        return done, of
+        counts = [stage.tasks() for stage in tuple(self._stages)]
+        return sum(done for done, _ in counts), sum(of for _, of in counts)
 
     def validate(self) -> None:
         """Check that its state is consistent.
@@ -287,11 +219,7 @@ class StageStep:
             AssertionError: with what is inconsistent.
         """
         for number, stage in enumerate(self._stages):
-            held = [b for g in stage.generations for b in (*g.batches, *g.asked)]
-            if len(held) != len(set(held)):
-                raise AssertionError(f"a micro-batch is in two sums of stage {number}")
-            if set(held) != stage.backward:
-                raise AssertionError(f"stage {number} has sums of other micro-batches than it says")
+            stage.validate()
             for unit in self._units:
                 if unit.stage == number and unit.kind is not UnitKind.SUMS:
                     known = stage.forward if unit.kind is UnitKind.FORWARD else stage.backward
@@ -358,7 +286,7 @@ class StageStep:
         if unit.batch not in following.x:  # else it was passed before
             following.x[unit.batch] = self._activation(unit.batch, payload)
 
-    def _added(self, stage: _Stage, unit: Unit) -> None:
+    def _added(self, stage: StageState, unit: Unit) -> None:
         """Take a backward pass: a generation has its gradients; dx goes to the stage before."""
         for generation in stage.generations:
             if generation.device == unit.device and unit.batch in generation.asked:
@@ -450,17 +378,17 @@ class StageStep:
             return self._ask_some_forward(mine, device) or self._ask_some_backward(mine, device)
         return self._ask_some_backward(mine, device) or self._ask_some_forward(mine, device)
 
-    def _ask_some_backward(self, mine: Iterable[tuple[int, _Stage]], device: int) -> bool:
+    def _ask_some_backward(self, mine: Iterable[tuple[int, StageState]], device: int) -> bool:
         """Ask a device for a backward pass that can begin; say whether there is one."""
         for number, stage in mine:
-            batch = self._next_backward(stage, device)
+            batch = stage.next_backward(device)
             if batch is not None:
                 self._went_back.add(device)
                 self._ask_backward(number, stage, device, batch)
                 return True
         return False
 
-    def _ask_some_forward(self, mine: Iterable[tuple[int, _Stage]], device: int) -> bool:
+    def _ask_some_forward(self, mine: Iterable[tuple[int, StageState]], device: int) -> bool:
         """Ask a device for a forward pass that can begin; say whether there is one."""
         for number, stage in mine:
             ready = stage.x.keys() - stage.forward
@@ -470,17 +398,7 @@ class StageStep:
                 return True
         return False
 
-    def _next_backward(self, stage: _Stage, device: int) -> int | None:
-        """Return the micro-batch whose backward pass a device is to do: one that it kept, first."""
-        given = stage.x if stage.plan.loss else stage.dy
-        # Those first whose gradient others wait for.
-        ready = sorted(given.keys() - stage.backward, key=lambda b: (b in stage.dx, b))
-        for batch in ready:
-            if batch in stage.kept and stage.kept[batch][0] == device:
-                return batch
-        return next((batch for batch in ready if batch not in stage.kept), None)
-
-    def _ask_forward(self, number: int, stage: _Stage, device: int, batch: int) -> None:
+    def _ask_forward(self, number: int, stage: StageState, device: int, batch: int) -> None:
         """Ask a device for the forward pass of a micro-batch."""
         keep = self._next_kept(stage, device)
         unit = self._unit(UnitKind.FORWARD, number, batch, device, keep)
@@ -490,7 +408,7 @@ class StageStep:
         ask(self.work, stage.plan, unit, stage.x[batch])
         self._out += store.take()
 
-    def _next_kept(self, stage: _Stage, device: int) -> Keep:
+    def _next_kept(self, stage: StageState, device: int) -> Keep:
         """Return what a device is to keep of its next micro-batch.
 
         Memory is planned for the activations of its own stage, not of those that it takes over.
@@ -505,7 +423,7 @@ class StageStep:
             allowed = KeptBatches(allowed.inputs)
         return allowed.next(len(kept) - activations, activations)
 
-    def _ask_backward(self, number: int, stage: _Stage, device: int, batch: int) -> None:
+    def _ask_backward(self, number: int, stage: StageState, device: int, batch: int) -> None:
         """Ask a device for the backward pass of a micro-batch, with the loss in the last stage."""
         generation = stage.generation_on(device)
         generation.asked.add(batch)
@@ -535,9 +453,8 @@ class StageStep:
 
     def _take_sums(self) -> None:
         """Ask for the sums of stages that every micro-batch has passed."""
-        everything = len(self.work.x)
         for number, stage in enumerate(self._stages):
-            if sum(len(g.batches) for g in stage.generations) < everything:
+            if stage.left:
                 continue
             for generation in stage.generations:
                 if generation.taken or self._is_waited_for(generation.device):
@@ -564,11 +481,8 @@ class StageStep:
 
     def _finish_step(self) -> None:
         """End the step with its result, once the sums of all stages are here."""
-        everything = len(self.work.x)
-        for stage in self._stages:
-            landed = [g for g in stage.generations if g.landed]
-            if sum(len(g.batches) for g in landed) < everything:
-                return
+        if not all(stage.has_landed for stage in self._stages):
+            return
         gradients: dict[tuple[int, str], list[list[Any]]] = {}
         for stage in self._stages:
             # In an order that does not depend on which device was first.
@@ -598,7 +512,7 @@ class StageStep:
 
     def _replace_missing(self) -> None:
         """Give every stage that lost all its devices, and has work left, others."""
-        missing = [s for s in self._stages if not s.devices and not self._has_landed(s)]
+        missing = [s for s in self._stages if not s.devices and not s.has_landed]
         if not missing:
             return
         for stage in missing:
@@ -611,15 +525,15 @@ class StageStep:
             what = ", ".join(s.plan.named for s in missing)
             self._out.append(Note(f"{what} wait for a device that can run them"))
 
-    def _reinforce(self, stage: _Stage) -> None:
+    def _reinforce(self, stage: StageState) -> None:
         """Let those devices share what a stage has left that finish it soonest."""
-        chosen = soonest(self._candidates(stage), self._left(stage))
+        chosen = soonest(self._candidates(stage), stage.left)
         stage.devices = sorted({*stage.devices, *chosen})
 
-    def _divide(self, stage: _Stage) -> None:
+    def _divide(self, stage: StageState) -> None:
         """Let others do a stage of which nothing is left, in as many parts as end soonest."""
         groups = soonest_parts(
-            lambda parts: self._candidates(stage, parts), self._left(stage), max(1, len(stage.sums))
+            lambda parts: self._candidates(stage, parts), stage.left, max(1, len(stage.sums))
         )
         if not groups:
             return
@@ -627,12 +541,9 @@ class StageStep:
         stage.sums, *others = takeover.divided(len(groups))
         stage.devices = groups[0]
         for sums, devices in zip(others, groups[1:], strict=True):
-            part = _Stage(
-                stage.plan, sums, devices, passes=False, x=stage.x, dy=stage.dy, y=stage.y
-            )
-            self._stages.append(part)
+            self._stages.append(stage.part(sums, devices))
 
-    def _candidates(self, stage: _Stage, parts: int = 1) -> list[Candidate]:
+    def _candidates(self, stage: StageState, parts: int = 1) -> list[Candidate]:
         """Return what devices would do that may take over a stage; none if there is none."""
         able = {d: rates for d, rates in self._present().items() if d not in self._failed}
         if not able:
@@ -648,36 +559,25 @@ class StageStep:
             fitting = [max(able.values(), key=lambda r: (r.memory_bytes, -r.device))]
         return [
             takeover.candidate(
-                r, self._stores.get(r.device), self._own_s(r, stage), parts, self._returned(stage)
+                r, self._stores.get(r.device), self._own_s(r, stage), parts, stage.returned
             )
             for r in fitting
         ]
 
-    def _returned(self, stage: _Stage) -> float:
-        """Return how many activations devices return for a micro-batch that is left, 0 to 2."""
-        if not stage.passes:
-            return 0.0
-        done = len(stage.y) + len(stage.dx)
-        return max(0.0, 2 * len(self.work.x) - done) / max(1, self._left(stage))
-
-    def _left(self, stage: _Stage) -> int:
-        """Return how many micro-batches a stage has left."""
-        return len(self.work.x) - sum(len(g.batches) for g in stage.generations)
-
-    def _own_s(self, rates: DeviceRates, besides: _Stage) -> float:
+    def _own_s(self, rates: DeviceRates, besides: StageState) -> float:
         """Return how long a device still takes for other stages, with those that share them."""
         total_s = 0.0
         for stage in self._stages:
             if stage is not besides and rates.device in stage.devices:
                 takeover = Takeover(self.work, stage.plan, stage.sums)
-                each_s = takeover.batch_s(rates, self._returned(stage))
-                total_s += self._left(stage) / len(stage.devices) * each_s
+                each_s = takeover.batch_s(rates, stage.returned)
+                total_s += stage.left / len(stage.devices) * each_s
                 total_s += self._sums_left(stage, rates.device) * takeover.sums_s(rates)
         return total_s
 
-    def _sums_left(self, stage: _Stage, device: int) -> float:
+    def _sums_left(self, stage: StageState, device: int) -> float:
         """Return how much of its sums of a stage a device has still to return, at most 1."""
-        if self._has_landed(stage):
+        if stage.has_landed:
             return 0.0
         for unit, generation in self._taking.items():
             if generation.device == device and generation in stage.generations:
@@ -685,12 +585,7 @@ class StageStep:
                 return left / (left + len(unit.found))
         return 1.0
 
-    def _has_landed(self, stage: _Stage) -> bool:
-        """Say whether a stage's sums over all micro-batches are here."""
-        landed = sum(len(g.batches) for g in stage.generations if g.landed)
-        return landed == len(self.work.x)
-
-    def _arrays_of(self, stage: _Stage, device: int) -> Iterator[StageArray | StageGraph]:
+    def _arrays_of(self, stage: StageState, device: int) -> Iterator[StageArray | StageGraph]:
         """Yield what a device of a stage needs all through the step."""
         kept = self.work.kept_batches.get(device, NOTHING_KEPT)
         return arrays_of(self.work, stage.plan, kept)

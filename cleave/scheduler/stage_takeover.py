@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from cleave.arrays import DType
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PlannedStage
+from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_device import StageDevice, arrays_of, masks_of, sums_of
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
     LayerWork,
-    StageArray,
     StepWork,
     SumName,
     SumShape,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, TypeAlias
 
 from cleave.errors import CleaveError
 from cleave.graph_names import parameter
 from cleave.planner.stages import Keep, KeptBatches, PlannedStage
-from cleave.protocol.codec import Buffer, Packable, payload_bytes
+from cleave.scheduler.stage_arrays import StageArray, joined
 from cleave.scheduler.traffic import TrafficKind
 
 LOSS_LAYER: Final = -1
@@ -56,72 +56,6 @@ class SumPiece:
 
 class StageFailedError(CleaveError):
     """Tells that a step by stages cannot be completed."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StageArray:
-    """Holds an array that devices are sent. It must not change while it is in use.
-
-    Attributes:
-        rows, columns, dtype: as `put` says them.
-        payload: its elements.
-        kind: what it counts as on its way.
-        parts: arrays of its rows, one after another, where it is too large for one message.
-    """
-
-    rows: int
-    columns: int
-    dtype: str
-    payload: Buffer | Packable
-    kind: TrafficKind = TrafficKind.ACTIVATIONS
-    parts: Sequence[StageArray] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Return its size on a device."""
-        return payload_bytes(self.payload)
-
-    def pieces(self, count: int) -> list[StageArray]:
-        """Return so many arrays of consecutive rows, equally many each."""
-        if count == 1:
-            return [self]
-        each = self.nbytes // count
-        return [
-            replace(self, rows=self.rows // count, payload=_part(self.payload, first, first + each))
-            for first in range(0, self.nbytes, each)
-        ]
-
-
-@runtime_checkable
-class Divisible(Protocol):
-    """A payload that is not packed to be divided, nor its parts to be put together."""
-
-    def part(self, first: int, stop: int) -> Packable:
-        """Return its bytes from the first to before the last."""
-        ...
-
-    def followed_by(self, others: Sequence[Any]) -> Packable:
-        """Return it and others one after another."""
-        ...
-
-
-def _part(payload: Any, first: int, stop: int) -> Buffer | Packable:
-    """Return some bytes of a payload."""
-    if isinstance(payload, Divisible):
-        return payload.part(first, stop)
-    return _packed(payload)[first:stop]
-
-
-def _joined(payloads: Sequence[Any]) -> Any:
-    """Return payloads one after another, as one."""
-    if isinstance(payloads[0], Divisible):
-        return payloads[0].followed_by(payloads[1:])
-    return b"".join(_packed(payload) for payload in payloads)
-
-
-def _packed(payload: Any) -> memoryview:
-    held = payload if isinstance(payload, bytes | bytearray | memoryview) else payload.pack()
-    return memoryview(held).cast("B")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -353,7 +287,7 @@ class Unit:
         pieces = [
             self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
         ]
-        return _joined(pieces) if pieces else self.found.get(name)
+        return joined(pieces) if pieces else self.found.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,140 +311,3 @@ class StageOrder:
         """Return what an array counts as that answers it."""
         sums = self.unit.kind is UnitKind.SUMS
         return TrafficKind.GRADIENTS if sums else TrafficKind.ACTIVATIONS
-
-
-# --- what the training thread is told ---
-
-
-@dataclass(frozen=True, slots=True)
-class OutputReady:
-    """Tells that the last layer's output of a micro-batch is here: its gradient is wanted."""
-
-    batch: int
-    payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class InputWanted:
-    """Tells what a stage returned before layers of the PS: the next stage's input is wanted.
-
-    Attributes:
-        stage: the number of the stage before these layers.
-        batch: the micro-batch.
-        payload: what the stage returned.
-    """
-
-    stage: int
-    batch: int
-    payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class GradientWanted:
-    """Tells the gradient after layers of the PS: that of the stage before them is wanted.
-
-    Attributes:
-        stage: the number of the stage before these layers.
-        batch: the micro-batch.
-        payload: the gradient of the next stage's input.
-    """
-
-    stage: int
-    batch: int
-    payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class SlicesReady:
-    """Tells what all slices of the loss found of a micro-batch: the loss can be made of that.
-
-    What is wanted is the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
-
-    Attributes:
-        batch: the micro-batch.
-        payloads: of each slice, log-sum-exp and target's logit, shape (tokens, 2), fp32.
-    """
-
-    batch: int
-    payloads: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class SlicesBack:
-    """Tells the gradients of the last layer's output by all slices: their sum is wanted."""
-
-    batch: int
-    payloads: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class SumsRecord:
-    """Holds sums of gradients as one device sent them.
-
-    Attributes:
-        device: whose they are.
-        batches: the micro-batches that are in them.
-        found: the sums by layer's number, parameter and first row.
-    """
-
-    device: int
-    batches: frozenset[int]
-    found: Mapping[tuple[int, str, int], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StageRecord:
-    """Holds what devices were given for a stage and what they returned, to be audited.
-
-    Attributes:
-        plan: its layers.
-        x, dy: by micro-batch, its input and the gradient of its output.
-        y, dx: by micro-batch, what devices returned.
-        forward_by, backward_by: by micro-batch, the device that returned `y`, and `dx`.
-        sums: the sums of gradients.
-    """
-
-    plan: PlannedStage
-    x: Mapping[int, StageArray]
-    dy: Mapping[int, StageArray]
-    y: Mapping[int, Any]
-    dx: Mapping[int, Any]
-    forward_by: Mapping[int, int]
-    backward_by: Mapping[int, int]
-    sums: Sequence[SumsRecord]
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Holds what came of a step by stages that is done.
-
-    Attributes:
-        losses: by micro-batch, where devices computed them.
-        dx: by micro-batch, the gradient with respect to `StepWork.x`, if it was wanted.
-        gradients: by layer's number and parameter, the sums of each group of micro-batches that was
-            on one device, in a fixed order, cut into consecutive rows.
-        records: of each stage.
-    """
-
-    losses: Mapping[int, Any]
-    dx: Mapping[int, Any]
-    gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]]
-    records: Sequence[StageRecord] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StepFailed:
-    """Tells that a step by stages cannot be completed.
-
-    Attributes:
-        reason: a text for people.
-        final: whether it is no use to try again.
-    """
-
-    reason: str
-    final: bool = False
-
-
-StageOutcome = (
-    OutputReady | InputWanted | GradientWanted | SlicesReady | SlicesBack | StepResult | StepFailed
-)

@@ -37,12 +37,9 @@ from cleave.scheduler.fleet_events import EventKind, EventListener
 from cleave.scheduler.instructions import Aside, Check, ForRuntime, Joined, Note, Overdue, Send
 from cleave.scheduler.session import Session
 from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.stage_work import (
-    StageArray,
-    StageOutcome,
-    StepFailed,
-    StepWork,
-)
+from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.stage_outcomes import StageOutcome, StepFailed
+from cleave.scheduler.stage_work import StepWork
 from cleave.scheduler.traffic import TrafficKind
 from cleave.server.block_times import BlockTimes, TimeSpan
 from cleave.server.coder import Coder, SharedArray

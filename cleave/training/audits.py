@@ -20,17 +20,10 @@ from cleave import graph_names as names
 from cleave.arrays import Array, Buffer, DType
 from cleave.machine.graph_run import NUMPY_DTYPES
 from cleave.machine.graph_session import GraphSession
+from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_device import sums_of
-from cleave.scheduler.stage_work import (
-    LOSS_LAYER,
-    StageArray,
-    StageGraph,
-    StageRecord,
-    StepResult,
-    StepWork,
-    SumsRecord,
-    slice_layer,
-)
+from cleave.scheduler.stage_outcomes import StageRecord, StepResult, SumsRecord
+from cleave.scheduler.stage_work import LOSS_LAYER, StageGraph, StepWork, slice_layer
 
 MOST_OFF: Final = {DType.FP32: 1e-4, DType.BF16: 2e-2, DType.FP16: 4e-3}
 """By how much an honest device may be off, relative to the largest element of what is compared. In

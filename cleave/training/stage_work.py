@@ -22,12 +22,12 @@ from cleave.graphs.outside import Embedded
 from cleave.planner.coding import coded_ratio
 from cleave.planner.layer_memory import dequantized_bytes, working_bytes
 from cleave.planner.stages import HeadSlice, LayerCost, PsLayers, StageModel
+from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_work import (
     LOSS_LAYER,
     LayerWork,
     LossWork,
     SliceWork,
-    StageArray,
     StageGraph,
     SumShape,
     slice_of_layer,

@@ -21,19 +21,18 @@ from cleave.planner.methods import Method
 from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
-from cleave.scheduler.stage_work import (
+from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.stage_outcomes import (
     GradientWanted,
     InputWanted,
     OutputReady,
     SlicesBack,
     SlicesReady,
-    StageArray,
-    StageFailedError,
     StageOutcome,
     StepFailed,
     StepResult,
-    StepWork,
 )
+from cleave.scheduler.stage_work import StageFailedError, StepWork
 from cleave.training.audits import Auditor
 from cleave.training.methods import MethodChoice
 from cleave.training.ps_passes import PsPasses

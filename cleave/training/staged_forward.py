@@ -32,15 +32,14 @@ from cleave.machine.backends import TorchBackend
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
-from cleave.scheduler.stage_work import (
+from cleave.scheduler.stage_outcomes import (
     GradientWanted,
     InputWanted,
     OutputReady,
-    StageFailedError,
     StepFailed,
     StepResult,
-    StepWork,
 )
+from cleave.scheduler.stage_work import StageFailedError, StepWork
 from cleave.training.audits import Auditor
 from cleave.training.ps_passes import described_refusals
 from cleave.training.stage_work import ModelWork

@@ -20,7 +20,7 @@ from cleave.planner.stages import (
     PsCompute,
     StagePlan,
 )
-from cleave.scheduler.stage_work import StageArray
+from cleave.scheduler.stage_arrays import StageArray
 from cleave.workload.registry import find_model, spec_from_config
 from cleave.workload.stages import Adapters
 from emulator.activity import GraphExecution

@@ -33,18 +33,20 @@ from cleave.protocol.messages import Message
 from cleave.scheduler import stage_step
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
-from cleave.scheduler.stage_work import (
+from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.stage_outcomes import (
     GradientWanted,
     InputWanted,
-    LayerWork,
-    LossWork,
     OutputReady,
     SlicesBack,
     SlicesReady,
-    SliceWork,
-    StageArray,
-    StageGraph,
     StepResult,
+)
+from cleave.scheduler.stage_work import (
+    LayerWork,
+    LossWork,
+    SliceWork,
+    StageGraph,
     StepWork,
     SumShape,
 )

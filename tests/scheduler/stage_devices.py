@@ -12,11 +12,11 @@ from cleave.planner.stages import PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
+from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_work import (
     LayerWork,
     LossWork,
     SliceWork,
-    StageArray,
     StageGraph,
     StageOrder,
     StepWork,

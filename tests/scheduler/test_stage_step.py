@@ -16,8 +16,7 @@ from cleave.planner.stages import HeadSlice, KeptBatches, PlannedStage
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import Note
 from cleave.scheduler.stage_device import StageDevice
-from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
-from cleave.scheduler.stage_work import (
+from cleave.scheduler.stage_outcomes import (
     GradientWanted,
     InputWanted,
     OutputReady,
@@ -25,10 +24,9 @@ from cleave.scheduler.stage_work import (
     SlicesReady,
     StepFailed,
     StepResult,
-    StepWork,
-    UnitKind,
-    slice_layer,
 )
+from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
+from cleave.scheduler.stage_work import StepWork, UnitKind, slice_layer
 from tests.scheduler.stage_devices import (
     MANY_ROWS,
     SUM_ROWS,

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.planner.stages import PlannedStage
+from cleave.scheduler.stage_outcomes import StepResult
 from cleave.scheduler.stage_view import HolderView, StepView
-from cleave.scheduler.stage_work import StageOrder, StepResult, UnitKind
+from cleave.scheduler.stage_work import StageOrder, UnitKind
 from tests.scheduler.stage_devices import step_work
 from tests.scheduler.test_stage_runs import come, server
 from tests.scheduler.test_stage_step import LAYERS, Trial

@@ -24,7 +24,7 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.outside import Embedded
 from cleave.graphs.packed import PackedBy, mask_for, packed_by
-from cleave.scheduler.stage_work import StageArray
+from cleave.scheduler.stage_arrays import StageArray
 from cleave.training.data import (
     IGNORED,
     START,
