@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from cleave.arrays import DType
+from cleave import graph_names as names
+from cleave.arrays import Array, DType
 from cleave.device.core import Order
 from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.graph_run import FetchRun
-from cleave.training.audits import MOST_OFF, Auditor, escape_chance
+from cleave.machine.graph_session import GraphSession
+from cleave.training import audits
+from cleave.training.audits import Auditor, escape_chance
+from cleave.training.honest_error import MOST_OFF
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
 from emulator.deferred import default_backend
@@ -170,3 +175,48 @@ def test_lies_below_what_rounding_explains_are_not_seen(cache: GraphCache) -> No
         found = audited(fleet, small_model("opt"), cache, auditor)
         found.gradients(rows(batches(1)[0]))
         assert auditor.counters.faults == 0
+
+
+class OtherKernel(GraphSession):
+    """Rounds otherwise: what goes into a layer differs by what rounding does."""
+
+    random = np.random.default_rng(1)
+
+    def run(
+        self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        moved = {}
+        for name in (names.X, names.DY):
+            if name in given:
+                signs = self.random.choice(np.array([-1, 1], np.float32), given[name].shape)
+                moved[name] = given[name] * (1 + np.float32(2**-22) * signs)
+        return super().run({**given, **moved}, wanted)
+
+
+def put_at_a_kink(model: Any, ids: torch.Tensor) -> None:
+    """Have rounding decide, for one token, of every unit of the first MLP whether ReLU stops it."""
+    seen: list[torch.Tensor] = []
+    mlp = model.model.decoder.layers[0].fc1
+    with mlp.register_forward_pre_hook(lambda module, given: seen.append(given[0])):
+        model(input_ids=ids)
+    token = seen[0].reshape(ids.numel(), -1)[TOKENS + TOKENS // 2].detach()
+    with torch.no_grad():
+        mlp.bias.copy_(-(mlp.weight.double() @ token.double()))
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_who_rounds_otherwise_at_a_kink_is_not_accused_and_who_lies_there_is(
+    factor: float, cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model("opt")
+    (ids,) = batches(1)
+    put_at_a_kink(model, ids)
+    monkeypatch.setattr(audits, "GraphSession", OtherKernel)
+    with lying(activation) as fleet:
+        assert isinstance(fleet.runtime, Lying)
+        fleet.runtime.factor = factor
+        auditor = Auditor(100.0, random.Random(1))  # everything
+        audited(fleet, model, cache, auditor).gradients(rows(ids))
+        assert auditor.counters.again > 0  # rounding alone does not explain it
+        assert (auditor.counters.faults > 0) == (factor > 1)
+        assert fleet.device_count == (2 if factor > 1 else 3)
