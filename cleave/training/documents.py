@@ -1,5 +1,6 @@
 """Documents from files, folders, JSONL, Parquet, data sets and Python's own source."""
 
+import importlib.util
 import json
 import os
 import re
@@ -47,17 +48,38 @@ def read_documents(source: str | None) -> Iterator[Document]:
     """
     if source is None:
         return _nonempty(_standard_library(), "Python's standard library")
+    path = _path_of(source)
+    if path is None:
+        return _nonempty(_read_dataset(source), repr(source))
+    return _nonempty(_read_folder(path) if path.is_dir() else _read_file(path), repr(source))
+
+
+def check_source(source: str) -> None:
+    """Refuse what `read_documents` would refuse at once, without reading anything.
+
+    Whether a data set of that name exists is not asked.
+
+    Raises:
+        UsageError: when there is no such source.
+    """
+    if _path_of(source) is None and importlib.util.find_spec("datasets") is None:
+        raise _no_data_sets(source)
+
+
+def _path_of(source: str) -> Path | None:
+    """Return the file or folder that a source is; None for what may be the name of a data set.
+
+    Raises:
+        UsageError: when it is neither.
+    """
     path = Path(source).expanduser()
     try:
-        if path.is_dir():
-            return _nonempty(_read_folder(path), repr(source))
-        exists = path.exists()
+        if path.exists():
+            return path
     except OSError as error:
         raise _unreadable(path, error) from error
-    if exists:
-        return _nonempty(_read_file(path), repr(source))
     if _DATASET_NAME.fullmatch(source) and path.suffix.lower() not in _SUFFIXES:
-        return _nonempty(_read_dataset(source), repr(source))
+        return None
     where = "" if path.is_absolute() else f" in {str(Path.cwd())!r}"
     raise UsageError(f"There is no file or folder {source!r}{where}: check the path.")
 
@@ -195,16 +217,20 @@ def _read_dataset(name: str) -> Iterator[Document]:
     try:
         import datasets
     except ImportError:
-        raise UsageError(
-            f"There is no file or folder {name!r}: check the path, or, if it is the name of a "
-            "data set, pip install 'cleave[datasets]'."
-        ) from None
+        raise _no_data_sets(name) from None
     # What a loader of arbitrary data sets raises is no closed list, hence the broad excepts.
     try:
         rows = iter(datasets.load_dataset(name, split="train", streaming=True))
     except Exception as error:
         raise _unreachable(name, error) from error
     return _documents_of_rows(rows, name)
+
+
+def _no_data_sets(name: str) -> UsageError:
+    return UsageError(
+        f"There is no file or folder {name!r}: check the path, or, if it is the name of a data "
+        "set, pip install 'cleave[datasets]'."
+    )
 
 
 def _documents_of_rows(rows: Iterator[dict[str, Any]], name: str) -> Iterator[Document]:

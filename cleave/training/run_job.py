@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import AbandonedError
+from cleave.training.documents import check_source
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.run_folder import RunFolder
@@ -156,12 +157,18 @@ class JobRunner:
     def check(self, arguments: Mapping[str, Any]) -> int:
         """Return the job's steps; refuse a request that cannot be run, see `JobRequest.spec`.
 
+        Text that is not there is refused as well.
+
         Where it asks for a use of a model, that has none.
         """
         if USE in arguments:
             _use(arguments).check()
             return 0
-        return JobRequest.from_dict(arguments).spec().steps
+        spec = JobRequest.from_dict(arguments).spec()
+        for source in (spec.data, spec.eval_data):
+            if source:  # else a typing error would be told when its turn has come
+                check_source(source)
+        return spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Refuse to pause a job that keeps no checkpoints, see `Runner` of the server."""

@@ -76,9 +76,9 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Refuse a text that is not there."""
-        from cleave.training.documents import read_documents
+        from cleave.training.documents import check_source
 
-        read_documents(self.data)
+        check_source(self.data)
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
         """Report how well the model predicts it."""

@@ -192,6 +192,18 @@ def test_a_job_that_cannot_be_run_leaves_no_folder(job: JobSpec, tmp_path: Path)
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("name", ["data", "eval_data"])
+@pytest.mark.parametrize("source", ["/no/such", "corpus.txt"])
+def test_a_server_refuses_text_that_is_not_there_before_it_queues_a_job(
+    job: JobSpec, tmp_path: Path, name: str, source: str
+) -> None:
+    runner = JobRunner(tmp_path / "runs")
+    wanted = {**job.to_dict(), "eval_every": 1}
+    assert runner.check({"job": wanted}) == job.steps
+    with pytest.raises(UsageError, match="There is no file or folder"):
+        runner.check({"job": {**wanted, name: source}})
+
+
 def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) -> None:
     run(replace(job, steps=2, checkpoint_every=2), tmp_path / "run")
     before = sorted(path.name for path in (tmp_path / "run").rglob("*"))

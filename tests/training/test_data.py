@@ -26,7 +26,7 @@ from cleave.training.data import (
     build_corpus,
     validation_batches,
 )
-from cleave.training.documents import read_documents
+from cleave.training.documents import check_source, read_documents
 
 EOS = 256
 
@@ -171,6 +171,19 @@ def test_a_data_set_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match=r"'owner/some-set'.*pip install 'cleave\[datasets\]'"):
         read_documents("owner/some-set")
+    with pytest.raises(UsageError, match="'owner/some-set'"):
+        check_source("owner/some-set")
+
+
+def test_a_source_is_looked_for_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (tmp_path / "empty.txt").touch()
+    check_source(str(tmp_path))
+    check_source(str(tmp_path / "empty.txt"))
+    with pytest.raises(UsageError, match=r"no file or folder 'corpus\.txt'"):
+        check_source("corpus.txt")
 
 
 def test_a_data_set_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
