@@ -140,6 +140,7 @@ class DoneRecord:
         journal_gemms: GEMMs whose products came from the journal.
         traffic: `downlink_bytes` and `uplink_bytes` by what they are for.
         saved: bytes that would have been more without coding, by what they are for.
+        resumed_after: the step after which this process began; 0 for a run from its start.
     """
 
     EVENT: ClassVar[str] = "done"
@@ -169,6 +170,7 @@ class DoneRecord:
     journal_gemms: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     saved: Traffic = field(default_factory=Traffic)
+    resumed_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,7 +368,7 @@ class Trainer:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         if self.step >= job.steps:
             self._note(f"the run is at step {self.step} of {job.steps} already; give more --steps")
-        began_s, first = time.perf_counter(), self._counters()
+        began_s, first, resumed_after = time.perf_counter(), self._counters(), self.step
         first_loss = loss = math.nan
         tokens = 0
         stopped = False
@@ -426,6 +426,7 @@ class Trainer:
             journal_gemms=journal.taken,
             traffic=spent.traffic,
             saved=spent.saved,
+            resumed_after=resumed_after,
         )
         report(done)
         self.patience.insist(self.folder.plot)

@@ -122,7 +122,7 @@ def revoke(
         text += (
             f"; the join code it came by ({code['id']}) is void as well: where {left:,} more "
             f"{'device was' if left == 1 else 'devices were'} to use it, give them another with: "
-            f"cleave pair --uses {left}"
+            f"cleave pair --uses {left}{' --own' if code.get('own') else ''}"
         )
     _say(answer, text, as_json=as_json)
 

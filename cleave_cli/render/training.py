@@ -231,7 +231,9 @@ def _step_line(record: dict[str, Any], *, verbose: bool) -> str:
 
 def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -> Table:
     table = Table(title="stopped early" if record["stopped"] else "done", show_header=False)
-    table.add_row("steps", str(record["steps"]))
+    resumed_after = record.get("resumed_after", 0)  # a server may be older
+    after = f"; all else is of those after step {resumed_after}" if resumed_after else ""
+    table.add_row("steps", f"{record['steps']}{after}")
     if record["tokens"]:
         table.add_row("loss", f"{record['first_loss']:.4f} to {record['loss']:.4f}")
     table.add_row("tokens", f"{record['tokens']:,}")

@@ -164,6 +164,16 @@ def test_a_code_is_for_one_device_which_is_known_from_then_on(place: Place) -> N
         assert server.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_code_that_is_void_is_replaced_by_one_of_its_kind(place: Place, own: bool) -> None:
+    with place.server():
+        code = place.ask("pair", "--uses", "2", *["--own"] * own)
+        with place.device(code["url"], "anna") as anna:
+            anna.ready()
+            shown = here("devices", "revoke", "anna", "--data", str(place.data))
+            assert shown.stderr.strip().endswith("cleave pair --uses 1" + " --own" * own)
+
+
 def test_who_is_revoked_does_not_come_back_with_the_same_code(place: Place) -> None:
     """Not even on another machine under another name; who came by it before stays."""
     with place.server():

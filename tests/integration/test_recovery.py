@@ -110,6 +110,8 @@ def test_a_killed_run_is_resumed_to_the_same_losses(corpus_file: Path, tmp_path:
     answer = run("train", "--resume", "runs/run", "--devices", "2", "--json", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "resuming after step" in answer.stderr
+    done = next(r for r in records(answer.stdout) if r["event"] == "done")
+    assert done["resumed_after"] in (5, 10)
     again = [r for r in records(answer.stdout) if r["event"] == "step"]
     found = {r["step"]: r["loss"] for r in again}
     repeated = [r for r in before if r["step"] in found]
