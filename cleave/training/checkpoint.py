@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import torch
 
 from cleave.errors import CleaveError
-from cleave.training.disk import DiskFullError, is_full
+from cleave.training.disk import DiskFullError, is_full, remedy
 from cleave.training.run_folder import sync_folder
 
 _FORMAT = 1
@@ -143,8 +143,8 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         kind = DiskFullError if is_full(error) else CleaveError
         raise kind(
-            f"The checkpoint {str(final)!r} cannot be written ({error.strerror or error}): free "
-            "some space there or choose another folder; earlier checkpoints are as they were."
+            f"The checkpoint {str(final)!r} cannot be written ({error.strerror or error}): "
+            f"{remedy(error)}, or choose another folder; earlier checkpoints are as they were."
         ) from error
     except BaseException:  # Ctrl-C leaves nothing behind either
         shutil.rmtree(temporary, ignore_errors=True)

@@ -40,12 +40,23 @@ def is_full(error: OSError) -> bool:
 
 
 def cannot_write(path: Path, error: OSError) -> CleaveError:
-    """Return the error that tells a user why a write failed."""
+    """Return the error that tells a user why a write failed, and what to do."""
     kind = DiskFullError if is_full(error) else CleaveError
     return kind(
         f"{str(path)!r} cannot be written ({error.strerror or error}): "
-        "free some space there, or choose another folder."
+        f"{remedy(error)}, or choose another folder."
     )
+
+
+def remedy(error: OSError) -> str:
+    """Return what to do about a write that failed, in words."""
+    match error.errno:
+        case number if number in _FULL:
+            return "free some space there"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "allow this user to write there"
+        case _:
+            return "check the path and the disk"
 
 
 def write_all(file: IO[bytes], data: bytes | memoryview) -> None:

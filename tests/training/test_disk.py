@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -178,6 +179,21 @@ def test_a_record_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert folder.metrics_path.read_bytes() == before
     folder.append({"step": 2})
     assert [record["step"] for record in folder.records()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free some space there"),
+        (errno.EROFS, "allow this user to write there"),
+        (errno.EACCES, "allow this user to write there"),
+        (errno.EIO, "check the path and the disk"),
+    ],
+)
+def test_what_to_do_about_a_write_that_failed(number: int, advice: str) -> None:
+    error = cannot_write(Path("run"), OSError(number, os.strerror(number)))
+    assert str(error).endswith(f"({os.strerror(number)}): {advice}, or choose another folder.")
+    assert isinstance(error, DiskFullError) == (number == errno.ENOSPC)
 
 
 # --- patience ---
