@@ -45,10 +45,10 @@ demo-125m: setup
 example: setup
 	examples/smollm2/run.sh smollm2
 
-# One thread for each worker: two of each would wait for one another on two cores. Two more workers
-# compute while others wait for processes and browsers.
+# One thread for each worker: two of each would wait for one another on two cores. A third worker
+# computes while the others wait for processes and browsers; a fourth makes nothing faster.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 15
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 15
 	$(if $(NPM),cd web_client && { [ -d node_modules ] || npm ci --no-audit --no-fund; } && npm run check && npm test,true)
 
 # The fast loop: under a minute on two cores.

@@ -184,7 +184,7 @@ def test_a_server_runs_a_job_and_it_can_be_followed_again(
                 "--data",
                 "/no/such",
             )
-            assert refused.returncode == 1
+            assert refused.returncode == 2  # as it was asked for, and before it is queued
             assert "/no/such" in refused.stderr
             assert "Traceback" not in refused.stderr
         server.send_signal(signal.SIGINT)
