@@ -123,6 +123,11 @@ class Outcome:
 class Method(Protocol):
     """A way to train, as the simulator sees it."""
 
+    @property
+    def name(self) -> str:
+        """Return its name, without variants."""
+        ...
+
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Simulate one step.
 

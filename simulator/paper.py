@@ -6,8 +6,9 @@ condition is not known, several are tried, and the report gives the result of ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +26,11 @@ from simulator.claims import (
     uses_more_devices,
 )
 from simulator.cloud import Cloud
-from simulator.method import Conditions
+from simulator.method import Conditions, Method
 from simulator.report import marked_quick, report, sweep_reading
-from simulator.sweep import Row, fleet_rates, sweep
+from simulator.sweep import Cell, Row, cells, fleet_rates, simulate
 from simulator.verdict import Claim
+from simulator.workers import Workers
 
 BF16: Final = ElementBytes(2, 2)
 CARDS_GBPS: Final = (10, 100)
@@ -70,67 +72,101 @@ FULL: Final = Scope(
 QUICK: Final = Scope("opt-tiny", (4, 8), ("opt-nano",), (8,), (8,), (4, 8), 4, batch=8, seq=128)
 
 
+@dataclass(frozen=True, slots=True)
+class PaperCells:
+    """All that is simulated for a report; see `Evidence`."""
+
+    models: Mapping[str, Sequence[Cell]]
+    small: Sequence[Cell]
+    carded: Mapping[str, Sequence[Cell]]
+    roomy: Sequence[Cell]
+
+    @property
+    def every(self) -> list[Cell]:
+        """Return them in one list."""
+        groups = (*self.models.values(), self.small, *self.carded.values(), self.roomy)
+        return [cell for group in groups for cell in group]
+
+
+def paper_cells(scope: Scope, seed: int, *, thorough: bool = False) -> PaperCells:
+    """Return what is simulated for a report.
+
+    Args:
+        thorough: searches have no time limit.
+    """
+    every = list(methods(thorough=thorough).values())
+    built = [methods()[name] for name in ("cleave", "cleave-stages")]
+
+    def on_paper_fleet(
+        model: str, counts: Sequence[int], of: Sequence[Method], ps: PsRates
+    ) -> list[Cell]:
+        return cells(
+            find_model(model), scope.batch, scope.seq, "paper", counts, of,
+            element=BF16, ps=ps, seed=seed,
+        )  # fmt: skip
+
+    counts = {scope.model: scope.counts, **dict.fromkeys(scope.others, scope.few)}
+    cards = {f"{gbps} Gbit/s": gbps * 1e9 / 8 for gbps in CARDS_GBPS}
+    much = _with_memory(scope, scope.roomy, 32_000_000_000, seed)
+    return PaperCells(
+        models={
+            model: on_paper_fleet(model, of_model, every, PsRates())
+            for model, of_model in counts.items()
+        },
+        small=[
+            Cell(count, method, _with_memory(scope, count, 512_000_000, seed))
+            for count in scope.small_memory
+            for method in built
+        ],
+        carded={
+            card: on_paper_fleet(scope.model, scope.carded, built, PsRates(rate, rate))
+            for card, rate in cards.items()
+        },
+        roomy=[Cell(scope.roomy, m, much) for m in every if not isinstance(m, Cloud)],
+    )
+
+
+def evidence_of(
+    scope: Scope,
+    planned: PaperCells,
+    workers: Workers | None = None,
+    done: Callable[[Cell], object] = lambda cell: None,
+) -> Evidence:
+    """Simulate everything; see `sweep.simulate`."""
+    rows = iter(simulate(planned.every, workers, done))
+
+    def found(group: Sequence[Cell]) -> list[Row]:
+        return [row for of_cell in islice(rows, len(group)) for row in of_cell]
+
+    by_model = {model: found(group) for model, group in planned.models.items()}
+    small = found(planned.small)
+    carded = {card: found(group) for card, group in planned.carded.items()}
+    layers = {model: find_model(model).layers for model in by_model}
+    return Evidence(scope.model, by_model, small, carded, found(planned.roomy), layers)
+
+
 def write(
-    folder: Path, scope: Scope, seed: int, save_sweep: Save, save_recovery: Save,
-    say: Callable[[str], object], *, thorough: bool = False,
-) -> list[Claim]:  # fmt: skip
-    """Simulate everything, and write `report.md` and its figures.
+    folder: Path, scope: Scope, evidence: Evidence, save_sweep: Save, save_recovery: Save
+) -> list[Claim]:
+    """Test the claims, and write `report.md` and its figures.
 
     Args:
         folder: an existing folder.
         save_sweep, save_recovery: functions that draw rows into a file.
-        say: function that is called with a description of each part of the work.
-        thorough: searches have no time limit.
 
     Raises:
         OSError: when the folder cannot be written to.
     """
-    every = list(methods(thorough=thorough).values())
-    found: dict[str, list[Row]] = {}
-    for model, counts in (
-        (scope.model, scope.counts),
-        *((model, scope.few) for model in scope.others),
-    ):
-        say(f"{model} on {', '.join(map(str, counts))} devices")
-        found[model] = sweep(
-            find_model(model), scope.batch, scope.seq, "paper", counts, every,
-            element=BF16, ps=PsRates(), seed=seed,
-        )  # fmt: skip
-    built = [methods()[name] for name in ("cleave", "cleave-stages")]
-    carded = {}
-    for gbps in CARDS_GBPS:
-        say(f"{scope.model} behind {gbps} Gbit/s")
-        card = gbps * 1e9 / 8
-        carded[f"{gbps} Gbit/s"] = sweep(
-            find_model(scope.model), scope.batch, scope.seq, "paper", scope.carded, built,
-            element=BF16, ps=PsRates(card, card), seed=seed,
-        )  # fmt: skip
-    say("devices of 512 MB, devices of 32 GB")
-    small = [
-        Row(count, outcome)
-        for count in scope.small_memory
-        for method in built
-        for outcome in method.outcomes(_with_memory(scope, count, 512_000_000, seed))
-    ]
-    much = _with_memory(scope, scope.roomy, 32_000_000_000, seed)
-    roomy = [
-        Row(scope.roomy, outcome)
-        for method in every
-        if not isinstance(method, Cloud)
-        for outcome in method.outcomes(much)
-    ]
-    layers = {model: find_model(model).layers for model in found}
-    evidence = Evidence(scope.model, found, small, carded, roomy, layers)
     claims = [
         faster_than_dtfm(evidence),
-        uses_more_devices(evidence, layers[scope.model] * scope.batch),
+        uses_more_devices(evidence, evidence.layers[scope.model] * scope.batch),
         comparable_to_cloud(evidence),
         recovers_faster(evidence),
         bytes_fall(evidence),
         fits_small_memory(evidence),
         faster_with_memory(evidence),
     ]
-    rows = found[scope.model]
+    rows = evidence.rows[scope.model]
     last = scope.few[-1]
     title = (
         f"{scope.model}, batch {scope.batch}, {scope.seq} tokens, bf16, paper fleet, 1-3 GB each, "

@@ -1,8 +1,8 @@
-"""Simulation of methods with several numbers of devices."""
+"""Simulation of methods with several numbers of devices, each pair of them a cell of a table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cleave.errors import UsageError
@@ -12,6 +12,7 @@ from cleave.workload.registry import ModelSpec
 from profiles.fleets import find_fleet
 from simulator.cloud import Cloud
 from simulator.method import PS_FLOPS_PER_S, Conditions, Method, Outcome
+from simulator.workers import ThisProcess, Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,29 @@ class Row:
 
     devices: int | None
     outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A method under given conditions.
+
+    Attributes:
+        devices: how many are offered; None for methods that need none.
+    """
+
+    devices: int | None
+    method: Method
+    conditions: Conditions
+
+    @property
+    def name(self) -> str:
+        """Return model, method and number of devices, for people."""
+        devices = "" if self.devices is None else f" on {self.devices}"
+        return f"{self.conditions.spec.name}, {self.method.name}{devices}"
+
+    def rows(self) -> list[Row]:
+        """Simulate it."""
+        return [Row(self.devices, outcome) for outcome in self.method.outcomes(self.conditions)]
 
 
 def fleet_rates(
@@ -48,7 +72,7 @@ def fleet_rates(
     ]
 
 
-def sweep(
+def cells(
     spec: ModelSpec,
     batch: int,
     seq: int,
@@ -63,8 +87,8 @@ def sweep(
     seed: int = 0,
     ps_flops_per_s: float = PS_FLOPS_PER_S,
     coding: CodingPolicy = CodingPolicy.OFF,
-) -> list[Row]:
-    """Simulate every method with every number of devices; methods without devices once, last.
+) -> list[Cell]:
+    """Return a cell for every method and number of devices; methods without devices once, last.
 
     With `coding`, all that devices send or get over links where it pays counts as coded, whatever
     the method: stages by what passes each link, all others by links that are so much faster.
@@ -72,7 +96,7 @@ def sweep(
     Raises:
         UsageError: when there is no such fleet.
     """
-    rows: list[Row] = []
+    found: list[Cell] = []
     for count in counts:
         devices = fleet_rates(fleet, count, dtype=dtype, stragglers=stragglers)
         in_fp32 = fleet_rates(fleet, count, dtype="fp32", stragglers=stragglers)
@@ -91,11 +115,33 @@ def sweep(
             by_link_in_fp32,
             ps_flops_per_s,
         )
-        for method in methods:
-            if not isinstance(method, Cloud):
-                rows += [Row(count, outcome) for outcome in method.outcomes(conditions)]
+        found += [
+            Cell(count, method, conditions) for method in methods if not isinstance(method, Cloud)
+        ]
     nobody = Conditions(spec, batch, seq, (), element, ps, seed)
-    for method in methods:
-        if isinstance(method, Cloud):
-            rows += [Row(None, outcome) for outcome in method.outcomes(nobody)]
-    return rows
+    return found + [Cell(None, method, nobody) for method in methods if isinstance(method, Cloud)]
+
+
+def simulate(
+    every: Sequence[Cell],
+    workers: Workers | None = None,
+    done: Callable[[Cell], object] = lambda cell: None,
+) -> list[list[Row]]:
+    """Return the rows of each cell, in the order of the cells.
+
+    Args:
+        workers: what computes them; this process if None.
+        done: function that is called with each cell that was computed.
+    """
+    workers = workers or ThisProcess()
+    longest_first = sorted(range(len(every)), key=lambda i: -_size(every[i]))
+    found: list[list[Row]] = [[] for _ in every]
+    for index, rows in workers.run(Cell.rows, [every[i] for i in longest_first]):
+        found[longest_first[index]] = rows
+        done(every[longest_first[index]])
+    return found
+
+
+def _size(cell: Cell) -> int:
+    """Return a number that grows with the time that a cell takes."""
+    return (cell.devices or 0) * cell.conditions.spec.layers

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cleave.errors import UsageError, not_installed
+from cleave_cli.simulating import Jobs, RayAddress, simulation_progress
 
 
 def study(
@@ -19,6 +20,8 @@ def study(
     quick: Annotated[
         bool, typer.Option("--quick", help="Only very small models, to try it out.")
     ] = False,
+    jobs: Jobs = 1,
+    ray: RayAddress = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Hold the claims of arXiv 2507.01803 against its simulated set-up, and write a report.
@@ -30,18 +33,8 @@ def study(
 
       cleave footprint study --out footprint-report
 
-      cleave footprint study --json > study.json
+      cleave footprint study --jobs 4 --json > study.json
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     from cleave.energy.assumptions import load_assumptions
     from cleave.energy.typical import load_typical
     from simulator.report import marked_quick
@@ -52,31 +45,23 @@ def study(
     from simulator.study.setups import quick as small
     from simulator.study.study import steps_of
     from simulator.study.study import study as found_of
+    from simulator.workers import workers
 
     try:
         from simulator.study.figures import save_all, tornado_files
     except ImportError:
         raise not_installed("a report with figures", "matplotlib", "train") from None
+    by = workers(jobs, ray)
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "report.md").touch()  # said before a minute's work, not after it
     except OSError as error:
         raise UsageError(f"cannot write into {out}: {error.strerror}") from None
     scope = small() if quick else published()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("simulating", total=steps_of(scope))
-        found = found_of(
-            scope, seed, lambda text: progress.update(task, advance=1, description=text)
-        )
+    with simulation_progress(steps_of(scope)) as progress:
+        found = found_of(scope, seed, by, progress.done)
         figures = inputs(scope, load_assumptions(), load_typical())
-        progress.update(task, description="drawing")
+        progress.say("drawing")
         try:
             save_all(out, found)
             text = report(found, figures, (name for name, _, _ in tornado_files(found)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cleave.errors import UsageError, not_installed
+from cleave_cli.render.form import Csv, Form, form_of, write_csv
 from cleave_cli.render.sweep import Churn, show_sweep
+from cleave_cli.simulating import Jobs, RayAddress, simulation_progress
 
 if TYPE_CHECKING:
     from simulator.sweep import Row
@@ -70,6 +70,8 @@ def simulate(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
     ] = False,
+    jobs: Jobs = 1,
+    ray: RayAddress = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw what a step takes against devices (PNG, SVG, PDF)."),
@@ -78,7 +80,7 @@ def simulate(
         bool, typer.Option("--wide", help="All columns in one table, as wide as they are.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Rows as CSV on stdout.")] = False,
+    as_csv: Csv = False,
 ) -> None:
     """Compare what a training step takes by several methods, without running any.
 
@@ -97,12 +99,13 @@ def simulate(
     from cleave.workload.registry import find_model
     from simulator.catalogue import chosen
     from simulator.catalogue import methods as known_methods
-    from simulator.sweep import sweep
+    from simulator.sweep import cells
+    from simulator.sweep import simulate as rows_of
+    from simulator.workers import workers
 
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
-    if as_json and as_csv:
-        raise UsageError("--json and --csv are two forms of the same; give one of them")
+    form = form_of(as_json=as_json, as_csv=as_csv)
     if not ps_gbit >= 0:
         raise UsageError(f"--ps-gbit is {ps_gbit}; give 0 (unlimited) or more")
     if not 0 < ps_gflops < math.inf:
@@ -118,7 +121,8 @@ def simulate(
     policy = CodingPolicy.of(coding)
     card = ps_gbit * 1e9 / 8 or math.inf
     known = known_methods(utilisation, thorough=thorough)
-    rows = sweep(
+    by = workers(jobs, ray)
+    every = cells(
         find_model(model),
         batch,
         seq,
@@ -133,6 +137,9 @@ def simulate(
         ps_flops_per_s=ps_gflops * 1e9,
         coding=policy,
     )
+    with simulation_progress(len(every)) as progress:
+        found = rows_of(every, by, lambda cell: progress.done(cell.name))
+    rows = [row for of_cell in found for row in of_cell]
     churn = Churn(losses_per_hour / 3600, detection_s)
     conditions = [
         f"{model}, batch {batch}, {seq} tokens, {dtype}, {fleet} fleet{_memory(fleet)}",
@@ -145,7 +152,7 @@ def simulate(
     if any(row.devices is None for row in rows):
         conditions.append(f"clouds at {utilisation:.0%} of peak")
     title = ", ".join(conditions)
-    if as_json:
+    if form is Form.JSON:
         document = {
             "model": model,
             "batch": batch,
@@ -164,8 +171,8 @@ def simulate(
             "rows": [_record(row, churn) for row in rows],
         }
         typer.echo(json.dumps(document))
-    elif as_csv:
-        _write_csv(rows, churn)
+    elif form is Form.CSV:
+        write_csv([_record(row, churn) for row in rows])
     else:
         show_sweep(rows, churn, title, wide=wide)
     if plot is not None:
@@ -184,36 +191,35 @@ def paper(
     quick: Annotated[
         bool, typer.Option("--quick", help="Only small models and few devices, to try it out.")
     ] = False,
+    jobs: Jobs = 1,
+    ray: RayAddress = None,
 ) -> None:
     """Hold every published claim against what is simulated, and write a report.
 
-    Example:
+    Examples:
 
       cleave simulate paper --out paper-report
-    """
-    from rich.console import Console
 
-    from simulator.paper import FULL, QUICK
+      cleave simulate paper --jobs 4
+    """
+    from simulator.paper import FULL, QUICK, evidence_of, paper_cells
     from simulator.paper import write as write_report
     from simulator.report import verdicts
+    from simulator.workers import workers
 
     try:
         from simulator.plots import save_recovery, save_sweep
     except ImportError:
         raise not_installed("a report with figures", "matplotlib", "train") from None
-    console = Console(stderr=True)
+    by, scope = workers(jobs, ray), QUICK if quick else FULL
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with console.status("simulating"):
-            claims = write_report(
-                out,
-                QUICK if quick else FULL,
-                seed,
-                save_sweep,
-                save_recovery,
-                console.print,
-                thorough=thorough,
-            )
+        (out / "report.md").touch()  # said before minutes of work, not after them
+        every = paper_cells(scope, seed, thorough=thorough)
+        with simulation_progress(len(every.every)) as progress:
+            evidence = evidence_of(scope, every, by, lambda cell: progress.done(cell.name))
+            progress.say("drawing")
+            claims = write_report(out, scope, evidence, save_sweep, save_recovery)
     except OSError as error:
         raise UsageError(f"cannot write into {out}: {error.strerror}") from None
     for claim in claims:
@@ -276,17 +282,6 @@ def _record(row: Row, churn: Churn) -> dict[str, Any]:
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _write_csv(rows: Sequence[Row], churn: Churn) -> None:
-    records = [_record(row, churn) for row in rows]
-    for record in records:
-        for key in ("parts_s", "recovery_parts_s"):
-            parts = record[key].items()
-            record[key] = "; ".join(f"{name} {seconds}" for name, seconds in parts)
-    writer = csv.DictWriter(sys.stdout, records[0])
-    writer.writeheader()
-    writer.writerows(records)
 
 
 def _draw(path: Path, rows: Sequence[Row], title: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.energy.account import DeviceUsage, Footprint, cloud_footprint
@@ -21,6 +21,7 @@ from simulator.study.dependence import Changed, Dependence, dependences, in_use,
 from simulator.study.rows import GpuRun, StudyRow, gpu_run, rows_of, simulated
 from simulator.study.setups import Setup, SetupScope
 from simulator.study.verdicts import Found, Settings, held_against
+from simulator.workers import ThisProcess, Workers
 
 SWEPT: Final = ("dtfm-all", "dtfm", "cleave", "cleave-stages")
 _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", "cleave-stages")
@@ -83,28 +84,92 @@ class SetupStudy:
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of the study that depends on no other.
+
+    Attributes:
+        speed: factor on the devices' speed; None for the set-up as it is.
+    """
+
+    accountant: Accountant
+    setup: Setup
+    seed: int
+    speed: float | None
+
+    @property
+    def name(self) -> str:
+        faster = "" if self.speed is None else f", {self.speed:g}x"
+        return f"{self.setup.name}{faster}"
+
+    def found(self) -> SetupStudy | list[tuple[str, float]]:
+        """Compute it: the set-up's study without `speeds`, or methods and ratios at that speed."""
+        if self.speed is None:
+            return _setup_study(self.accountant, self.setup, self.seed)
+        return list(_ratios_at(self.accountant, self.setup, self.seed, self.speed))
+
+
 def steps_of(scope: SetupScope) -> int:
-    """Return how many times `study` calls `further`."""
+    """Return how many times `study` calls `done`."""
     return len(scope.setups) * (1 + len(scope.speeds))
 
 
-def study(scope: SetupScope, seed: int, further: Callable[[str], object]) -> list[SetupStudy]:
+def study(
+    scope: SetupScope,
+    seed: int,
+    workers: Workers | None = None,
+    done: Callable[[str], object] = lambda what: None,
+) -> list[SetupStudy]:
     """Simulate every set-up, and test the claims on it.
 
     Args:
-        further: function that is called with what was done, `steps_of` times.
+        workers: what computes it; this process if None.
+        done: function that is called with what was computed, `steps_of` times.
     """
-    accountant = Accountant()
-    return [_setup_study(accountant, setup, scope.speeds, seed, further) for setup in scope.setups]
+    workers, accountant = workers or ThisProcess(), Accountant()
+    parts = [
+        _Part(accountant, setup, seed, speed)
+        for speed in (None, *scope.speeds)  # first the set-ups, which take longest
+        for setup in reversed(scope.setups)
+    ]
+    studies: dict[str, SetupStudy] = {}
+    ratios: dict[tuple[str, float], list[tuple[str, float]]] = {}
+    for index, found in workers.run(_Part.found, parts):
+        part = parts[index]
+        if isinstance(found, SetupStudy):
+            studies[part.setup.name] = found
+        elif part.speed is not None:
+            ratios[part.setup.name, part.speed] = found
+        done(part.name)
+    return [
+        replace(studies[setup.name], speeds=_curves(setup, scope.speeds, ratios))
+        for setup in scope.setups
+    ]
 
 
-def _setup_study(
-    accountant: Accountant,
+def _curves(
     setup: Setup,
     speeds: Sequence[float],
-    seed: int,
-    further: Callable[[str], object],
-) -> SetupStudy:
+    ratios: Mapping[tuple[str, float], Sequence[tuple[str, float]]],
+) -> Mapping[str, Sequence[tuple[float, float]]]:
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for speed in speeds:
+        for method, ratio in ratios[setup.name, speed]:
+            curves.setdefault(method, []).append((setup.flops_per_s * speed, ratio))
+    return curves
+
+
+def _ratios_at(
+    accountant: Accountant, setup: Setup, seed: int, speed: float
+) -> Iterator[tuple[str, float]]:
+    gpu = gpu_run(setup)
+    for row in simulated(setup, setup.offers[0], seed, speed, SWEPT):
+        ratio = accountant.ratios(row, gpu, accountant.middle).energy
+        if row.method in _SHOWN and ratio is not None and row.fits:
+            yield row.method, ratio
+
+
+def _setup_study(accountant: Accountant, setup: Setup, seed: int) -> SetupStudy:
     gpu, judgements = gpu_run(setup), dict[tuple[DeviceUsage, ...], StudyJudgement]()
     rows = []
     for row in rows_of(setup, seed):
@@ -112,15 +177,7 @@ def _setup_study(
         if usages not in judgements:
             judgements[usages] = judged(accountant, row, gpu)
         rows.append(Judged(row, judgements[usages]))
-    further(setup.name)
     middle = accountant.middle
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for speed in speeds:
-        for row in simulated(setup, setup.offers[0], seed, speed, SWEPT):
-            ratio = accountant.ratios(row, gpu, middle).energy
-            if row.method in _SHOWN and ratio is not None and row.fits:
-                curves.setdefault(row.method, []).append((setup.flops_per_s * speed, ratio))
-        further(f"{setup.name}, devices {speed:g} times as fast")
     best = max(
         (j for j in rows if j.row.fits), key=lambda j: (j.found.energy.central, -j.row.step_s)
     )
@@ -128,7 +185,7 @@ def _setup_study(
         setup,
         gpu,
         tuple(rows),
-        curves,
+        {},
         best,
         tuple(one_by_one(accountant, best.row, gpu)),
         tuple(dependences(accountant, best.row, gpu, middle, seed)),

@@ -8,13 +8,13 @@ from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import ElementBytes, PsRates
 from cleave.workload.registry import find_model
 from simulator.catalogue import methods
-from simulator.sweep import sweep
+from simulator.sweep import cells
 
 KNOWN = methods()
 
 
 def _step_s(name: str, coding: CodingPolicy) -> float:
-    rows = sweep(
+    (cell,) = cells(
         find_model("opt-125m"),
         8,
         256,
@@ -25,7 +25,7 @@ def _step_s(name: str, coding: CodingPolicy) -> float:
         ps=PsRates(),
         coding=coding,
     )
-    return min(row.outcome.step_s for row in rows)
+    return min(row.outcome.step_s for row in cell.rows())
 
 
 @pytest.mark.parametrize(

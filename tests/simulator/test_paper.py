@@ -20,7 +20,7 @@ from simulator.claims import (
     uses_more_devices,
 )
 from simulator.method import Outcome, Part
-from simulator.paper import QUICK, write
+from simulator.paper import QUICK, evidence_of, paper_cells, write
 from simulator.report import METHODS
 from simulator.sweep import Row
 from simulator.verdict import STAGES, TILES, Verdict
@@ -133,9 +133,11 @@ def test_slopes_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_a_report_is_written_and_the_same_twice(tmp_path: Path) -> None:
+def test_a_report_by_two_processes_is_that_of_one(tmp_path: Path) -> None:
     out = tmp_path / "report"
-    done = CliRunner().invoke(app, ["simulate", "paper", "--quick", "--out", str(out)])
+    done = CliRunner().invoke(
+        app, ["simulate", "paper", "--quick", "--jobs", "2", "--out", str(out)]
+    )
     assert done.exit_code == 0, done.output
     text = (out / "report.md").read_text()
     assert text.splitlines()[0].endswith(": QUICK, toy models")
@@ -146,7 +148,7 @@ def test_a_report_is_written_and_the_same_twice(tmp_path: Path) -> None:
         assert (out / figure).read_bytes().startswith(b"\x89PNG")
     again = tmp_path / "again"
     again.mkdir()
-    write(again, QUICK, 0, not_drawn, not_drawn, str)
+    write(again, QUICK, evidence_of(QUICK, paper_cells(QUICK, 0)), not_drawn, not_drawn)
     assert (again / "report.md").read_text() == text
 
 

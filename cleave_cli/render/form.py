@@ -1,0 +1,63 @@
+"""The forms of what a command prints: for people, as JSON, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any, Final
+
+import typer
+
+from cleave.errors import UsageError
+
+Csv = Annotated[bool, typer.Option("--csv", help="The table's rows as CSV on stdout.")]
+
+
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet would compute a text that begins so, and devices choose their names themselves."""
+
+
+class Form(Enum):
+    """For whom it is printed."""
+
+    PEOPLE = "people"
+    JSON = "json"
+    CSV = "csv"
+
+
+def form_of(*, as_json: bool, as_csv: bool) -> Form:
+    """Return the form that the options ask for.
+
+    Raises:
+        UsageError: when they ask for two.
+    """
+    if as_json and as_csv:
+        raise UsageError("--json and --csv are two forms of the same; give one of them")
+    if as_csv:
+        return Form.CSV
+    return Form.JSON if as_json else Form.PEOPLE
+
+
+def write_csv(records: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Print records as rows of CSV, with a heading.
+
+    Args:
+        records: values by name. Several values of one name share a cell, as "a 1; b 2".
+        columns: the names that are printed; if empty, all of the first record, which is there then.
+    """
+    shown = list(columns) or list(records[0])
+    writer = csv.writer(sys.stdout)
+    writer.writerow(shown)
+    writer.writerows([_cell(record.get(name)) for name in shown] for record in records)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name} {each}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value))
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value

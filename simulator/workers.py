@@ -1,0 +1,137 @@
+"""What computes the independent parts of a simulation: this process, several, or a Ray cluster.
+
+No result depends on the choice: it is a function of the arguments alone, and searches have seeds
+and no clocks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from cleave.errors import CleaveError, UsageError, not_installed
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class Workers(Protocol):
+    """Something that calls a function for each of several tasks."""
+
+    def run(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield the index of each task and its result, in the order in which they are done.
+
+        Tasks are begun in their order: put the longest first.
+
+        Args:
+            work: a function of a module; it and the tasks are sent to other processes.
+        """
+        ...
+
+
+class ThisProcess:
+    """Does one task after the other, here."""
+
+    def run(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """See `Workers.run`."""
+        for index, task in enumerate(tasks):
+            yield index, work(task)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Several processes of this machine.
+
+    Attributes:
+        count: how many at once.
+    """
+
+    count: int
+
+    def run(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """See `Workers.run`.
+
+        Raises:
+            CleaveError: when the system ends one of the processes.
+        """
+        # Not forked: a progress bar's thread may hold a lock at that moment.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.count, mp_context=context) as pool:
+            futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BrokenProcessPool:
+                raise CleaveError(
+                    f"one of {self.count} simulating processes was ended from outside, most often "
+                    "because memory ran out; try again with fewer --jobs"
+                ) from None
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """The nodes of a Ray cluster that runs already; Cleave is installed on each.
+
+    Attributes:
+        address: of its head node as Ray writes it, host:port, or "auto" on one of its nodes.
+    """
+
+    address: str
+
+    def run(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """See `Workers.run`.
+
+        Raises:
+            UsageError: when there is no cluster at the address.
+        """
+        import ray
+
+        try:
+            ray.init(self.address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError) as error:
+            raise UsageError(
+                f"no Ray cluster answers at {self.address!r} ({error}); "
+                "start one with: ray start --head"
+            ) from None
+        try:
+            remote = ray.remote(work)
+            waiting = {remote.remote(task): index for index, task in enumerate(tasks)}
+            while waiting:
+                (done,), _ = ray.wait(list(waiting), num_returns=1)
+                try:
+                    result = ray.get(done)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                yield waiting.pop(done), result
+        finally:
+            ray.shutdown()
+
+
+def workers(jobs: int, ray_address: str | None) -> Workers:
+    """Return what `--jobs` and `--ray` choose.
+
+    Raises:
+        UsageError: when both are given, or Ray is not installed.
+    """
+    if ray_address is None:
+        return Processes(jobs) if jobs > 1 else ThisProcess()
+    if jobs > 1:
+        raise UsageError("--jobs is for this machine, --ray for a cluster; give one of them")
+    if importlib.util.find_spec("ray") is None:
+        raise not_installed("--ray", "ray", "ray")
+    return RayCluster(ray_address)
