@@ -9,7 +9,12 @@ from typing import Final
 
 from cleave.errors import PlanError
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stage_events import UNITS_AT_ONCE, StageSimulation, costs_of
+from cleave.planner.stage_events import (
+    UNITS_AT_ONCE,
+    SimulatedDevice,
+    StageSimulation,
+    costs_of,
+)
 from cleave.planner.stages import (
     NOTHING_KEPT,
     PIECE_COST,
@@ -32,6 +37,9 @@ SPARE: Final = 1.04
 """How much more than what adds up: ONNX Runtime's memory falls into pieces."""
 
 _FP32_BYTES: Final = 4
+
+_SMALL: Final = 0.1
+"""Of the time that a link is busy."""
 
 
 def local_step_s(model: StageModel, ps: PsCompute) -> float:
@@ -230,6 +238,18 @@ def _predict(
     )
 
 
+def simulated_devices(
+    model: StageModel,
+    plan: StagePlan,
+    devices_by_id: Mapping[int, DeviceRates],
+    ps: PsCompute,
+) -> Mapping[int, SimulatedDevice]:
+    """Return what devices have done when a planned step has ended: how long, of what."""
+    run = StageSimulation(model, plan.stages, plan.kept_batches, devices_by_id, ps, plan.slices)
+    run.end_s()
+    return run.devices
+
+
 def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
     """Say in a sentence what takes most of the step."""
     found = [
@@ -246,13 +266,12 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
         held = [*run.stages, *run.slices]
         layers = _layers(stage.plan for stage in held if number in stage.plan.devices)
         found += [
-            (
-                device.gradients_s,
-                f"the gradients of {layers} on the uplink of device {number} take",
+            _link(
+                (device.gradients_s, f"the gradients of {layers}"), device.y_s, f"uplink of {name}"
             ),
-            (device.weights_s, f"the weights of {layers} on the downlink of device {number} take"),
-            (device.y_s, f"activations on the uplink of device {number} take"),
-            (device.x_s, f"activations on the downlink of device {number} take"),
+            _link(
+                (device.weights_s, f"the weights of {layers}"), device.x_s, f"downlink of {name}"
+            ),
             (device.computes_s, f"the multiplications of {layers} on {name} take"),
         ]
     if not run.slices and not run.stages[-1].plan.loss:
@@ -260,6 +279,16 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
         found.append((loss_s, "the loss on the PS takes"))
     seconds, what = max(found, key=lambda each: each[0])
     return f"{what} {in_seconds(seconds)} of {in_seconds(step_s)}"
+
+
+def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tuple[float, str]:
+    """Return how long a link is busy with what is a large part of that, and what this is."""
+    busy_s = parameters[0] + activations_s
+    large = [
+        part for part in (parameters, (activations_s, "activations")) if part[0] > _SMALL * busy_s
+    ]
+    named = " and ".join(what for _, what in large)
+    return math.fsum(seconds for seconds, _ in large), f"{named} on the {link} take"
 
 
 def in_seconds(value_s: float) -> str:

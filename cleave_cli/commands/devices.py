@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cleave_cli.operator_link import Data, Json, Server, ask, when
 from cleave_cli.options import human_bytes
+from cleave_cli.render.form import Csv, Form, form_of, write_csv
 from cleave_cli.render.say import printable, say
 
 app = typer.Typer(
@@ -25,6 +26,11 @@ _COLUMNS: Final = (
 )  # fmt: skip
 _TEXTS: Final = ("name", "own", "state", "last seen")
 _NARROW: Final = ("id", *_TEXTS, "wrong", "blocks")
+_RECORDED: Final = (
+    "id", "name", "own", "state", "reason", "session", "paired_s", "seen_s", "sessions", "losses",
+    "wrong_results", "failures", "failure", "blocks", "flops", "downlink_bytes", "uplink_bytes",
+    "compute_s", "energy_j",
+)  # fmt: skip
 _WIDE: Final = 120  # columns of a terminal that has room for all
 
 Name = Annotated[str, typer.Argument(help="The device's name or id, as `cleave devices` lists it.")]
@@ -32,7 +38,11 @@ Name = Annotated[str, typer.Argument(help="The device's name or id, as `cleave d
 
 @app.callback(invoke_without_command=True)
 def devices(
-    context: typer.Context, server: Server = "", data: Data = None, as_json: Json = False
+    context: typer.Context,
+    server: Server = "",
+    data: Data = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """List the devices that a server knows: states with reasons, reputation, contribution.
 
@@ -46,9 +56,13 @@ def devices(
     """
     if context.invoked_subcommand is not None:
         return
+    form = form_of(as_json=as_json, as_csv=as_csv)
     answer = ask("devices", {}, server, data)
-    if as_json:
+    if form is Form.JSON:
         typer.echo(json.dumps(answer))
+        return
+    if form is Form.CSV:
+        write_csv(answer["devices"], _RECORDED)
         return
     if not answer["devices"]:
         typer.echo("no devices yet; give one a join code with: cleave pair", err=True)

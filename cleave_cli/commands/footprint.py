@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from cleave.errors import UsageError
 from cleave_cli.commands.footprint_study import study
+from cleave_cli.render.form import Csv, form_of
 
 if TYPE_CHECKING:
     from cleave.energy.account import CloudSpell, Ps
@@ -95,6 +96,7 @@ def footprint(
         Path | None, typer.Option(help="Draw what each assumption changes (PNG); needs --grid.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_csv: Csv = False,
 ) -> None:
     """Say what a run cost in energy and carbon, or what one would, and against a data centre.
 
@@ -122,6 +124,7 @@ def footprint(
         raise UsageError("--against compares what is planned: give --model and --fleet with it")
     if plot is not None and not grid:
         raise UsageError("--plot draws what changes the carbon: give --grid, too, as --grid DEU")
+    form = form_of(as_json=as_json, as_csv=as_csv)
     made = _assumed(lifetime, utilisation, charger, network, pue, host_share)
     profiles, typical = load_profiles(), load_typical()
     cloud: CloudSpell | None = None
@@ -142,7 +145,7 @@ def footprint(
     case = Case(made, here.gco2e_per_kwh if here else None, there.gco2e_per_kwh if there else None)
     notes += [f"electricity of {at.text}" for at in dict.fromkeys((here, there)) if at]
     shown = Shown(title, duration_s, question, case, tuple(notes))
-    show(shown, plot, as_json=as_json)
+    show(shown, plot, form)
 
 
 def _of_run(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from cleave_cli.operator_link import Data, Json, Server, ask, running_server, when
+from cleave_cli.render.form import Csv, Form, form_of, write_csv
 from cleave_cli.render.say import printable, say
 
 app = typer.Typer(
@@ -18,7 +19,11 @@ app = typer.Typer(
 
 Job = Annotated[str, typer.Argument(help="The job, as `cleave jobs` lists it: job-3.")]
 
-_NEXT = {
+_RECORDED: Final = (
+    "job", "state", "reason", "model", "steps", "loss", "submitted_s", "started_s", "ended_s",
+    "run_folder",
+)  # fmt: skip
+_NEXT: Final = {
     "stop": "is to stop, with a checkpoint of its last whole step",
     "pause": "is to pause after its step; go on with: cleave jobs resume {}",
     "resume": "is queued again",
@@ -27,7 +32,11 @@ _NEXT = {
 
 @app.callback(invoke_without_command=True)
 def jobs(
-    context: typer.Context, server: Server = "", data: Data = None, as_json: Json = False
+    context: typer.Context,
+    server: Server = "",
+    data: Data = None,
+    as_json: Json = False,
+    as_csv: Csv = False,
 ) -> None:
     """List a server's jobs, also those from before it was started.
 
@@ -39,9 +48,13 @@ def jobs(
     """
     if context.invoked_subcommand is not None:
         return
+    form = form_of(as_json=as_json, as_csv=as_csv)
     answer = ask("history", {}, server, data)
-    if as_json:
+    if form is Form.JSON:
         typer.echo(json.dumps(answer))
+        return
+    if form is Form.CSV:
+        write_csv(answer["jobs"], _RECORDED)
         return
     if not answer["jobs"]:
         typer.echo("no jobs yet; submit one with: cleave train --server", err=True)

@@ -11,6 +11,7 @@ import typer
 
 from cleave.errors import UsageError, choice_of
 from cleave_cli.options import counted
+from cleave_cli.render.form import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
     from cleave.planner.crossing import Crossing, CrossingPoint
@@ -75,9 +76,10 @@ def plan(
     ] = "time",
     tiles: Annotated[bool, typer.Option("--tiles", help="With --json: every tile.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the tiling of --gemm, or of the slowest GEMM (PNG).")
+        Path | None, typer.Option(help="Draw the chosen plan, or with --crossing where stages win.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_csv: Csv = False,
 ) -> None:
     """Plan a training step by each method, without running it: which is fastest, and why.
 
@@ -86,6 +88,8 @@ def plan(
       cleave plan --model opt-1.3b --batch 64 --seq 512 --fleet home-mix-9 --ps-gbit 1
 
       cleave plan --model opt-125m --fleet home.toml --crossing --ps-gflops 500
+
+      cleave plan --model opt-1.3b --fleet home-mix-9 --method stages --plot stages.png
 
       cleave plan --gemm 4096,4096,4096 --fleet home.toml --tiles --json
     """
@@ -112,8 +116,9 @@ def plan(
             raise UsageError(f"{name} is {number}; give 0 or more")
     if 0 < ps_gbit < _LEAST_GBIT:
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give {_LEAST_GBIT:g} or more, 0 for unlimited")
+    form = form_of(as_json=as_json, as_csv=as_csv)
     adapters = adapters_of(lora, lora_bits)
-    if tiles and not (gemm and as_json):
+    if tiles and not (gemm and form is Form.JSON):
         raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
     if method in {member.value for member in PlanMethod}:
         raise UsageError(f"--method {method} is a shape of tiles; say --tiling {method}")
@@ -132,7 +137,7 @@ def plan(
             option = "--crossing" if crossing else f"--method {method}"
             option = option if wanted is Objective.TIME else f"--objective {objective}"
             raise UsageError(f"{option} is for whole steps: give --model")
-        _plan_gemm(gemm, planner, element, devices, ps, plot, tiles=tiles, as_json=as_json)
+        _plan_gemm(gemm, planner, element, devices, ps, plot, tiles=tiles, form=form)
         return
     spec = find_model(model)
     gemms = step_gemms(spec, batch, seq, fused)
@@ -140,14 +145,16 @@ def plan(
         from cleave_cli.render.plan_tiles import show_front
 
         if plot is not None:
-            raise UsageError(f"--plot draws one tiling; leave out --objective {objective}")
+            raise UsageError(f"--plot draws one plan; leave out --objective {objective}")
         if by not in (Method.AUTO, Method.TILES) or lora or crossing:
             raise UsageError(
                 f"--objective {objective} plans tiles of whole models; leave out --lora, "
                 f"--crossing and --method {method}"
             )
-        show_front(planner, gemms, element, devices, ps, profiles, wanted, as_json=as_json)
+        show_front(planner, gemms, element, devices, ps, profiles, wanted, form)
         return
+    if plot is not None and by is Method.LOCAL and not crossing:
+        raise UsageError("--plot draws what devices do; leave out --method local")
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = rates_of(fleet_devices(fleet, stragglers, "fp32"), policy, ps)
     weighing = Weighing(
@@ -161,27 +168,30 @@ def plan(
         in_fp32,
         _server(ps_gflops, dtype, ps),
     )
-    if plot is not None and not (by in (Method.AUTO, Method.TILES) and not lora):
-        raise UsageError("--plot draws tiles; it goes with --method auto or tiles, without --lora")
     found = weighing.compare(by)
-    if plot is not None and found.step is not None:
-        from cleave_cli.render.plan_tiles import draw
-
-        draw(plot, max(found.step.reports, key=lambda r: r.plan.makespan_s).plan)
-    where = _crossing(weighing, by, as_json=as_json) if crossing else None
+    where = _crossing(weighing, by) if crossing else None
     names = [profile.name for profile in profiles]
+    trained = (
+        f"{model}{f', LoRA of rank {lora}' if lora else ''}"
+        f"{f' beside weights in {lora_bits} bits' if lora_bits else ''}"
+    )
+    there = f"{dtype}, {fleet}: {counted(len(devices), 'device')}"
+    about = f"{trained}, {batch} sequences of {seq} tokens, {there}"
+    if plot is not None:
+        title = about if where is None else f"{trained}, sequences of {seq} tokens, {there}"
+        _draw(plot, found, where, weighing, names, title)
     dtypes = list(dict.fromkeys((dtype, gradients or dtype)))
-    if as_json:
+    if form is Form.CSV:
+        write_csv(_rows(found, where, weighing))
+        return
+    if form is Form.JSON:
         document = _document(found, where, weighing, names)
         typer.echo(json.dumps(document | {"coding": coding_json(policy, by_link, dtypes)}))
         return
     alone = "as this machine" if not ps_gflops else "as --ps-gflops says"
     title = (
-        f"{model}{f', LoRA of rank {lora}' if lora else ''}"
-        f"{f' beside weights in {lora_bits} bits' if lora_bits else ''}, "
-        f"{batch} sequences of {seq} tokens, "
-        f"{dtype}, {fleet}: {counted(len(devices), 'device')}; the server computes "
-        f"{weighing.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}{coding_text(by_link, dtypes)}"
+        f"{about}; the server computes {weighing.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}"
+        f"{coding_text(by_link, dtypes)}"
     )
     _show(title, found, where, weighing, names)
 
@@ -194,7 +204,7 @@ def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
     return PsCompute(server_flops_per_s(ps_gflops, dtype), 0.0, card)
 
 
-def _crossing(weighing: Weighing, method: Method, *, as_json: bool) -> Crossing:
+def _crossing(weighing: Weighing, method: Method) -> Crossing:
     """Search for the smallest batch with which stages win; show a progress bar meanwhile.
 
     Raises:
@@ -217,7 +227,7 @@ def _crossing(weighing: Weighing, method: Method, *, as_json: bool) -> Crossing:
         stages, _ = weighing.by_stages(batch)
         return CrossingPoint(rows, stages.step_s, batch.by_ps(weighing.ps).step_s)
 
-    with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("batches", total=most_points(most))
         return crossing(predict, most, lambda point: progress.advance(task))
 
@@ -235,6 +245,51 @@ def _document(
         "tiles": None if found.step is None else step_json(found.step, weighing.gemms),
         "crossing": None if where is None else crossing_json(where, weighing.sizes.sequence),
     }
+
+
+def _draw(
+    path: Path,
+    found: Found,
+    where: Crossing | None,
+    weighing: Weighing,
+    names: list[str],
+    title: str,
+) -> None:
+    """Draw the crossing if there is one, or the chosen plan.
+
+    Where the server alone is fastest it is the plan of stages, if there is one.
+
+    Raises:
+        UsageError: when there is nothing to draw, or the file cannot be written.
+    """
+    from cleave.planner.methods import Method
+    from cleave.planner.stage_prediction import simulated_devices
+    from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling
+
+    if where is not None:
+        draw_crossing(path, where, weighing.sizes.sequence, title)
+    elif found.stages is not None and found.comparison.chosen.method is not Method.TILES:
+        model, plan = found.stages
+        rates = {device.device: device for device in weighing.in_fp32}
+        devices = simulated_devices(model, plan, rates, weighing.ps)
+        draw_stages(path, model, plan, devices, names, title)
+    elif found.step is not None:
+        draw_tiling(path, max(found.step.reports, key=lambda r: r.plan.makespan_s).plan)
+    else:
+        raise UsageError(
+            "--plot has no plan to draw: stages and tiles are refused; leave it out to see why"
+        )
+
+
+def _rows(found: Found, where: Crossing | None, weighing: Weighing) -> list[dict[str, Any]]:
+    """Return the rows of the table: the points of a crossing, or the methods."""
+    from cleave_cli.render.plan_methods import crossing_json, methods_json
+
+    if where is not None:
+        points: list[dict[str, Any]] = crossing_json(where, weighing.sizes.sequence)["points"]
+        return points
+    methods: list[dict[str, Any]] = methods_json(found.comparison)["methods"]
+    return methods
 
 
 def _show(
@@ -265,19 +320,22 @@ def _plan_gemm(
     plot: Path | None,
     *,
     tiles: bool,
-    as_json: bool,
+    form: Form,
 ) -> None:
     from cleave.gemm import Gemm
     from cleave.planner.report import report
-    from cleave_cli.render.plan_tiles import draw, gemm_json, show_gemm
+    from cleave_cli.render.plan_plots import draw_tiling
+    from cleave_cli.render.plan_tiles import gemm_json, show_gemm
 
     one = report(planner.plan(Gemm(*_sides(gemm)), element, devices), element, devices, ps)
-    if as_json:
+    if form is Form.CSV:
+        write_csv(gemm_json(one, devices, tiles=True)["tiles"])
+    elif form is Form.JSON:
         typer.echo(json.dumps(gemm_json(one, devices, tiles=tiles)))
     else:
         show_gemm(one, len(devices))
     if plot is not None:
-        draw(plot, one.plan)
+        draw_tiling(plot, one.plan)
 
 
 def _sides(text: str) -> tuple[int, int, int]:

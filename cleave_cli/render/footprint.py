@@ -20,6 +20,7 @@ from cleave.energy.meter import Basis
 from cleave.energy.run_energy import RunEnergy
 from cleave.energy.sensitivity import Bar, Case, tornado
 from cleave.energy.typical import load_typical
+from cleave_cli.render.form import Form, write_csv
 from profiles.library import load_profiles
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Shown:
     notes: tuple[str, ...]
 
 
-def show(shown: Shown, plot: Path | None, *, as_json: bool) -> None:
+def show(shown: Shown, plot: Path | None, form: Form) -> None:
     """Print it, and draw a plot if asked for.
 
     Raises:
@@ -67,8 +68,11 @@ def show(shown: Shown, plot: Path | None, *, as_json: bool) -> None:
         )
     if plot is not None:
         _draw(plot, bars, middle, shown)
-    if as_json:
+    if form is Form.JSON:
         typer.echo(json.dumps(_document(shown, fleet, cloud, found, nearer, bars)))
+        return
+    if form is Form.CSV:
+        write_csv([*_rows("fleet", fleet), *(_rows("GPU", cloud) if cloud else ())])
         return
     console = Console(highlight=False)
     console.print(_table("fleet", shown.title, shown.duration_s, fleet))
@@ -220,7 +224,18 @@ def _carbon_text(found: Footprint, at: Electricity | None, *, known: bool) -> st
     return text
 
 
-# --- JSON ---
+# --- for programs ---
+
+
+def _rows(of: str, found: Footprint) -> list[dict[str, Any]]:
+    return [{"of": of, **part} for part in _parts_json(found)]
+
+
+def _parts_json(found: Footprint) -> list[dict[str, Any]]:
+    return [
+        {"name": part.name, "energy_j": part.energy_j, "basis": part.basis.value}
+        for part in found.parts
+    ]
 
 
 def _document(
@@ -250,10 +265,7 @@ def _footprint_json(found: Footprint, duration_s: float) -> dict[str, Any]:
     return {
         "duration_s": duration_s,
         "energy_j": found.energy_j,
-        "parts": [
-            {"name": part.name, "energy_j": part.energy_j, "basis": part.basis.value}
-            for part in found.parts
-        ],
+        "parts": _parts_json(found),
         "operational_gco2e": found.operational_gco2e,
         "embodied_gco2e": found.embodied_gco2e,
         "attributed_gco2e": found.attributed_gco2e,

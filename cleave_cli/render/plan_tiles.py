@@ -1,9 +1,8 @@
-"""How plans of tiles are shown: tables, JSON, a picture."""
+"""How plans of tiles are shown: tables and JSON."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -11,13 +10,14 @@ from rich import box
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from cleave.errors import UsageError, not_installed
+from cleave.errors import UsageError
 from cleave.planner.report import advice
 from cleave_cli.options import human_bytes
+from cleave_cli.render.form import Form, write_csv
 from cleave_cli.render.narrow import narrow_console
 
 if TYPE_CHECKING:
-    from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates
+    from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
     from cleave.planner.planner import TilePlanner
     from cleave.planner.report import PlanReport, StepReport
     from cleave.workload.step import StepGemm
@@ -171,8 +171,7 @@ def show_front(
     ps: PsRates,
     profiles: list[FleetDevice],
     objective: Any,
-    *,
-    as_json: bool,
+    form: Form,
 ) -> None:
     """Print the front of time against energy or carbon.
 
@@ -196,13 +195,16 @@ def show_front(
         draws[number] = Draw(profile.active_power_w, profile.gco2e_per_kwh or 0.0)
     choices = front(planner, gemms, element, devices, ps, draws, objective)
     unit = "joules" if objective is Objective.ENERGY else "grams CO2e"
-    if as_json:
+    if form is not Form.PEOPLE:
         key = "energy_j" if objective is Objective.ENERGY else "carbon_gco2e"
-        document = [
+        rows = [
             {"makespan_s": c.step.makespan_s, key: c.cost, "devices": list(c.devices)}
             for c in choices
         ]
-        typer.echo(json.dumps({"front": document}))
+        if form is Form.CSV:
+            write_csv(rows)
+        else:
+            typer.echo(json.dumps({"front": rows}))
         return
     table = Table(title=f"one step: time against {objective.value}")
     for column in ("devices", "time s", unit):
@@ -210,47 +212,3 @@ def show_front(
     for c in choices:
         table.add_row(str(len(c.devices)), f"{c.step.makespan_s:.4g}", f"{c.cost:.4g}")
     narrow_console().print(table)
-
-
-def draw(path: Path, plan: Plan) -> None:
-    """Draw the tiling of a plan.
-
-    Raises:
-        UsageError: when the file cannot be written, or matplotlib is not installed.
-    """
-    try:
-        from matplotlib import colormaps
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Rectangle
-    except ImportError:
-        raise not_installed("--plot", "matplotlib", "train") from None
-    figure = Figure(figsize=(8, 8))
-    axes = figure.add_subplot()
-    depths = {t.tile.k for t in plan.tiles}
-    most = max(k.size for k in depths)
-    colours = colormaps["viridis"]
-    # Slabs lie above one another: a tile is drawn where its rows and columns of C are, and the
-    # slabs of a place share it from left to right in the order of k.
-    for t in plan.tiles:
-        m, n, k = t.tile.m, t.tile.n, t.tile.k
-        left = n.start + n.size * k.start / plan.gemm.k
-        width = n.size * k.size / plan.gemm.k
-        axes.add_patch(
-            Rectangle(
-                (left, m.start), width, m.size, facecolor=colours(k.size / most),
-                edgecolor="white", linewidth=0.3,
-            )
-        )  # fmt: skip
-    axes.set(
-        xlim=(0, plan.gemm.n),
-        ylim=(plan.gemm.m, 0),
-        xlabel="columns of C; the slabs of a tile side by side, in the order of k",
-        ylabel="rows of C",
-        title=f"{plan.gemm.m} x {plan.gemm.n} x {plan.gemm.k} on {plan.devices_used} devices: "
-        f"{plan.makespan_s:.4g} s\ncolour: depth of the tile, up to {most}",
-    )
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot write {path}: {reason}") from None

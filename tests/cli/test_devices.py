@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,16 @@ def terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
 
     for module in (devices, pair):
         monkeypatch.setattr(module, "Console", console)
+
+
+def test_rows_for_a_spreadsheet_compute_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    formula = {**DEVICE, "name": "=1+1"}
+    output, _ = invoke(monkeypatch, {"devices": [MINE, formula, STRANGER]}, "devices", "--csv")
+    mine, other, stranger = csv.DictReader(io.StringIO(output))
+    assert (mine["name"], mine["own"], mine["blocks"]) == ("annas-laptop", "True", "12345")
+    assert other["name"] == "'=1+1"
+    assert stranger["id"] == ""
+    assert invoke(monkeypatch, {"devices": []}, "devices", "--csv")[0].startswith("id,name,own,")
 
 
 def test_which_devices_are_ones_own_can_be_read_in_80_columns(

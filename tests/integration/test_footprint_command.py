@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,20 @@ def test_a_run_ends_with_its_energy_and_is_accounted_for(corpus_file: Path, tmp_
     assert found["gpu"] is None
     worse = document(str(tmp_path / "one"), "--grid", "USA", "--charger", "2.9")
     assert worse["fleet"]["energy_j"] > found["fleet"]["energy_j"]
+
+
+def test_rows_are_the_parts_of_both_sides() -> None:
+    shown = here("footprint", *AGAINST, "--csv")
+    assert shown.returncode == 0, shown.stderr
+    found = document(*AGAINST)
+    parts = [(of, part) for of in ("fleet", "gpu") for part in found[of]["parts"]]
+    rows = list(csv.DictReader(io.StringIO(shown.stdout)))
+    assert [(row["of"].lower(), row["name"]) for row in rows] == [
+        (of, p["name"]) for of, p in parts
+    ]
+    assert [row["energy_j"] for row in rows] == [
+        "" if part["energy_j"] is None else str(part["energy_j"]) for _, part in parts
+    ]
 
 
 def test_a_plan_against_a_gpu(tmp_path: Path) -> None:

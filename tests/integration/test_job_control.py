@@ -139,6 +139,12 @@ def test_what_waits_is_stopped_or_paused_at_once(
             assert "no job 'job-9'" in place.refused("stop", "job-9")
 
 
+def test_jobs_as_rows(tmp_path: Path) -> None:
+    shown = here("jobs", "--data", str(tmp_path), "--csv")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("job,state,reason,model,steps,loss,")
+
+
 def records_of(place: Place) -> list[dict[str, Any]]:
     """The jobs that the server knows."""
     (answer,) = records(here("jobs", *place.data, "--json").stdout)

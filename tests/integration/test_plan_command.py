@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -230,6 +232,44 @@ def test_a_picture_of_the_tiling(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--method", "stages"),
+        ("--method", "tiles"),
+        ("--method", "stages", "--fleet", "paper-48"),
+        ("--model", "opt-tiny", "--method", "stages", "--crossing"),
+        ("--ps-gflops", "1e6"),
+    ],
+    ids=" ".join,
+)
+def test_a_picture_of_a_step(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "step.png"
+    done = here("plan", *SMALL, *arguments, "--plot", str(path))
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def rows(*arguments: str) -> list[dict[str, str]]:
+    """What a run prints as CSV."""
+    done = here("plan", *arguments, "--csv")
+    assert done.returncode == 0, done.stderr
+    return list(csv.DictReader(io.StringIO(done.stdout)))
+
+
+def test_rows_say_what_the_document_does() -> None:
+    methods = document(*SMALL)["methods"]
+    assert [row["method"] for row in rows(*SMALL)] == [each["method"] for each in methods]
+    assert [float(row["step_s"]) for row in rows(*SMALL)] == [each["step_s"] for each in methods]
+    gemm = ("--gemm", "700,900,1100", "--fleet", "paper-8")
+    tiles = document(*gemm, "--tiles")["tiles"]
+    assert [int(row["upload_bytes"]) for row in rows(*gemm)] == [t["upload_bytes"] for t in tiles]
+    crossing = ("--model", "opt-tiny", "--seq", "128", "--fleet", "paper-8", "--crossing")
+    points = document(*crossing, "--ps-gflops", "1")["crossing"]["points"]
+    found = rows(*crossing, "--ps-gflops", "1")
+    assert [int(row["tokens"]) for row in found] == [point["tokens"] for point in points]
+
+
 def test_time_against_energy(tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.toml"
     fleet.write_text(TWO_KINDS)
@@ -241,6 +281,8 @@ def test_time_against_energy(tmp_path: Path) -> None:
         assert faster["energy_j"] > cheaper["energy_j"]
     done = here("plan", *small, "--objective", "energy")
     assert "joules" in done.stdout
+    of_front = rows(*small, "--objective", "energy")
+    assert [float(row["energy_j"]) for row in of_front] == [each["energy_j"] for each in front]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +310,8 @@ def test_time_against_energy(tmp_path: Path) -> None:
             "--lora-bits is 4, and no weight is frozen; add --lora RANK",
         ),
         ((*SMALL, "--method", "tiles", "--crossing"), "--crossing is about stages"),
-        ((*SMALL, "--method", "stages", "--plot", "a.png"), "--plot draws tiles"),
+        ((*SMALL, "--method", "local", "--plot", "a.png"), "leave out --method local"),
+        ((*SMALL, "--json", "--csv"), "--json and --csv are two forms"),
         (("--gemm", "4,4,4", "--ps-gflops", "inf"), "--ps-gflops is inf"),
         (("--gemm", "4,4,4", "--objective", "money"), "'money'"),
         (("--gemm", "4,4,4", "--objective", "energy"), "--objective energy"),

@@ -272,6 +272,12 @@ def test_four_equal_devices_each_get_a_quarter() -> None:
     )
 
 
+def test_both_that_keep_a_link_busy_are_named() -> None:
+    fleet = [replace(device, downlink_bytes_per_s=1e9, flops_per_s=1e14) for device in HOME]
+    plan = plan_stages(replace(OPT_125M, tokens=[4096] * 8), fleet, PS)
+    assert "layers and activations on the uplink of device" in plan.reason
+
+
 def test_frozen_layers_on_fast_devices_go_to_every_device() -> None:
     layer = LayerCost(140_000_000, 200_000, 200_000, 200_000, 210e6, 70e6, 40e3)
     loss = LayerCost(100_000_000, 0, 0, 0, 300e6, 100e6, 800e3)

@@ -1,0 +1,185 @@
+"""Pictures of plans: a tiling, what devices do in a step by stages, where stages begin to win."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cleave.errors import UsageError, not_installed
+from cleave.planner.stage_prediction import in_seconds
+from cleave_cli.options import counted
+from cleave_cli.render.plan_methods import crossing_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from cleave.planner.crossing import Crossing
+    from cleave.planner.plan import Plan
+    from cleave.planner.stage_events import SimulatedDevice
+    from cleave.planner.stages import PlannedStage, StageModel, StagePlan
+
+_MOST_ROWS: Final = 40
+"""Of more devices, one row for each stage is drawn, with their mean."""
+
+_PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ...]] = (
+    ("downlink", "weights", "#1f5a99", lambda d: d.weights_s),
+    ("downlink", "activations in", "#7fb0dd", lambda d: d.x_s),
+    ("processor", "computation", "#5a5a5a", lambda d: d.computes_s),
+    ("uplink", "gradients", "#b3541e", lambda d: d.gradients_s),
+    ("uplink", "activations out", "#edb183", lambda d: d.y_s),
+)
+"""What a device does, where, in which colour. Each place does one thing after another."""
+
+_BARS: Final = ("downlink", "processor", "uplink")
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise not_installed("--plot", "matplotlib", "train") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot write {path}: {reason}") from None
+
+
+def draw_tiling(path: Path, plan: Plan) -> None:
+    """Draw the tiling of a plan.
+
+    Raises:
+        UsageError: when the file cannot be written, or matplotlib is not installed.
+    """
+    figure = _figure(8, 8)
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    axes = figure.add_subplot()
+    depths = {t.tile.k for t in plan.tiles}
+    most = max(k.size for k in depths)
+    colours = colormaps["viridis"]
+    # Slabs lie above one another: a tile is drawn where its rows and columns of C are, and the
+    # slabs of a place share it from left to right in the order of k.
+    for t in plan.tiles:
+        m, n, k = t.tile.m, t.tile.n, t.tile.k
+        left = n.start + n.size * k.start / plan.gemm.k
+        width = n.size * k.size / plan.gemm.k
+        axes.add_patch(
+            Rectangle(
+                (left, m.start), width, m.size, facecolor=colours(k.size / most),
+                edgecolor="white", linewidth=0.3,
+            )
+        )  # fmt: skip
+    axes.set(
+        xlim=(0, plan.gemm.n),
+        ylim=(plan.gemm.m, 0),
+        xlabel="columns of C; the slabs of a tile side by side, in the order of k",
+        ylabel="rows of C",
+        title=f"{plan.gemm.m} x {plan.gemm.n} x {plan.gemm.k} on {plan.devices_used} devices: "
+        f"{plan.makespan_s:.4g} s\ncolour: depth of the tile, up to {most}",
+    )
+    _save(figure, path)
+
+
+def draw_stages(
+    path: Path,
+    model: StageModel,
+    plan: StagePlan,
+    devices: Mapping[int, SimulatedDevice],
+    names: Sequence[str],
+    title: str,
+) -> None:
+    """Draw how long links and processors of devices are busy in a step by stages.
+
+    Args:
+        path: of the file.
+        model, plan: the batch as it is cut, and its stages.
+        devices: what they did in the simulated step.
+        names: of the devices, by number.
+        title: under which conditions.
+
+    Raises:
+        UsageError: when the file cannot be written, or matplotlib is not installed.
+    """
+    rows = _rows(model, plan, names)
+    figure = _figure(10, 1.6 + 0.42 * len(rows))
+    axes = figure.add_subplot()
+    height = 0.8 / len(_BARS)
+    for row, (_, members) in enumerate(rows):
+        ends = dict.fromkeys(_BARS, 0.0)
+        for bar, what, colour, seconds in _PARTS:
+            mean_s = math.fsum(seconds(devices[d]) for d in members) / len(members)
+            place = row + (_BARS.index(bar) - 1) * height
+            axes.barh(
+                place, mean_s, height, ends[bar], color=colour,
+                label=f"{bar}: {what}" if row == 0 else None,
+            )  # fmt: skip
+            ends[bar] += mean_s
+    axes.axvline(plan.step_s, color="black", linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set(
+        ylim=(len(rows) - 0.5, -0.5),
+        xlim=(0, 1.02 * plan.step_s),
+        xlabel=f"seconds busy in a step; dashed: the step, {in_seconds(plan.step_s)}",
+    )
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    figure.suptitle(f"{title}\n{plan.reason}", fontsize=9)
+    _save(figure, path)
+
+
+def _rows(
+    model: StageModel, plan: StagePlan, names: Sequence[str]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return names and devices of the rows: one for each device, or for each stage."""
+    places = [(stage, device) for stage in plan.planned for device in stage.devices]
+    if len(places) <= _MOST_ROWS:
+        return [(f"{_held(model, stage)}: {names[d]}", (d,)) for stage, d in places]
+    return [
+        (f"{_held(model, stage)}: mean of {counted(len(stage.devices), 'device')}", stage.devices)
+        for stage in plan.planned
+    ]
+
+
+def _held(model: StageModel, stage: PlannedStage) -> str:
+    if stage.slice is not None:
+        return f"loss {stage.slice.number + 1} of {stage.slice.of}"
+    one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
+    first, last = stage.first + 1, stage.stop
+    text = f"{one} {first}" if first == last else f"{many} {first}-{last}"
+    return f"{text}, loss" if stage.loss else text
+
+
+def draw_crossing(path: Path, found: Crossing, sequence: int, title: str) -> None:
+    """Draw what a step takes by stages and on the server alone, against tokens a step.
+
+    Raises:
+        UsageError: when the file cannot be written, or matplotlib is not installed.
+    """
+    figure = _figure(8, 5)
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    axes = figure.add_subplot()
+    tokens = [point.rows * sequence for point in found.points]
+    lines: tuple[tuple[str, str, list[float]], ...] = (
+        ("stages", "#b3541e", [point.stages_s for point in found.points]),
+        ("the server alone", "#5a5a5a", [point.local_s for point in found.points]),
+    )
+    for name, colour, seconds in lines:
+        known: list[Any] = [s if math.isfinite(s) else None for s in seconds]
+        axes.plot(tokens, known, marker="o", markersize=4, color=colour, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="tokens a step", ylabel="seconds a step")
+    axes.set_xticks(tokens, [f"{each:,}" for each in tokens], rotation=45, ha="right", fontsize=7)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.minorticks_off()
+    axes.grid(which="major", linewidth=0.3)
+    axes.legend(frameon=False)
+    figure.suptitle(f"{title}\n{crossing_text(found, sequence)}", fontsize=9)
+    _save(figure, path)
