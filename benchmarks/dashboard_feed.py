@@ -25,7 +25,7 @@ from websockets.http11 import Request, Response
 
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
-from cleave.server.api.overview import DEVICE_COLUMNS
+from cleave.server.api.overview import DEVICE_COLUMNS, MAX_STREAMS, STREAM_S
 from cleave.server.http.pages import Pages
 from cleave.transport.http import read_request
 
@@ -98,6 +98,7 @@ class Feed:
                 for i in range(self.replies, self.replies + 8)
             ],
             "timeline": self._timeline(int(arguments.get("device", 0)), now_s),
+            "stream": self._stream(random),
             "events": self._events(int(arguments.get("after_event", 0)), now_s),
             "energy": {
                 "devices_j": 5000.0 * self.replies,
@@ -254,6 +255,19 @@ class Feed:
             spans.append(["compute", at_s + 0.28, at_s + 0.48])
             spans.append(["send", at_s + 0.48, at_s + 0.6])
         return {"device": device, "spans": spans}
+
+    def _stream(self, random: np.random.Generator) -> dict[str, Any]:
+        shown = min(self.devices, MAX_STREAMS)
+        rows = []
+        for device in range(1, shown + 1):
+            spans, ago_ms = [], int(1000 * STREAM_S)
+            while ago_ms > 0:  # devices that never rest
+                long_ms = min(ago_ms, int(random.integers(200, 1500)))
+                for lane, share in enumerate((0.3, 1.0, 0.2)):
+                    spans.append([lane, ago_ms, int(share * long_ms)])
+                ago_ms -= long_ms
+            rows.append([device, spans])
+        return {"window_s": STREAM_S, "devices": rows, "hidden": self.devices - shown}
 
     def _events(self, after: int, now_s: float) -> dict[str, Any]:
         last = 200 + 3 * self.replies if self.devices else 0

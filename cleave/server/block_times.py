@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -27,31 +26,25 @@ class TimeSpan(NamedTuple):
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    began_s: float  # when writing its inputs began
-    asked_s: float  # when its inputs and its run were written
-    answered_s: float  # when its whole result had arrived
-    compute_s: float  # as the device states it
-
-
 class BlockTimes:
-    """The times of the last blocks of one session.
+    """The times of the last blocks, or graph runs and fetched arrays, of one session.
 
-    The PS knows four times of a block: when it began to write the block's inputs, when all of them
-    were written, when the result had arrived, and how long the device says that it computed. From
-    these it reconstructs the device's timeline. It assumes what the protocol demands: the device
-    works in the order of the runs and sends each result at once. Time that bytes spend in the
-    system's buffers counts as time of computing or sending.
+    The PS knows when it began to write inputs, when all of them were written, when an answer had
+    arrived, and how long the device says that it computed. From these it reconstructs what the
+    device did. It assumes what the protocol demands: the device works in the order of the messages
+    and sends each result at once. Time that bytes spend in the system's buffers counts as time of
+    computing or sending.
     """
 
     def __init__(self) -> None:
         self._began_s: float | None = None
         self._asked: dict[int, tuple[float, float]] = {}
-        self._blocks: deque[_Block] = deque(maxlen=KEPT)
+        self._fetched: dict[int, float] = {}
+        self._spans: deque[TimeSpan] = deque(maxlen=len(Lane) * KEPT)
+        self._computed_s = self._sent_s = 0.0
 
     def sending(self, now_s: float) -> None:
-        """Note that a message to the device is about to be written."""
+        """Note that inputs are about to be written to the device."""
         if self._began_s is None:
             self._began_s = now_s
 
@@ -61,30 +54,39 @@ class BlockTimes:
         self._asked[run] = (began_s, now_s)
         self._began_s = None
 
-    def answered(self, run: int, compute_s: float, now_s: float) -> None:
-        """Note that the result of a run has arrived."""
+    def fetching(self, run: int, now_s: float) -> None:
+        """Note that the device was asked for an array that it computes."""
+        self._fetched[run] = now_s
+
+    def computed(self, run: int, compute_s: float, now_s: float) -> None:
+        """Note that a run is done, and its outputs stay on the device."""
         asked = self._asked.pop(run, None)
-        if asked is not None:
-            self._blocks.append(_Block(*asked, now_s, compute_s))
+        if asked is None:
+            return
+        began_s, asked_s = asked
+        start_s = min(max(asked_s, self._computed_s), now_s)
+        self._computed_s = min(start_s + compute_s, now_s)
+        self._spans.append(TimeSpan(Lane.RECEIVE, began_s, asked_s))
+        self._spans.append(TimeSpan(Lane.COMPUTE, start_s, self._computed_s))
+
+    def answered(self, run: int, compute_s: float, now_s: float) -> None:
+        """Note that the result of a run, or an array that was asked for, has arrived."""
+        fetched_s = self._fetched.pop(run, None)
+        if fetched_s is None:
+            if run not in self._asked:
+                return
+            self.computed(run, compute_s, now_s)
+            fetched_s = self._computed_s
+        start_s = min(max(fetched_s, self._computed_s, self._sent_s), now_s)
+        self._sent_s = now_s
+        self._spans.append(TimeSpan(Lane.SEND, start_s, now_s))
 
     def given_up(self, runs: tuple[int, ...]) -> None:
-        """Forget runs whose results are no longer expected."""
+        """Forget runs and arrays that are no longer expected."""
         for run in runs:
             self._asked.pop(run, None)
+            self._fetched.pop(run, None)
 
     def spans(self) -> list[TimeSpan]:
-        """Return the last blocks as spans (receive, compute, send), in the order of their
-        results."""
-        found = []
-        computed_s = sent_s = 0.0
-        for block in self._blocks:
-            start_s = min(max(block.asked_s, computed_s), block.answered_s)
-            computed_s = min(start_s + block.compute_s, block.answered_s)
-            sending_s = max(computed_s, sent_s)
-            sent_s = block.answered_s
-            found += [
-                TimeSpan(Lane.RECEIVE, block.began_s, block.asked_s),
-                TimeSpan(Lane.COMPUTE, start_s, computed_s),
-                TimeSpan(Lane.SEND, sending_s, sent_s),
-            ]
-        return found
+        """Return what the device did last, in the order in which the PS learned of it."""
+        return list(self._spans)

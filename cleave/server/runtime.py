@@ -193,10 +193,13 @@ class LiveRuntime(Runtime):
             self._counters.saved.up.count(kind, saved_bytes)
         finally:  # what is no message crossed the network as well
             self._counters.traffic.up.count(kind, len(data))
-        if isinstance(message, messages.Result) and peer.record.probe is None:
-            peer.times.answered(message.id, message.compute_s, now_s)
-        elif isinstance(message, messages.TaskError):
-            peer.times.given_up((message.id,))
+        match message:
+            case messages.Result() if peer.record.probe is None:
+                peer.times.answered(message.id, message.compute_s, now_s)
+            case messages.Computed():
+                peer.times.computed(message.id, message.compute_s, now_s)
+            case messages.TaskError():
+                peer.times.given_up((message.id,))
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
@@ -238,15 +241,19 @@ class LiveRuntime(Runtime):
                     message, kind = outgoing.message, outgoing.kind
                     parts = await self._encoded(outgoing)
                     began_s = self.now()
-                    peer.times.sending(began_s)
+                    if isinstance(message, messages.Put):
+                        peer.times.sending(began_s)
                     self.manager.sending(peer.record.id, began_s)
                     sent_bytes = await peer.connection.send(parts)
                     self._counters.traffic.down.count(kind, sent_bytes)
                     peer.record.counters.downlink_bytes += sent_bytes
-                    if isinstance(message, messages.Run) and peer.record.probe is None:
-                        peer.times.asked(message.id, self.now())
-                    elif isinstance(message, messages.Cancel):
-                        peer.times.given_up(message.ids)
+                    match message:
+                        case messages.Run() | messages.RunGraph() if peer.record.probe is None:
+                            peer.times.asked(message.id, self.now())
+                        case messages.Fetch():
+                            peer.times.fetching(message.id, self.now())
+                        case messages.Cancel():
+                            peer.times.given_up(message.ids)
                 if peer.closing:
                     await peer.connection.close()
                     return

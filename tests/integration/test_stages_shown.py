@@ -38,6 +38,13 @@ def in_flight(seen: dict[str, Any]) -> int:
     return sum(holder[1] + holder[2] for stage in stages for holder in stage["holders"])
 
 
+def streams_of(viewer: str) -> list[Any]:
+    """What devices did lately."""
+    (seen,) = asked(viewer, ("overview", {"stream": True}))
+    found: list[Any] = seen["stream"]["devices"]
+    return found
+
+
 def test_status_shows_stages_while_a_job_runs_by_them(tmp_path: Path, corpus_file: Path) -> None:
     data = ("--data", str(tmp_path / "data"))
     with ExitStack() as stack:
@@ -77,6 +84,11 @@ def test_status_shows_stages_while_a_job_runs_by_them(tmp_path: Path, corpus_fil
         assert seen["job"]["state"] == "running"
         for way in ("down", "up"):
             assert sum(seen["traffic"][way].values()) == seen["totals"][f"{way}_bytes"]
+
+        ((device, spans),) = streams_of(viewer)
+        assert device == devices["mine"]["device"]
+        assert {lane for lane, _, _ in spans} == {0, 1, 2}
+        assert all(0 <= took_ms <= ago_ms for _, ago_ms, took_ms in spans)
 
         page = here("status", *data).stdout
         assert "micro-batch" in page

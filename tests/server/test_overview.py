@@ -28,7 +28,14 @@ from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.stage_view import HolderView, StageView, StepView
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
-from cleave.server.api.overview import DEVICE_COLUMNS, Overview, Question, ServerFacts
+from cleave.server.api.overview import (
+    DEVICE_COLUMNS,
+    MAX_STREAMS,
+    STREAM_S,
+    Overview,
+    Question,
+    ServerFacts,
+)
 from cleave.server.api.rates import Look, Rates
 from cleave.server.api.stages import MAX_HOLDERS, stages_answer
 from cleave.server.block_times import KEPT, BlockTimes, Lane, TimeSpan
@@ -341,6 +348,26 @@ def test_a_timeline_in_unix_time(overview: Overview, fleet: Fleet) -> None:
     assert overview.answer(Question(device=5))["timeline"] is None
 
 
+def test_a_stream_of_what_devices_did_lately(
+    overview: Overview, fleet: Fleet, clock: Clock
+) -> None:
+    for number in range(MAX_STREAMS + 2):
+        fleet.join(number + 1)
+    begin_s = clock() - STREAM_S - 2
+    fleet.spans = [
+        TimeSpan(Lane.RECEIVE, begin_s, begin_s + 1),
+        TimeSpan(Lane.COMPUTE, begin_s, begin_s + 3),
+    ]
+    assert overview.answer(Question())["stream"] is None
+    seen = overview.answer(Question.of({"stream": True}))["stream"]
+    (first, spans), *others = seen["devices"]
+    assert first == 1
+    assert spans == [[1, 32_000, 3_000]]  # what it received is too long ago
+    assert (len(others), seen["hidden"]) == (MAX_STREAMS - 1, 2)
+    clock.now_s += STREAM_S
+    assert overview.answer(Question(stream=True))["stream"]["devices"] == []
+
+
 @pytest.mark.parametrize(
     "arguments", [{"after_event": -1}, {"job": 3}, {"device": "x"}, {"after_record": True}]
 )
@@ -414,6 +441,22 @@ def test_years_of_work_can_still_be_told(overview: Overview, fleet: Fleet) -> No
     answer = overview.answer(Question())
     assert encode(Reply(1, ok=True, data=answer))
     assert answer["totals"]["flops"] == 2.0**70
+
+
+def test_graphs_are_computed_first_and_fetched_later() -> None:
+    times = BlockTimes()
+    times.sending(0.0)
+    times.asked(1, 1.0)
+    times.fetching(2, 1.0)
+    times.fetching(3, 1.0)
+    times.computed(1, 2.0, 3.5)
+    times.answered(2, 0.0, 4.0)
+    times.answered(3, 0.0, 6.0)
+    times.computed(9, 1.0, 7.0)  # nobody asked for it
+    assert times.spans() == [
+        TimeSpan(Lane.RECEIVE, 0.0, 1.0), TimeSpan(Lane.COMPUTE, 1.0, 3.0),
+        TimeSpan(Lane.SEND, 3.0, 4.0), TimeSpan(Lane.SEND, 4.0, 6.0),
+    ]  # fmt: skip
 
 
 def test_block_times_follow_the_order_of_runs() -> None:

@@ -139,6 +139,7 @@ def opened(
         records = [wait_for_event(lines, "step")]
         expect(page.locator(".title .chip").first).to_have_text("running", timeout=PATIENCE_MS)
         expect(page.locator(".tiling canvas").or_(page.locator("#plan"))).not_to_have_count(0)
+        expect(page.locator(".stream canvas")).not_to_have_count(0, timeout=PATIENCE_MS)
         records.extend(lines)
         expect(page.locator(".title .chip").first).to_have_text("done", timeout=PATIENCE_MS)
         yield server, seen, records

@@ -137,6 +137,16 @@ def test_a_chosen_device_is_framed_and_shown(seen: Watched, url: str) -> None:
     expect(canvas).to_have_count(0)
 
 
+def test_what_devices_did_can_be_pointed_at(seen: Watched, url: str) -> None:
+    page = seen.page
+    open_dashboard(page, url)
+    expect(page.get_by_text("976 more devices are not shown")).to_be_visible()
+    canvas = page.locator(".stream canvas")
+    width = canvas.bounding_box()["width"]  # type: ignore[index]
+    canvas.hover(position={"x": width - 20, "y": 9})  # the second lane of the first row
+    expect(canvas).to_have_attribute("title", re.compile(r" computes for .*, from .* ago$"))
+
+
 def test_charts_and_the_plan_are_told_in_words(seen: Watched, url: str) -> None:
     page = seen.page
     open_dashboard(page, url)
@@ -144,6 +154,7 @@ def test_charts_and_the_plan_are_told_in_words(seen: Watched, url: str) -> None:
         r"^Loss\. From \d+\.\d+ at step 1 to \d+\.\d+ at step \d+\.$",
         r"^Step time\. In the last steps .* for the PS and .* for the fleet\.$",
         r"^Rates\. Egress .*, ingress .*\.$",
+        r"^What devices do\. In the last 30\.0 s a device received \d.* computed \d.* sent \d",
         r"960 tiles on 960 devices, 4 slabs in depth, \d+ of 15360 blocks back\.$",
     ):
         expect(page.get_by_role("img", name=re.compile(words))).to_be_visible()

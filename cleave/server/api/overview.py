@@ -8,7 +8,7 @@ devices and records there are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -25,7 +25,7 @@ from cleave.server.api.event_log import EventLog
 from cleave.server.api.rates import Look, Rates
 from cleave.server.api.stages import stages_answer
 from cleave.server.auth.access import Clocks
-from cleave.server.block_times import TimeSpan
+from cleave.server.block_times import Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter
 from cleave.server.jobs.jobs import Jobs, JobState, TrainingJob
 from profiles.device_profile import DeviceProfile
@@ -46,6 +46,9 @@ MAX_RECORDS_BYTES: Final = 350_000
 MAX_RECORDS: Final = 500
 MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
+MAX_STREAMS: Final = 24
+STREAM_S: Final = 30.0
+"""How far back a stream of tasks reaches."""
 
 _ROW_BYTES: Final = 173  # of a device's row, without its texts
 _STEP_BYTES: Final = 700  # of a step's record, at most
@@ -97,12 +100,14 @@ class Question:
         job: the id of the job whose records are wanted; empty for the running or the latest job.
         after_record: how many of the job's records the client has.
         device: the id of the session whose timeline is wanted; 0 for none.
+        stream: whether it is wanted what all devices did in the last seconds.
     """
 
     after_event: int = 0
     job: str = ""
     after_record: int = 0
     device: int = 0
+    stream: bool = False
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Question:
@@ -111,11 +116,13 @@ class Question:
         Raises:
             UsageError: when one has the wrong type or is negative.
         """
-        job = arguments.get("job", "")
+        job, stream = arguments.get("job", ""), arguments.get("stream", False)
         numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
         if not isinstance(job, str) or any(type(n) is not int or n < 0 for n in numbers):
             raise UsageError("`after_event`, `after_record` and `device` are counts, `job` a text")
-        return cls(numbers[0], job, numbers[1], numbers[2])
+        if not isinstance(stream, bool):
+            raise UsageError("`stream` is a bool")
+        return cls(numbers[0], job, numbers[1], numbers[2], stream)
 
 
 class Overview:
@@ -236,6 +243,7 @@ class Overview:
             "plan": _plan(manager.scheduler, now_s),
             "stages": stages_answer(manager.stages.view()),
             "timeline": self._timeline(live, question.device, now_s),
+            "stream": _stream(live, sessions, now_s) if question.stream else None,
             "events": self._events_after(question.after_event),
             "energy": self._energy.answer(used, self._power() if self._power else None),
             "gemms": [
@@ -389,6 +397,22 @@ class Overview:
             ],
             "last": last,
         }
+
+
+def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
+    """Return what devices did in the last seconds: in milliseconds, as there may be many."""
+    lanes = list(Lane)
+    rows = []
+    for session in sessions:
+        spans = [
+            [lanes.index(lane), round(1e3 * (now_s - start_s)), round(1e3 * (end_s - start_s))]
+            for lane, start_s, end_s in live.timeline(session.id)
+            if end_s > now_s - STREAM_S
+        ]
+        if spans:
+            rows.append([session.id, spans])
+    shown = rows[:MAX_STREAMS]
+    return {"window_s": STREAM_S, "devices": shown, "hidden": len(rows) - len(shown)}
 
 
 def _fleet_rates(before: Look, now: Look) -> Answer:

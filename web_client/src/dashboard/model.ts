@@ -97,6 +97,7 @@ export function question(model: Model): { [name: string]: Plain } {
     after_record: model.job?.next_record ?? 0,
     job: "",
     device: model.chosen,
+    stream: true,
   };
 }
 

@@ -145,6 +145,19 @@ export interface Timeline {
   readonly spans: readonly Span[];
 }
 
+/** What a device did lately: times are seconds before the overview, as negative numbers. */
+export interface DeviceStream {
+  readonly device: number;
+  readonly spans: readonly Span[];
+}
+
+/** What devices did in the last seconds, and of how many more the PS could tell something. */
+export interface Stream {
+  readonly window_s: number;
+  readonly devices: readonly DeviceStream[];
+  readonly hidden: number;
+}
+
 export interface FleetEvent {
   readonly id: number;
   readonly time_s: number;
@@ -181,6 +194,7 @@ export interface Overview {
   readonly stages: StageStep | null;
   readonly gemms: readonly FinishedGemm[];
   readonly timeline: Timeline | null;
+  readonly stream: Stream | null;
   readonly events: readonly FleetEvent[];
   readonly last_event: number;
   readonly energy: Energy;
@@ -222,6 +236,7 @@ export function readOverview(data: unknown): Overview {
     stages: readStages(root.stages),
     gemms: readGemms(root.gemms),
     timeline: readTimeline(root.timeline),
+    stream: readStream(root.stream),
     events: events.rows,
     last_event: events.last,
     energy: {
@@ -349,6 +364,23 @@ function readTimeline(value: unknown): Timeline | null {
     if (isLane(lane) && start_s !== null && end_s !== null) spans.push({ lane, start_s, end_s });
   }
   return { device: number(timeline.device) ?? 0, spans };
+}
+
+function readStream(value: unknown): Stream | null {
+  const stream = asMap(value);
+  if (stream === null) return null;
+  const devices = list(stream.devices).map((item) => {
+    const [device, raw] = list(item);
+    const spans: Span[] = [];
+    for (const span of list(raw)) {
+      const [place, ago_ms, took_ms] = list(span).map(number);
+      const lane = LANES[place ?? -1];
+      if (lane === undefined || ago_ms == null || took_ms == null) continue;
+      spans.push({ lane, start_s: -ago_ms / 1000, end_s: (took_ms - ago_ms) / 1000 });
+    }
+    return { device: number(device) ?? 0, spans };
+  });
+  return { window_s: number(stream.window_s) ?? 0, devices, hidden: number(stream.hidden) ?? 0 };
 }
 
 function readEvents(value: unknown): { rows: FleetEvent[]; last: number } {

@@ -1,4 +1,4 @@
-/** Sums over a device's timeline. Pure. */
+/** Sums over the timelines of devices. Pure. */
 
 import { LANES, type Lane, type Span } from "./overview";
 
@@ -20,6 +20,15 @@ export function extent(spans: readonly Span[]): {
 /** The share of its extent that each lane is busy; what overlaps counts once. */
 export function busyShare(spans: readonly Span[]): { readonly [name in Lane]: number } {
   const { start_s, end_s } = extent(spans);
+  return busyWithin(spans, start_s, end_s);
+}
+
+/** The share of the time from `start_s` to `end_s` that each lane is busy; none ends later. */
+export function busyWithin(
+  spans: readonly Span[],
+  start_s: number,
+  end_s: number,
+): { readonly [name in Lane]: number } {
   const whole_s = end_s - start_s;
   const shares = LANES.map((lane) => {
     const own = spans.filter((span) => span.lane === lane).sort((a, b) => a.start_s - b.start_s);

@@ -110,6 +110,6 @@ test("finished GEMMs are kept once each", () => {
 
 test("choosing a device twice chooses none", () => {
   const chosen = reduce(EMPTY, { kind: "choose", device: 4 });
-  expect(question(chosen)).toMatchObject({ device: 4 });
+  expect(question(chosen)).toMatchObject({ device: 4, stream: true });
   expect(reduce(chosen, { kind: "choose", device: 4 }).chosen).toBe(0);
 });

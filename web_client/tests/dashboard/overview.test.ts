@@ -56,6 +56,29 @@ test("a plan's tiles, a timeline's spans and finished GEMMs have names", () => {
   expect(overview.gemms).toEqual([{ generation: 2, name: "fc1", predicted_s: 1, took_s: 1.25 }]);
 });
 
+test("a stream's times are seconds before the overview; what has no lane is left out", () => {
+  const stream = {
+    window_s: 30,
+    hidden: 3,
+    devices: [
+      [
+        9,
+        [
+          [1, 2500, 1500],
+          [7, 1, 1],
+          [2, 900, null],
+        ],
+      ],
+    ],
+  };
+  expect(readOverview(overviewData({ stream })).stream).toEqual({
+    window_s: 30,
+    hidden: 3,
+    devices: [{ device: 9, spans: [{ lane: "compute", start_s: -2.5, end_s: -1 }] }],
+  });
+  expect(readOverview(overviewData()).stream).toBeNull();
+});
+
 test("who is the operator's own is read, and nobody is where an older PS does not say", () => {
   const { columns } = overviewData().devices as { columns: string[] };
   const rows = [deviceRow({ device: 1, own: true }), deviceRow({ device: 2, own: false })];

@@ -1,11 +1,23 @@
 import { expect, test } from "vitest";
 import { type EvalRecord, readRecords, type StepRecord } from "../../src/dashboard/records";
 import { lossSeries, pace, scaleTop, smooth, timeSeries } from "../../src/dashboard/series";
-import { busyShare, extent } from "../../src/dashboard/timeline";
+import { busyShare, busyWithin, extent } from "../../src/dashboard/timeline";
 import { step } from "./example";
 
 const STEPS = readRecords([step(1), step(2, { loss: Number.NaN }), step(3)]) as StepRecord[];
 const EVALS = readRecords([{ event: "eval", step: 2, eval_loss: 4 }]) as EvalRecord[];
+
+test("shares of a given time; what began before it counts from its start", () => {
+  const spans = [
+    { lane: "compute", start_s: -40, end_s: -25 },
+    { lane: "compute", start_s: -10, end_s: -5 },
+    { lane: "send", start_s: -5, end_s: 0 },
+  ] as const;
+  const shares = busyWithin(spans, -30, 0);
+  expect(shares.compute).toBeCloseTo(10 / 30);
+  expect(shares.send).toBeCloseTo(5 / 30);
+  expect(shares.receive).toBe(0);
+});
 
 test("losses by step; what is no number is a gap", () => {
   expect(lossSeries(STEPS, EVALS)).toEqual([

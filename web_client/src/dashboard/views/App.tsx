@@ -14,6 +14,7 @@ import { NetworkView } from "./NetworkView";
 import { Connecting, Refused, Stale, Waiting } from "./Notice";
 import { PlanView } from "./PlanView";
 import { StagesView } from "./StagesView";
+import { StreamView } from "./StreamView";
 
 export function App(props: { readonly model: Model; readonly choose: (device: number) => void }) {
   const { model, choose } = props;
@@ -44,6 +45,9 @@ export function App(props: { readonly model: Model; readonly choose: (device: nu
             chosen={model.chosen}
             waits={job !== null && job.waits !== ""}
           />
+        )}
+        {overview.stream !== null && overview.stream.devices.length > 0 && (
+          <StreamView stream={overview.stream} devices={overview.devices} />
         )}
         <NetworkView overview={overview} samples={model.samples} />
         <FleetView overview={overview} chosen={model.chosen} choose={choose} />

@@ -17,11 +17,13 @@ interface Props {
   readonly summary: string;
   readonly class: string;
   readonly draw: Draw;
+  /** In CSS pixels; that of its class unless given. */
+  readonly height?: number;
   /** What is at a point, for who hovers; "" for nothing. */
   readonly tell?: (x: number, y: number, size: Size) => string;
 }
 
-export function Canvas({ summary, class: name, draw, tell }: Props) {
+export function Canvas({ summary, class: name, draw, height, tell }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const size = useSize(place);
@@ -43,7 +45,11 @@ export function Canvas({ summary, class: name, draw, tell }: Props) {
     canvas.current.title = tell(event.offsetX, event.offsetY, size);
   };
   return (
-    <div class={`canvas ${name}`} ref={place}>
+    <div
+      class={`canvas ${name}`}
+      ref={place}
+      style={height === undefined ? {} : { height: `${height}px` }}
+    >
       <canvas ref={canvas} role="img" aria-label={summary} onMouseMove={hover} />
     </div>
   );

@@ -10,6 +10,11 @@ const LABELS_PX = 62;
 const AXIS_PX = 18;
 const GAP_PX = 5;
 
+/** The colour of each lane. */
+export function laneColours(theme: Theme): { readonly [name in Lane]: string } {
+  return { receive: theme.soft, compute: theme.accent, send: theme.text };
+}
+
 /** Draw the spans; time runs to the right, up to the newest. */
 export function drawTimeline(
   context: CanvasRenderingContext2D,
@@ -22,11 +27,7 @@ export function drawTimeline(
   const lane = (size.height - AXIS_PX) / LANES.length;
   const toX = (time_s: number) =>
     LABELS_PX + ((time_s - start_s) / Math.max(end_s - start_s, 1e-9)) * width;
-  const colours: { readonly [name in Lane]: string } = {
-    receive: theme.soft,
-    compute: theme.accent,
-    send: theme.text,
-  };
+  const colours = laneColours(theme);
   context.clearRect(0, 0, size.width, size.height);
   context.font = `12px ${theme.font}`;
   LANES.forEach((name, index) => {
