@@ -18,7 +18,7 @@ import typer
 from cleave_cli.main import app
 from profiles.fleet_file import _GROUP_KEYS
 from profiles.fleets import find_fleet
-from tests.integration.processes import run
+from tests.integration.processes import here
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def command_of(words: list[str]) -> list[str]:
 
 @cache
 def help_of(*command: str) -> CompletedProcess[str]:
-    return run(*command, "--help")
+    return here(*command, "--help")
 
 
 def test_sub_commands_are_told_from_arguments() -> None:

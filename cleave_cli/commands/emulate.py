@@ -282,6 +282,8 @@ def _stages(
     coding: str,
     as_json: bool,
 ) -> None:
+    from rich.console import Console
+
     from cleave.arrays import DType
     from cleave.planner.plan import PsRates
     from cleave.planner.stage_prediction import in_seconds
@@ -292,10 +294,12 @@ def _stages(
     card = ps_gbit * 1e9 / 8 or float("inf")
     speed = server_flops_per_s(ps_gflops, "fp32")
     try:
-        found = emulate_stages(
-            find_model(model), rows, sequence, members, speed, PsRates(card, card),
-            dtype=DType(dtype), steps=steps, coding=coding, seed=seed, observers=watch.observers,
-        )  # fmt: skip
+        with Console(stderr=True).status(f"planning and emulating {model} by stages"):
+            found = emulate_stages(
+                find_model(model), rows, sequence, members, speed, PsRates(card, card),
+                dtype=DType(dtype), steps=steps, coding=coding, seed=seed,
+                observers=watch.observers,
+            )  # fmt: skip
     finally:
         watch.finish()
     for number, step in enumerate(found.steps, 1):

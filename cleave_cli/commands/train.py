@@ -378,11 +378,14 @@ def _on_server(
         job = attach
         try:
             if attach:
-                await client.request("attach", {"job": attach})
+                answer = await client.request("attach", {"job": attach})
             else:
-                job = (await client.request("submit", request))["job"]
+                answer = await client.request("submit", request)
+                job = answer["job"]
                 display.note(f"{job} submitted; paths are read, and results written, on the server")
                 display.start(int(request["job"].get("steps", 0)))
+            if ahead := answer.get("ahead"):  # a server may be older
+                display.note(f"{job} is queued behind {', '.join(ahead)}")
             with display:
                 async for record in client.records():
                     if record.get("event") == "failed":

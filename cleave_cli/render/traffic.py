@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cleave_cli.options import human_bytes
 
 
-def by_kind(kinds: Mapping[str, int]) -> str:
-    """Return bytes by kind in one line, most first; "nothing" where there are none."""
+def by_kind(kinds: Mapping[str, int], between: str = ", ") -> str:
+    """Return bytes by kind, most first; "nothing" where there are none."""
     found = sorted(((nbytes, kind) for kind, nbytes in kinds.items() if nbytes), reverse=True)
-    return ", ".join(f"{human_bytes(nbytes)} {kind}" for nbytes, kind in found) or "nothing"
+    return between.join(f"{human_bytes(nbytes)} {kind}" for nbytes, kind in found) or "nothing"

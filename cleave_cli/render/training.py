@@ -118,8 +118,7 @@ class HumanDisplay(Display):
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             _TasksColumn(lambda: self._tasks()),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            _TimeLeftColumn(),
             console=self._console,
         )
         self._energy: dict[str, Any] = {}
@@ -200,6 +199,16 @@ class _TasksColumn(ProgressColumn):
         return Text(self._tasks())
 
 
+class _TimeLeftColumn(TimeRemainingColumn):
+    """Shows the time left while something is left and its time is known."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text; empty otherwise."""
+        if task.finished or task.time_remaining is None:
+            return Text()
+        return super().render(task) + Text(" left", style="progress.remaining")
+
+
 def tasks_text(done: int, of: int) -> str:
     """Say how far a step is; `of` is 0 where that is not known yet."""
     return f"task {done:,} of {of:,}" if of else f"task {done:,}"
@@ -266,10 +275,10 @@ def _details(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield rows of what is not shown unless it is asked for."""
     if record["downlink_bytes"]:
         for way, kinds in record.get("traffic", {}).items():
-            yield f"  of it {way}", by_kind(kinds)
+            yield f"  of it {way}", by_kind(kinds, "\n")
         for way, kinds in record.get("saved", {}).items():
             if any(kinds.values()):
-                yield f"  coding saved {way}", by_kind(kinds)
+                yield f"  coding saved {way}", by_kind(kinds, "\n")
     if record["tiles"]:
         yield "tiles, blocks", f"{record['tiles']:,}, {record['blocks']:,}"
         yield "reissued", f"{record['reissued']:,}"

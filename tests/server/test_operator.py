@@ -20,6 +20,7 @@ from cleave.server.api import operator
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.jobs.jobs import Jobs
 from cleave.transport.connection import Connection, ConnectionLostError, memory_link
+from tests.integration.processes import until
 
 PATIENCE_S = 60.0
 HELLO = messages.Hello(role=Role.OPERATOR)
@@ -68,6 +69,32 @@ async def followed(jobs: Jobs, server: Any = None) -> tuple[Connection, asyncio.
 
 def in_time(scenario: Any) -> None:
     asyncio.run(asyncio.wait_for(scenario, PATIENCE_S))
+
+
+def test_who_submits_is_told_what_the_job_waits_for() -> None:
+    runner = Runner({"event": "note", "text": "preparing"})
+    jobs = Jobs(None, runner)  # type: ignore[arg-type]
+    first = jobs.submit({"job": {"model": "opt-tiny"}})
+
+    async def scenario() -> None:
+        link, session = await followed(jobs)  # job-2
+        await asyncio.to_thread(until, lambda: first.is_running)
+        jobs.submit({"job": {"model": "opt-tiny"}})
+        jobs.pause("job-2")
+        jobs.resume("job-2")  # it begins after job-3 now
+        await said(link, messages.Request(2, "attach", {"job": "job-2"}))
+        while not isinstance(reply := await heard(link), messages.Reply):
+            pass
+        assert reply.data == {"job": "job-2", "state": "queued", "ahead": ["job-1", "job-3"]}
+        await link.close()
+        await session
+
+    try:
+        in_time(scenario())
+        assert [job.id for job in jobs.ahead(first)] == []
+    finally:
+        runner.ends.set()
+        jobs.close(PATIENCE_S)
 
 
 @pytest.mark.parametrize("bye", [True, False])

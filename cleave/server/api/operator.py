@@ -107,10 +107,14 @@ class OperatorSessions:
             match request.action:
                 case "submit":
                     follow = self.jobs.submit(arguments)
-                    data: dict[str, Any] = {"job": follow.id}
+                    data: dict[str, Any] = {"job": follow.id, "ahead": self._ahead(follow)}
                 case "attach":
                     follow = self.jobs.find(str(arguments.get("job", "")))
-                    data = {"job": follow.id, "state": follow.state.value}
+                    data = {
+                        "job": follow.id,
+                        "state": follow.state.value,
+                        "ahead": self._ahead(follow),
+                    }
                 case "stop" | "pause" | "resume":
                     change = getattr(self.jobs, request.action)
                     job = change(str(arguments.get("job", "")))
@@ -137,6 +141,10 @@ class OperatorSessions:
             failed = {"text": str(error), "exit_code": error.exit_code}
             return messages.Reply(request.id, ok=False, data=failed), None
         return messages.Reply(request.id, ok=True, data=data), follow
+
+    def _ahead(self, job: TrainingJob) -> list[str]:
+        assert self.jobs is not None
+        return [other.id for other in self.jobs.ahead(job)]
 
     def _status(self) -> dict[str, Any]:
         assert self.jobs is not None

@@ -51,6 +51,7 @@ class TrainingJob:
         run_folder: of its results; empty before it has one.
         pauses: whether it was asked to pause.
         unfinished: whether it ended before its last step.
+        place: grows with each time that a job is queued; the one with the least begins first.
     """
 
     id: str
@@ -64,6 +65,7 @@ class TrainingJob:
     run_folder: str = ""
     pauses: bool = False
     unfinished: bool = False
+    place: int = 0
     records: list[Record] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
     followers: list[Callable[[], None]] = field(default_factory=list)
@@ -152,6 +154,7 @@ class Jobs:
         self._tell_listener = listener or (lambda kind, text: None)
         self._clock = clock
         self._numbers = count(history.next_number if history is not None else 1)
+        self._places = count(1)
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held while a job begins, and while one is asked to rest
         self._queue: queue.SimpleQueue[TrainingJob | None] = queue.SimpleQueue()
@@ -172,8 +175,24 @@ class Jobs:
         if self._history is not None:
             self._history.submitted(number, job.model)
         self._tell_listener(EventKind.JOB, f"{job.id} ({job.model}) queued")
-        self._queue.put(job)
+        self._put(job)
         return job
+
+    def _put(self, job: TrainingJob) -> None:
+        with self._lock:
+            job.place = next(self._places)
+            self._queue.put(job)
+
+    def ahead(self, job: TrainingJob) -> list[TrainingJob]:
+        """Return the jobs that a queued one waits for, in their order; none if it is not queued."""
+        if not job.is_due:
+            return []
+        others = [
+            other
+            for other in self.all()
+            if other.is_running or (other.is_due and other.place < job.place)
+        ]
+        return sorted(others, key=lambda other: (not other.is_running, other.place))
 
     def stop(self, id: str) -> TrainingJob:
         """Ask a job to stop, with a checkpoint of its last whole step; return it.
@@ -240,7 +259,7 @@ class Jobs:
                 # whoever follows it from now on must not take this for the end
                 job.records[-1] = {"event": "note", "text": f"was {job.state.value}; goes on"}
         self._enter(job, JobState.QUEUED)
-        self._queue.put(job)
+        self._put(job)
         return job
 
     def _left_behind(self, id: str) -> TrainingJob:
