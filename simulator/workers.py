@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from cleave.errors import CleaveError, UsageError, not_installed
+
+_KNOCK_S: Final = 5.0
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -102,11 +105,13 @@ class RayCluster:
         import ray
 
         try:
+            _knock(self.address)
             ray.init(self.address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError) as error:
+        except (OSError, ValueError) as error:  # ConnectionError is an OSError
+            why = "" if self.address == "auto" else f" ({error})"
             raise UsageError(
-                f"no Ray cluster answers at {self.address!r} ({error}); "
-                "start one with: ray start --head"
+                f"no Ray cluster answers at {self.address!r}{why}; give host:port of its head "
+                "node, or start one with: ray start --head"
             ) from None
         try:
             remote = ray.remote(work)
@@ -120,6 +125,18 @@ class RayCluster:
                 yield waiting.pop(done), result
         finally:
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Find out whether somebody listens there: Ray itself takes minutes to give up.
+
+    Raises:
+        OSError, ValueError: when nobody does, or it is no address.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    socket.create_connection((host, int(port)), _KNOCK_S).close()
 
 
 def workers(jobs: int, ray_address: str | None) -> Workers:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +16,7 @@ from cleave.workload.registry import find_model
 from cleave_cli.main import app
 from simulator.catalogue import methods
 from simulator.sweep import Cell, cells, simulate
-from simulator.workers import Processes, ThisProcess, Workers
+from simulator.workers import Processes, RayCluster, ThisProcess, Workers
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +69,15 @@ def test_rows_do_not_depend_on_who_computes_them() -> None:
     assert [rows[0].outcome.method for rows in alone[:2]] == ["cleave", "cleave-stages"]
     assert [rows[0].devices for rows in alone] == [4, 4, 4, 8, 8, 8, None]
     assert sorted(done) == sorted(cell.name for cell in every)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:many"])
+def test_where_no_cluster_is_that_is_said_at_once(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # which is not asked
+    with pytest.raises(UsageError, match="no Ray cluster answers at"):
+        list(RayCluster(address).run(squared, [1]))
 
 
 @pytest.mark.parametrize("command", [["simulate"], ["simulate", "paper"], ["footprint", "study"]])
