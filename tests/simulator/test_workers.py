@@ -15,6 +15,8 @@ from cleave.planner.plan import ElementBytes, PsRates
 from cleave.workload.registry import find_model
 from cleave_cli.main import app
 from simulator.catalogue import methods
+from simulator.study.setups import SetupScope, quick
+from simulator.study.study import steps_of, study
 from simulator.sweep import Cell, cells, simulate
 from simulator.workers import Processes, RayCluster, ThisProcess, Workers
 
@@ -69,6 +71,13 @@ def test_rows_do_not_depend_on_who_computes_them() -> None:
     assert [rows[0].outcome.method for rows in alone[:2]] == ["cleave", "cleave-stages"]
     assert [rows[0].devices for rows in alone] == [4, 4, 4, 8, 8, 8, None]
     assert sorted(done) == sorted(cell.name for cell in every)
+
+
+def test_a_study_does_not_depend_on_who_computes_it() -> None:
+    laptop, *_ = quick().setups
+    scope, done = SetupScope((laptop,), (1.0, 64.0)), list[str]()
+    assert study(scope, 0, Processes(2), done.append) == study(scope, 0)
+    assert len(done) == len(set(done)) == steps_of(scope)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:many"])
