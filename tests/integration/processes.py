@@ -143,7 +143,7 @@ def stages_job(corpus_file: Path, steps: int) -> JobSpec:
 
 def address(place: dict[str, Any], *options: str) -> str:
     """The address, with another code, at which a device joins."""
-    said = here("pair", *options, "--server", place["operator_url"], "--json")
+    said = run("pair", *options, "--server", place["operator_url"], "--json")
     url: str = records(said.stdout)[-1]["url"]
     return url
 
