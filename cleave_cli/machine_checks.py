@@ -95,7 +95,11 @@ def _graphs() -> Check:
     try:
         providers = installed()
     except GraphError as error:
-        return Check(Verdict.FAILED, f"stages cannot be computed: {error}", "pip install cleave")
+        return Check(
+            Verdict.FAILED,
+            f"stages cannot be computed: {error}",
+            "install Cleave again: pip install .",
+        )
     # Those that it may use, by the names that --provider takes.
     names = ", ".join(dict.fromkeys(s.provider.value for s in setups_of(None, providers)))
     number = importlib.import_module("onnxruntime").__version__  # of whichever of its packages

@@ -76,8 +76,8 @@ class RunFolder:
         Raises UsageError when the name is taken or is not a plain name, CleaveError when the folder
         cannot be made.
         """
-        if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0")):
-            raise UsageError(f"{name!r} is not a name for a run: use one without slashes.")
+        if name is not None:
+            cls.check_name(root, name)
         stem = name or (now or datetime.now()).strftime("%Y%m%d-%H%M%S")
         attempt = 1
         while True:
@@ -86,15 +86,24 @@ class RunFolder:
                 path.mkdir(parents=True)
             except FileExistsError:
                 if name is not None:
-                    raise UsageError(
-                        f"The run folder {str(path)!r} exists already: choose another name, "
-                        "or resume that run."
-                    ) from None
+                    raise _taken(path) from None
                 attempt += 1
             except OSError as error:
                 raise cannot_write(path, error) from error
             else:
                 return cls(path)
+
+    @staticmethod
+    def check_name(root: Path, name: str) -> None:
+        """Refuse what is no name for a new run folder in `root`, or a run has already.
+
+        Raises:
+            UsageError: when it is one of these.
+        """
+        if name in ("", ".", "..") or set(name) & set("/\\\0"):
+            raise UsageError(f"{name!r} is not a name for a run: use one without slashes.")
+        if (root / name).exists():
+            raise _taken(root / name)
 
     @property
     def config_path(self) -> Path:
@@ -279,3 +288,9 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_none(item) for item in value if item is not None]
     return str(value) if isinstance(value, Path) else value
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(
+        f"The run folder {str(path)!r} exists already: choose another name, or resume that run."
+    )

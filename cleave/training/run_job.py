@@ -14,7 +14,7 @@ from cleave.fleet.local_fallback import AbandonedError
 from cleave.training.documents import check_source
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, Record, StepRecord, to_dict
-from cleave.training.run_folder import RunFolder
+from cleave.training.run_folder import CHECKPOINTS, RunFolder
 from cleave.workload.models.build import resolve_model
 
 if TYPE_CHECKING:
@@ -34,12 +34,14 @@ class JobRequest:
         resume: an existing run folder, or empty.
         name: the name of a new run folder; empty for one made from the time.
         restart: with `resume`, whether to begin again at step 1 if no checkpoint is whole.
+        begin: with `resume`, whether to begin at step 1 if the run never wrote a checkpoint.
     """
 
     job: Mapping[str, Any]
     resume: str = ""
     name: str = ""
     restart: bool = False
+    begin: bool = False
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> JobRequest:
@@ -49,16 +51,17 @@ class JobRequest:
             UsageError: when they have the wrong form.
         """
         job, resume, name = values.get("job"), values.get("resume", ""), values.get("name", "")
-        restart = values.get("restart", False)
+        restart, begin = values.get("restart", False), values.get("begin", False)
         texts = isinstance(resume, str) and isinstance(name, str)
-        if not isinstance(job, dict) or not texts or not isinstance(restart, bool):
+        bools = isinstance(restart, bool) and isinstance(begin, bool)
+        if not isinstance(job, dict) or not texts or not bools:
             raise UsageError(
-                "a submitted job is a map with `job`, `resume` or `name` as text, and `restart` as "
-                "true or false"
+                "a submitted job is a map with `job`, `resume` or `name` as text, and `restart` "
+                "and `begin` as true or false"
             )
         if restart and not resume:
             raise UsageError("--restart goes with --resume: which run is to begin again?")
-        return cls(job, resume, name, restart)
+        return cls(job, resume, name, restart, begin)
 
     def spec(self) -> JobSpec:
         """Return the whole job; a resumed job's settings are read from its folder.
@@ -154,21 +157,25 @@ class JobRunner:
     runs: Path
     meter: Callable[[], Meter] | None = None
 
-    def check(self, arguments: Mapping[str, Any]) -> int:
-        """Return the job's steps; refuse a request that cannot be run, see `JobRequest.spec`.
+    def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
+        """Return the job's model and steps; a use of a model has none.
 
-        Text that is not there is refused as well.
-
-        Where it asks for a use of a model, that has none.
+        Raises:
+            UsageError: when it cannot be run, see `JobRequest.spec`; when its text is not there, or
+                a run has its name.
         """
         if USE in arguments:
-            _use(arguments).check()
-            return 0
-        spec = JobRequest.from_dict(arguments).spec()
+            use = _use(arguments)
+            use.check()
+            return use.model, 0
+        request = JobRequest.from_dict(arguments)
+        spec = request.spec()
+        if request.name and not request.resume:
+            RunFolder.check_name(self.runs, request.name)
         for source in (spec.data, spec.eval_data):
             if source:  # else a typing error would be told when its turn has come
                 check_source(source)
-        return spec.steps
+        return spec.model, spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         """Refuse to pause a job that keeps no checkpoints, see `Runner` of the server."""
@@ -221,7 +228,9 @@ class JobRunner:
         spec = request.spec()
         if request.resume:
             folder = RunFolder(Path(request.resume))
-            return train(spec, folder, context, resume=True, restart=request.restart)
+            begins = request.begin and not any((folder.path / CHECKPOINTS).glob("*"))
+            restart = request.restart or begins
+            return train(spec, folder, context, resume=True, restart=restart)
         dataset = prepare(spec, context)  # a job that is refused leaves no folder
         patience = context.patience(lambda: 0)
         folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))

@@ -127,7 +127,7 @@ class StagedModel:
             None to wait for ever.
         stop: says whether training is to stop; the step under way then gets `STEP_END_S` seconds.
         note: called with what a user should know.
-        presence: called when no device is there in the middle of a step, and when one is again.
+        presence: called when no device is there to do a step, and when one is again.
         own_products: makes the context in which the PS does its own part of a step, given the
             devices that train layers in it.
 
@@ -448,10 +448,12 @@ class StagedModel:
             if self.plan is None or wanted != self._planned_for:
                 self.plan = self._new_plan(batch, list(devices.values()))
                 self._planned_for = wanted
+            local = self._local_after_s is not None
+            if not local:
+                self._note_presence(there=self.plan is not None)
             if self.plan is not None:
                 self._waited = False
                 return self.plan if self._worth else None
-            local = self._local_after_s is not None
             if local and (self._waited or waited_s >= (self._local_after_s or 0.0)):
                 self._waited = True
                 return None

@@ -36,7 +36,8 @@ def read_url(text: str) -> str:
     the `cleave join` command that `cleave pair` prints.
 
     Raises:
-        UsageError: when the file cannot be read.
+        UsageError: when the file cannot be read, or holds no URL. What it holds is not shown: it
+            may be a secret of another kind.
     """
     if not text.startswith("@"):
         return text
@@ -49,4 +50,9 @@ def read_url(text: str) -> str:
             f"write it there, or give the URL itself"
         ) from None
     command = _COMMAND.search(text)
-    return command[1] if command else text
+    found = command[1] if command else text
+    if "://" not in found:
+        raise UsageError(
+            f"{path} holds no URL; name a file with what `cleave pair` or `cleave serve` printed"
+        )
+    return found

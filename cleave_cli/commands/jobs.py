@@ -9,6 +9,7 @@ import typer
 
 from cleave_cli.operator_link import Data, Json, Server, ask, running_server, when
 from cleave_cli.render.form import Csv, Form, form_of, write_csv
+from cleave_cli.render.narrow import filled
 from cleave_cli.render.say import printable, say
 
 app = typer.Typer(
@@ -20,8 +21,8 @@ app = typer.Typer(
 Job = Annotated[str, typer.Argument(help="The job, as `cleave jobs` lists it: job-3.")]
 
 _RECORDED: Final = (
-    "job", "state", "reason", "model", "steps", "loss", "submitted_s", "started_s", "ended_s",
-    "run_folder",
+    "job", "state", "reason", "model", "name", "steps", "steps_in_all", "loss",
+    "submitted_s", "started_s", "ended_s", "run_folder",
 )  # fmt: skip
 _NEXT: Final = {
     "stop": "is to stop, with a checkpoint of its last whole step",
@@ -57,25 +58,36 @@ def jobs(
         write_csv(answer["jobs"], _RECORDED)
         return
     if not answer["jobs"]:
-        typer.echo("no jobs yet; submit one with: cleave train --server", err=True)
+        typer.echo("no jobs yet; submit one with: cleave train --model NAME", err=True)
         return
     for job in answer["jobs"]:
-        typer.echo(printable(_headline(job)))
-        for detail in (job["reason"], job["run_folder"]):
+        typer.echo(printable("  ".join(_headline(job)).rstrip()))
+        for detail in (_progress(job), job["reason"], job["run_folder"]):
             if detail:
-                typer.echo(printable(f"    {detail}"))
+                typer.echo(printable(filled(f"    {detail}")))
 
 
-def _headline(job: dict[str, Any]) -> str:
-    """Return what matters most of a job, in a line."""
-    parts = [f"{job['job']:8}", f"{job['state']:12}", f"{job['model']:16}"]
-    if job["steps"]:
-        parts.append(f"step {job['steps']:,}")
+def _headline(job: dict[str, Any]) -> list[str]:
+    """Return what a job is told by; a server may be older than what it was called."""
+    return [f"{job['job']:8}", f"{job['state']:12}", f"{job['model']:16}", job.get("name", "")]
+
+
+def _progress(job: dict[str, Any]) -> str:
+    """Say how far a job is, and when it was that far."""
+    steps, of = job["steps"], job.get("steps_in_all", 0)
+    parts = []
+    if steps:
+        parts.append(f"step {steps:,} of {of:,}" if of else f"step {steps:,}")
+    elif of:
+        parts.append(f"{of:,} steps")
     if job["loss"] is not None:
         parts.append(f"loss {job['loss']:.4f}")
-    if times := " to ".join(filter(None, (when(job["started_s"]), when(job["ended_s"])))):
-        parts.append(times)
-    return "  ".join(parts).rstrip()
+    began, ended = when(job["started_s"]), when(job["ended_s"])
+    if began:
+        parts.append(f"{began} to {ended}" if ended else f"since {began}")
+    else:
+        parts.append(f"submitted {when(job['submitted_s'])}")
+    return ", ".join(parts)
 
 
 @app.command("stop")

@@ -197,6 +197,7 @@ def join(
                     uplink_bytes=done.uplink_bytes,
                 )
 
+    known: list[bool] = []
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
 
     async def connect(ready: Callable[[int], None]) -> AgentSession:
@@ -207,10 +208,11 @@ def join(
         credential, code = saved.keys(target, called)
 
         def welcomed(welcome: Welcome) -> None:
-            if code and not welcome.credential:
+            if code and not welcome.credential and not known:
+                known.append(True)  # said once, and not whenever it comes back
                 text = (
-                    "that server knows this device already, so the join code was not used; its "
-                    "operator can mark it as their own: cleave devices own NAME"
+                    "that server knows this device already, so the join code was not used; where "
+                    "it is to be its operator's own and is not: cleave devices own NAME"
                 )
                 event("note", text, text=text)
             if welcome.credential and welcome.server:

@@ -160,7 +160,7 @@ def serve(
 
     gc.freeze()  # to look at all of torch's modules again stops every session for a quarter second
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         signal.signal(number, lambda *_: stop.set())
     allow_many_connections()
     card = ps_gbit * 1e9 / 8 or None
@@ -305,3 +305,15 @@ class _Codes:
             typer.echo(json.dumps({"event": "join_code", "url": url, "page_url": page_url}))
         else:
             _show(page_url)
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals at which a server ends in order: also that its terminal was closed.
+
+    Under `nohup`, which has that signal ignored, a server outlives its terminal.
+    """
+    found = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        found.append(hangup)
+    return found

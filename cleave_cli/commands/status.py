@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cleave_cli.operator_client import OperatorClient
 
 LEAST_EVERY_S = 0.2
+LEAST_WINDOW_S = 1.5  # of rates that are shown once
 
 
 def status(
@@ -62,6 +63,11 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
         elif pause_s is None:
             seen = Seen()
             await _learn(client, seen)
+            window_s = seen.latest["rates"]["window_s"]
+            if window_s is not None and window_s < LEAST_WINDOW_S:
+                # Nobody had looked for a while, and rates are from one look to the next.
+                await asyncio.sleep(LEAST_WINDOW_S)
+                await _learn(client, seen)
             Console(highlight=False).print(shown(seen))
         else:
             await _draw(client, pause_s)

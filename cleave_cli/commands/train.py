@@ -201,7 +201,7 @@ def train(
     trained_here = bool(resume) and (Path(resume) / FLEET_FILE).is_file()
     if not (server or trained_here or given.keys() & _EMULATED):
         server = server_of_this_machine()
-        if server:
+        if server and not attach:
             display.note(
                 "training on this machine's server, with the devices that joined it; "
                 "--devices N would emulate some here"

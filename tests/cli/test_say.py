@@ -27,8 +27,8 @@ DEVICE = {
     "own": True,
 }  # fmt: skip
 JOB = {
-    "job": DIRTY, "model": DIRTY, "state": DIRTY, "reason": DIRTY, "started_s": None,
-    "ended_s": None, "steps": 1, "loss": 1.0, "run_folder": DIRTY,
+    "job": DIRTY, "model": DIRTY, "state": DIRTY, "reason": DIRTY, "submitted_s": 1e9,
+    "started_s": None, "ended_s": None, "name": DIRTY, "steps": 1, "loss": 1.0, "run_folder": DIRTY,
 }  # fmt: skip
 KNOWN_CODE = {
     "id": 1, "used": 1, "uses": 2, "state": "void", "reason": DIRTY, "made_s": 0.0,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import signal
 
 import pytest
 
 from cleave.errors import UsageError
 from cleave.server.jobs.jobs import TrainingJob
-from cleave_cli.commands.serve import serve, stopping
+from cleave_cli.commands.serve import ending_signals, serve, stopping
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
@@ -21,6 +22,17 @@ def test_rates_and_powers_that_are_none(option: str, value: float) -> None:
 def test_stages_go_to_ones_own_devices_or_to_any() -> None:
     with pytest.raises(UsageError, match="--stages-on is 'all'; use own or any"):
         serve(stages_on="all")
+
+
+def test_a_closed_terminal_ends_a_server_unless_it_is_to_outlive_it() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert set(ending_signals()) == {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        assert set(ending_signals()) == {signal.SIGINT, signal.SIGTERM}
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_checkpoint_is_promised_only_where_a_job_runs() -> None:

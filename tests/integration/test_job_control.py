@@ -142,7 +142,7 @@ def test_what_waits_is_stopped_or_paused_at_once(
 def test_jobs_as_rows(tmp_path: Path) -> None:
     shown = here("jobs", "--data", str(tmp_path), "--csv")
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.startswith("job,state,reason,model,steps,loss,")
+    assert shown.stdout.startswith("job,state,reason,model,name,steps,")
 
 
 def records_of(place: Place) -> list[dict[str, Any]]:

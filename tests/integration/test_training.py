@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -199,9 +200,36 @@ def test_a_server_refuses_text_that_is_not_there_before_it_queues_a_job(
 ) -> None:
     runner = JobRunner(tmp_path / "runs")
     wanted = {**job.to_dict(), "eval_every": 1}
-    assert runner.check({"job": wanted}) == job.steps
+    assert runner.check({"job": wanted}) == (job.model, job.steps)
     with pytest.raises(UsageError, match="There is no file or folder"):
         runner.check({"job": {**wanted, name: source}})
+
+
+def test_a_name_that_a_run_has_is_refused_before_a_job_is_queued(
+    job: JobSpec, tmp_path: Path
+) -> None:
+    runner = JobRunner(tmp_path)
+    (tmp_path / "night").mkdir()
+    wanted = {"job": job.to_dict(), "name": "night"}
+    with pytest.raises(UsageError, match="exists already"):
+        runner.check(wanted)
+    assert runner.check({**wanted, "name": "day"}) == (job.model, job.steps)
+
+
+def test_a_run_that_has_no_checkpoint_yet_begins_where_it_may(job: JobSpec, tmp_path: Path) -> None:
+    runner, seen = JobRunner(tmp_path), list[dict[str, Any]]()
+    folder = RunFolder.create(tmp_path, "cut")
+    folder.write_config(replace(job, steps=1, checkpoint_every=1).to_dict())
+    request = {"job": {}, "resume": str(folder.path)}
+    with pytest.raises(CleaveError, match="has no checkpoint"):
+        runner.run(request, None, seen.append, lambda: False)
+    runner.run({**request, "begin": True}, None, seen.append, lambda: False)
+    assert (seen[-1]["event"], seen[-1]["steps"]) == ("done", 1)
+    # What is damaged is not passed over: it may be mended.
+    for file in (folder.path / "checkpoints").rglob("*.*"):
+        file.write_bytes(b"")
+    with pytest.raises(CleaveError, match=r"no checkpoint of .* is whole"):
+        runner.run({**request, "begin": True}, None, seen.append, lambda: False)
 
 
 def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) -> None:

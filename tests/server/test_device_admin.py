@@ -264,7 +264,7 @@ def test_a_job_is_remembered_as_it_goes(
 ) -> None:
     history = JobHistory(access.store, access.writer, clock)
     assert history.next_number == 1
-    history.submitted(1, "opt-nano")
+    history.submitted(1, "opt-nano", {"job": {}, "name": "night"}, 9)
     clock.now_s += 1
     history.changed(1, "running")
     for step in (1, 2, 3):
@@ -282,14 +282,14 @@ def test_a_job_is_remembered_as_it_goes(
     assert job == {
         "job": "job-1", "model": "opt-nano", "state": "done", "reason": "",
         "submitted_s": 1e9, "started_s": 1e9 + 1, "ended_s": clock(), "steps": 5, "loss": 0.5,
-        "run_folder": "runs/x",
+        "run_folder": "runs/x", "steps_in_all": 9, "name": "night",
     }  # fmt: skip
 
 
 def test_jobs_that_a_server_took_with_it_are_interrupted(access: Access, clock: Clock) -> None:
     history = JobHistory(access.store, access.writer, clock)
     for number in (1, 2, 3):
-        history.submitted(number, "opt-nano")
+        history.submitted(number, "opt-nano", {"job": {}}, 9)
     history.changed(1, "done")
     history.changed(2, "running")
     history.reported(2, {"event": "start", "step": 0, "steps": 9, "run_folder": "/runs/a b"})
@@ -300,6 +300,6 @@ def test_jobs_that_a_server_took_with_it_are_interrupted(access: Access, clock: 
     assert [job.number for job in later.interrupted] == [2, 3]
     assert "server ended" in later.all()[1].reason
     assert "cleave jobs resume job-2" in later.all()[1].reason
-    assert "submit it again" in later.all()[2].reason
+    assert "cleave jobs resume job-3" in later.all()[2].reason  # it had not begun
     access.writer.flush()
     assert [job.state for job in access.store.jobs()] == ["done", "interrupted", "interrupted"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cleave.errors import UsageError
 from cleave.fleet.runtime import StepProgress
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
@@ -19,6 +22,9 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.server.api import operator
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.jobs.jobs import Jobs
+from cleave.server.store.job_history import JobHistory
+from cleave.server.store.store import Store
+from cleave.server.store.writer import StoreWriter
 from cleave.transport.connection import Connection, ConnectionLostError, memory_link
 from tests.integration.processes import until
 
@@ -34,8 +40,8 @@ class Runner:
         self.record = record
         self.ends = threading.Event()
 
-    def check(self, arguments: Mapping[str, Any]) -> int:
-        return 1
+    def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
+        return "opt-tiny", 1
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
         pass
@@ -69,6 +75,30 @@ async def followed(jobs: Jobs, server: Any = None) -> tuple[Connection, asyncio.
 
 def in_time(scenario: Any) -> None:
     asyncio.run(asyncio.wait_for(scenario, PATIENCE_S))
+
+
+def test_a_job_that_had_not_begun_goes_on_when_the_server_is_started_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cleave.db")
+    writer = StoreWriter(store, time.time)
+    runner, wanted = Runner({"event": "note"}), {"job": {"model": "opt-tiny"}, "name": "night"}
+    jobs = Jobs(None, runner, JobHistory(store, writer, time.time))  # type: ignore[arg-type]
+    first = jobs.submit({"job": {"model": "opt-tiny"}})
+    until(lambda: first.is_running)
+    jobs.pause(jobs.submit(wanted).id)
+    jobs.submit(wanted)
+    with pytest.raises(UsageError, match="job-3, which is queued, is called 'night'"):
+        jobs.submit(wanted)
+    writer.flush()
+    later = JobHistory(store, writer, time.time)  # as after SIGKILL
+    assert [job.state for job in later.all()] == ["interrupted", "paused", "interrupted"]
+    again = Jobs(None, Runner({"event": "note"}), later)  # type: ignore[arg-type]
+    for number in (2, 3):
+        assert again.resume(f"{number}").arguments == wanted
+    runner.ends.set()
+    for each in (jobs, again):
+        each.close(0.0)
+    writer.close()
+    store.close()
 
 
 def test_who_submits_is_told_what_the_job_waits_for() -> None:

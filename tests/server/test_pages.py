@@ -128,5 +128,5 @@ def test_without_built_pages_both_say_how_to_get_them(built: dict[str, bytes]) -
     assert not pages.complete
     for path in ("/", "/join"):
         page = get(path, pages).body.decode()
-        assert all(words in page for words in ("npm ci", "web_client", "wheel", "cleave join"))
+        assert all(words in page for words in ("make web", "Node.js", "wheel", "cleave join"))
     assert pages.answer(HttpRequest("/assets/join-Ck3s.js")) is None

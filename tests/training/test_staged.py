@@ -15,7 +15,7 @@ from cleave import arrays
 from cleave.arrays import DType
 from cleave.errors import FleetError, PlanError
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.local_fallback import AbandonedError
+from cleave.fleet.local_fallback import AbandonedError, FleetPresence
 from cleave.fleet.product import Side
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
@@ -307,13 +307,16 @@ def test_without_devices_it_waits_until_training_is_to_stop(cache: GraphCache) -
     assert isinstance(runtime, VirtualRuntime)
     (ids,) = batches(1)
     stops = iter([False, False, True])
-    found = staged(model, graphs, fleet, stop=lambda: next(stops), note=notes.append)
+    told: list[FleetPresence] = []
+    how: Any = {"note": notes.append, "presence": told.append}
+    found = staged(model, graphs, fleet, stop=lambda: next(stops), **how)
     runtime.lose(1)
     runtime.lose(1, in_s=1e6)  # something that is still to happen
     runtime.next_outcome(0.0)
     with pytest.raises(AbandonedError):
         found.gradients(rows(ids))
     assert notes == ["training waits: no device is connected"]
+    assert told == [FleetPresence.ABSENT]
     found = staged(model, graphs, fleet, local_after_s=2.0)
     assert found.gradients(rows(ids)) is None
 

@@ -27,6 +27,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_url(f"@{tmp_path / 'join.url'}")
 
 
+def test_what_is_in_a_file_without_a_url_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "viewer.token"
+    path.write_text("RJBc-secret\n")
+    with pytest.raises(UsageError, match="holds no URL") as refused:
+        read_url(f"@{path}")
+    assert "secret" not in str(refused.value)
+
+
 def test_a_file_is_ones_own_and_gone_afterwards() -> None:
     with url_file(URL) as named:
         path = Path(named[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, Protocol
@@ -287,4 +288,5 @@ def _describe_code(code: CodeRecord, devices: Sequence[DeviceRecord], now_s: flo
 
 def _job(job: StoredJob) -> Answer:
     values = {name: getattr(job, name) for name in StoredJob.__slots__}
-    return {"job": f"job-{values.pop('number')}", **values}
+    request = json.loads(values.pop("request") or "{}")
+    return {"job": f"job-{values.pop('number')}", **values, "name": str(request.get("name") or "")}

@@ -7,6 +7,7 @@ devices and records there are.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -291,14 +292,15 @@ class Overview:
         }
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """Return the job with this id; without an id, the running or latest one."""
+        """Return the job with this id; without an id, the running one, or the last that ran."""
         if self.jobs is None:
             return None
         if id:
             return self.jobs.find(id)
         every = self.jobs.all()
         running = (job for job in every if job.state is JobState.RUNNING)
-        return next(running, every[-1] if every else None)
+        latest = max(every, key=lambda job: (job.started_s or 0.0, job.number), default=None)
+        return next(running, latest)
 
     def _devices(
         self,
@@ -418,9 +420,11 @@ def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
 def _fleet_rates(before: Look, now: Look) -> Answer:
     window_s = now.at_s - before.at_s
     recent = now.fleet - before.fleet
+    # The scheduler of tiles counts no stages: devices count both.
+    did = [d - before.devices.get(id, DeviceCounters()) for id, d in now.devices.items()]
     counts = {
-        "blocks_per_s": recent.blocks,
-        "flops_per_s": recent.flops,
+        "blocks_per_s": sum(each.blocks for each in did),
+        "flops_per_s": math.fsum(each.flops for each in did),
         "egress_bytes_per_s": recent.downlink_bytes,
         "ingress_bytes_per_s": recent.uplink_bytes,
     }

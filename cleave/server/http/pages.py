@@ -65,11 +65,13 @@ _NOT_BUILT: Final = b"""<!doctype html>
 <p>It runs from a copy of Cleave whose pages were not built. Whoever runs it can get them in one of
 two ways, and start it again:</p>
 <ul>
-<li>with Node.js: <code>npm ci &amp;&amp; npm run build</code> in <code>web_client</code>;</li>
-<li>install a released wheel of Cleave, which has them built.</li>
+<li>with Node.js: <code>make web</code> in the folder of that copy;</li>
+<li>install the wheel that <code>make package</code> puts into <code>dist</code>.</li>
 </ul>
-<p>Without pages, a machine with Python joins: <code>pip install cleave</code>, then
+<p>Without pages, a machine with Python joins: <code>pip install ./cleave-*.whl</code>, or
+<code>pip install .</code> in a copy of Cleave, then
 <code>cleave join 'THE ADDRESS OF THIS PAGE'</code>, with all that follows its <code>#</code>.
+(What has the name on PyPI is another project.)
 <code>cleave status</code> shows what the fleet is doing.</p>
 </body>
 </html>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import threading
@@ -51,6 +52,7 @@ class TrainingJob:
         run_folder: of its results; empty before it has one.
         pauses: whether it was asked to pause.
         unfinished: whether it ended before its last step.
+        finished: whether it did its last step.
         place: grows with each time that a job is queued; the one with the least begins first.
     """
 
@@ -65,6 +67,7 @@ class TrainingJob:
     run_folder: str = ""
     pauses: bool = False
     unfinished: bool = False
+    finished: bool = False
     place: int = 0
     records: list[Record] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
@@ -97,8 +100,10 @@ class TrainingJob:
 class Runner(Protocol):
     """Trains, as a server calls it; passed in, so that the server does not import training."""
 
-    def check(self, arguments: Mapping[str, Any]) -> int:
-        """Return how many steps the job will have done at its end; refuse a job that cannot be run.
+    def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
+        """Return the job's model, and how many steps it will have done at its end.
+
+        A job that cannot be run is refused.
 
         Raises:
             CleaveError: one sentence that says why.
@@ -165,15 +170,21 @@ class Jobs:
         """Queue a job and return it.
 
         Raises:
-            CleaveError: when its arguments cannot be run.
+            CleaveError: when its arguments cannot be run, or a job in the queue has its name.
         """
-        steps = self._runner.check(arguments)
+        model, steps = self._runner.check(arguments)
+        name = arguments.get("name")
+        for other in self.all() if name else ():
+            if other.is_due and other.arguments.get("name") == name:
+                raise UsageError(
+                    f"{other.id}, which is queued, is called {name!r}; give another name"
+                )
         with self._lock:
             number = next(self._numbers)
-            job = TrainingJob(f"job-{number}", number, arguments, steps, _model(arguments))
+            job = TrainingJob(f"job-{number}", number, arguments, steps, model)
             self._jobs[job.id] = job
         if self._history is not None:
-            self._history.submitted(number, job.model)
+            self._history.submitted(number, job.model, arguments, steps)
         self._tell_listener(EventKind.JOB, f"{job.id} ({job.model}) queued")
         self._put(job)
         return job
@@ -240,6 +251,7 @@ class Jobs:
         Raises:
             CleaveError: when there is none, or it cannot go on.
         """
+        id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             job = self._jobs.get(id)
         if job is None:
@@ -250,7 +262,7 @@ class Jobs:
         elif job.state is JobState.DONE:
             raise UsageError(f"{id} is done; train further with `cleave train --resume`")
         if job.run_folder:
-            job.arguments = {"job": {}, "resume": job.run_folder}
+            job.arguments = _going_on(job.run_folder)
             self._runner.check(job.arguments)  # its folder may be gone
         job.stop, job.pauses, job.waits = threading.Event(), False, ""
         with self._lock:
@@ -263,15 +275,18 @@ class Jobs:
         return job
 
     def _left_behind(self, id: str) -> TrainingJob:
-        """Return a job of an earlier server that has a run folder to go on in.
+        """Return a job of an earlier server that can go on in its run folder, or had not begun.
 
         Raises:
             UsageError: when there is none.
         """
         for past in self._history.all() if self._history is not None else []:
-            if id == f"job-{past.number}" and past.state != JobState.DONE.value and past.run_folder:
-                arguments = {"job": {}, "resume": past.run_folder}
-                steps = self._runner.check(arguments)
+            if id != f"job-{past.number}" or past.state == JobState.DONE.value:
+                continue
+            if past.run_folder or past.request:
+                going_on = bool(past.run_folder)
+                arguments = _going_on(past.run_folder) if going_on else json.loads(past.request)
+                _, steps = self._runner.check(arguments)
                 job = TrainingJob(id, past.number, arguments, steps, past.model)
                 job.run_folder = past.run_folder
                 return job
@@ -291,6 +306,7 @@ class Jobs:
         Raises:
             UsageError: when there is none.
         """
+        id = f"job-{id}" if id.isdigit() else id
         with self._lock:
             if id in self._jobs:
                 return self._jobs[id]
@@ -325,7 +341,10 @@ class Jobs:
                 if not job.is_due:
                     continue
                 if job.stop.is_set():  # the server ends; its store still has the job as queued
-                    text = "the server ends, and the job has not begun; submit it again"
+                    text = (
+                        f"the server ends, and the job has not begun; when it runs again, go on "
+                        f"with: cleave jobs resume {job.id}"
+                    )
                     self._report(job, {"event": "stopped", "text": text})
                     continue
                 self._enter(job, JobState.RUNNING)
@@ -345,7 +364,8 @@ class Jobs:
             if job.pauses and job.unfinished:
                 self._rest(job)
                 return
-            self._enter(job, JobState.STOPPED if job.stop.is_set() else JobState.DONE)
+            stopped = job.stop.is_set() and not job.finished
+            self._enter(job, JobState.STOPPED if stopped else JobState.DONE)
             final: Record = {"event": "end", "state": job.state.value}
         except CleaveError as error:
             self._enter(job, JobState.FAILED, str(error))
@@ -376,6 +396,7 @@ class Jobs:
                 job.run_folder = str(record.get("run_folder", ""))
             case "done":
                 job.unfinished = bool(record.get("stopped"))
+                job.finished = not job.unfinished
             case "fleet":
                 self._tell_listener(EventKind.PAUSE, text)
                 job.waits = text if record.get("state") == "absent" else ""
@@ -403,7 +424,6 @@ class Jobs:
             job.followers.remove(wake)
 
 
-def _model(arguments: Mapping[str, Any]) -> str:
-    """Return the model that a job trains or uses, as it was submitted."""
-    job = arguments.get("job") or arguments.get("use")
-    return str(job.get("model", "")) if isinstance(job, Mapping) else ""
+def _going_on(run_folder: str) -> dict[str, Any]:
+    """Return the arguments with which a job goes on, or begins if it has not come to a step."""
+    return {"job": {}, "resume": run_folder, "begin": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ def as_without_server(job: StoredJob) -> StoredJob:
     """Return a stored job as it stands without a server: one that had not ended is interrupted."""
     if job.state not in _UNFINISHED:
         return job
-    if job.run_folder:
+    if job.run_folder or job.request:
         how = f"go on with `cleave jobs resume job-{job.number}`"
     else:
         how = "it had not begun; submit it again"
@@ -65,10 +66,26 @@ class JobHistory:
         with self._lock:
             return [self._jobs[number] for number in sorted(self._jobs)]
 
-    def submitted(self, number: int, model: str) -> None:
-        """Record that a job was queued."""
-        now_s = self._clock()
-        self._keep(StoredJob(number, model, "queued", "", now_s, None, None, 0, None, ""))
+    def submitted(
+        self, number: int, model: str, request: Mapping[str, Any], steps_in_all: int
+    ) -> None:
+        """Record that a job was queued, and what was asked for."""
+        self._keep(
+            StoredJob(
+                number,
+                model,
+                "queued",
+                "",
+                submitted_s=self._clock(),
+                started_s=None,
+                ended_s=None,
+                steps=0,
+                loss=None,
+                run_folder="",
+                request=json.dumps(request),
+                steps_in_all=steps_in_all,
+            )
+        )
 
     def changed(self, number: int, state: str, reason: str = "") -> None:
         """Record a job's new state."""

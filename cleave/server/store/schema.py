@@ -83,5 +83,9 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
         "ALTER TABLE codes ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE devices ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
     ),
+    (  # `request`: what was submitted, as JSON; `steps_in_all`: of it. Unknown of older jobs.
+        "ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE jobs ADD COLUMN steps_in_all INTEGER NOT NULL DEFAULT 0",
+    ),
 )
 """Step N leads from version N - 1 to version N. Steps are never changed; new ones follow."""

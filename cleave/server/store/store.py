@@ -119,6 +119,8 @@ class StoredJob:
         steps: optimizer steps done so far; for a resumed job, including the earlier ones.
         loss: loss of the last step.
         run_folder: the folder of its results; empty if unknown.
+        request: what was submitted, as JSON; empty if unknown.
+        steps_in_all: steps that it is to do; 0 if unknown, or where it trains nothing.
     """
 
     number: int
@@ -131,6 +133,8 @@ class StoredJob:
     steps: int
     loss: float | None
     run_folder: str
+    request: str = ""
+    steps_in_all: int = 0
 
 
 class Store:
