@@ -241,6 +241,8 @@ def _welcome(
     as_json: bool,
 ) -> None:
     """Say how devices join and operators train."""
+    from cleave.server.http.pages import Pages
+
     secret = credential if code is None else code.text
     page_url = server.join_page_url(secret)
     if as_json:
@@ -270,7 +272,14 @@ def _welcome(
     if here := only_here(page_url):
         typer.echo(f"{here}\n", err=True)
     typer.echo(f"train with\n\n  cleave train --model opt-125m --server {operator}\n", err=True)
-    typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
+    if Pages.of_package().complete:
+        typer.echo(f"watch it in a browser\n\n  {watch}\n", err=True)
+    else:
+        typer.echo(
+            "no browser can join or watch: the web pages of this copy of Cleave were not built; "
+            "do that with `make web` (Node.js), and start the server again\n",
+            err=True,
+        )
 
 
 def _show(page_url: str) -> None:

@@ -23,6 +23,8 @@ EVENTS_SHOWN: Final = 8
 TROUBLED_SHOWN: Final = 5
 OWN_SHOWN: Final = 5
 
+_NO_KIND: Final = "kind not stated"
+
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 60
 _RECENT_STEPS: Final = 10  # that pace and time left are reckoned from, as on the dashboard
@@ -153,8 +155,8 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
     if not devices["total"]:
         return _text("no devices; give one a join code with: cleave pair")
     states = sorted({state for _, state, _ in devices["by"]})
-    kinds = sorted({kind or "unknown" for kind, _, _ in devices["by"]})
-    count = {(kind or "unknown", state): number for kind, state, number in devices["by"]}
+    kinds = sorted({kind or _NO_KIND for kind, _, _ in devices["by"]})
+    count = {(kind or _NO_KIND, state): number for kind, state, number in devices["by"]}
     table = Table(box=None, pad_edge=False)
     table.add_column(f"{devices['total']:,} {'device' if devices['total'] == 1 else 'devices'}")
     for state in states:
