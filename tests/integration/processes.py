@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
 
 from cleave.training.job import JobSpec
 from cleave_cli.main import main
-from tests.integration.forked import HEAVY, ForkedProcess
 
 CLEAVE = [sys.executable, "-m", "cleave_cli"]
 PATIENCE_S = 120.0  # how long a process may take before the test gives up on it
@@ -58,18 +57,11 @@ def records(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-Process = subprocess.Popen[str] | ForkedProcess
-Some = TypeVar("Some", subprocess.Popen[str], ForkedProcess)
-Lines = Iterator[dict[str, Any]]
-
-
 @contextmanager
-def started(*arguments: str, cwd: Path | None = None) -> Iterator[tuple[Process, Lines]]:
+def started(
+    *arguments: str, cwd: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
     """A running command of ours and the JSON lines it prints; see `printing`."""
-    if arguments[0] in HEAVY:
-        with _read(ForkedProcess(arguments, _environment(), cwd or Path.cwd())) as forked:
-            yield forked
-        return
     with printing([*CLEAVE, *arguments], cwd=cwd) as both:
         yield both
 
@@ -77,18 +69,12 @@ def started(*arguments: str, cwd: Path | None = None) -> Iterator[tuple[Process,
 @contextmanager
 def printing(
     command: Sequence[str], cwd: Path | None = None
-) -> Iterator[tuple[subprocess.Popen[str], Lines]]:
+) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
     """A running process and the JSON lines it prints; killed at the end if it still runs."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd, env=_environment(),
     )  # fmt: skip
-    with _read(process) as both:
-        yield both
-
-
-@contextmanager
-def _read(process: Some) -> Iterator[tuple[Some, Lines]]:
     assert process.stdin is not None
     assert process.stdout is not None
     lines = process.stdout

@@ -35,8 +35,6 @@ from tests.disks import small_disk
 from tests.integration.processes import (
     CLEAVE,
     PATIENCE_S,
-    Lines,
-    Process,
     here,
     records,
     run,
@@ -47,6 +45,7 @@ from tests.integration.processes import (
 from tests.integration.test_emulate import DEVICE as DEVICE_PROFILE
 from tests.integration.test_emulate import emulation
 
+Lines = Iterator[dict[str, Any]]
 DEVICE = ("--backend", "numpy", "--threads", "1", "--json")
 
 
@@ -87,7 +86,7 @@ class Place:
         self._count = 0
 
     @contextmanager
-    def server(self, port: str = "0") -> Iterator[tuple[Process, Lines, str]]:
+    def server(self, port: str = "0") -> Iterator[tuple[subprocess.Popen[str], Lines, str]]:
         """A server on the folder: process, what it prints, its first join URL."""
         command = ("serve", "--port", port, "--data", str(self.data), "--json")
         with started(*command, cwd=self.root) as (process, lines):
