@@ -34,6 +34,7 @@ from benchmarks.links import MBIT, LimitedNamespace, limited_namespace, namespac
 from cleave.arrays import Buffer, DType, empty, narrow
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
+from cleave.fleet.runtime import Runtime
 from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
 from cleave.machine.memory import hold_strips_well
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
@@ -108,6 +109,7 @@ def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
     """Return for each task and device the seconds of computing that the device reported."""
     planner = Rows()
     fleet.planner = planner
+    assert isinstance(fleet.runtime, Runtime)
     manager = fleet.runtime.manager
     rng = np.random.default_rng(0)
     took = [{i: list[float]() for i in sorted(manager.sessions)} for _ in todo]

@@ -11,7 +11,7 @@ import time
 
 from cleave.arrays import DType, empty
 from cleave.energy.typical import load_typical
-from cleave.fleet.runtime import FleetCounters, StepProgress
+from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cleave.arrays import Buffer, DType
+from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Operand, Side
-from cleave.fleet.runtime import FleetCounters
 from cleave.planner.collector import collector_paused
 from cleave.scheduler.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import ModelSpec

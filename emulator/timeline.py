@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
-from cleave.fleet.runtime import FleetCounters
+from cleave.fleet.counters import FleetCounters
 from cleave.protocol.device_counters import DeviceCounters
 from emulator.virtual import VirtualRuntime
 

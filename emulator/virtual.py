@@ -29,9 +29,10 @@ from cleave.arrays import Buffer, DType
 from cleave.device.compute_thread import compute
 from cleave.device.core import DeviceCore, Order
 from cleave.errors import FleetError, UsageError
+from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Output
-from cleave.fleet.runtime import FleetCounters, Placing, Runtime
+from cleave.fleet.runtime import Placing, Runtime
 from cleave.machine.backends import MatmulBackend
 from cleave.machine.multiplication import Compute
 from cleave.planner.coding import CodingPolicy, coded_ratio

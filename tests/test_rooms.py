@@ -49,6 +49,10 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
         "cleave.planner", "cleave.protocol", "cleave.scheduler", "cleave.transport",
         "cleave.verify",
     } | NUMBERS,
+    "cleave.cluster": {
+        "cleave.arrays", "cleave.fleet", "cleave.planner", "cleave.scheduler", "cleave.server",
+        "cleave.training",
+    } | NUMBERS,
     "simulator": {"cleave.energy", "cleave.planner", "cleave.workload"} | NUMBERS,
     "emulator": {
         "cleave.arrays", "cleave.device", "cleave.energy", "cleave.fleet", "cleave.graph_names",

@@ -12,8 +12,9 @@ from weakref import WeakValueDictionary
 
 from cleave.arrays import Buffer
 from cleave.errors import FleetError
+from cleave.fleet.counters import FleetCounters
+from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.product import GemmFuture, Operand, Side, product_of
-from cleave.fleet.runtime import FleetCounters, Runtime
 from cleave.planner.plan import Planner
 from cleave.planner.planner import TilePlanner
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
@@ -33,7 +34,7 @@ class Fleet:
         planner: chooses the tiles.
     """
 
-    runtime: Runtime
+    runtime: FleetRuntime
     planner: Planner = field(default_factory=TilePlanner)
 
     def __post_init__(self) -> None:

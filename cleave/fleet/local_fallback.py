@@ -14,9 +14,9 @@ from typing import Final
 
 from cleave.arrays import Buffer
 from cleave.errors import CleaveError
+from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Finished, GemmFuture, Operand, Pending, Side, product_of
-from cleave.fleet.runtime import FleetCounters
 from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.scheduler import WITHDRAWN
 

@@ -8,16 +8,18 @@ outputs and checks of its GEMMs. Two subclasses supply time and bytes: over real
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from cleave.arrays import Buffer, DType
 from cleave.fleet.block_checks import BlockChecks
+from cleave.fleet.counters import FleetCounters, StepProgress
+from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.product import GemmFuture, Output, floor_bytes
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Message
@@ -37,66 +39,11 @@ from cleave.scheduler.instructions import (
     TellStep,
 )
 from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_outcomes import StageOutcome
 from cleave.scheduler.stage_work import StepWork
 from cleave.scheduler.tasks import Task
-from cleave.scheduler.traffic import Traffic, TrafficKind
+from cleave.scheduler.traffic import TrafficKind
 from cleave.verify import Judgement
-
-
-@dataclass(slots=True)
-class FleetCounters:
-    """Counts what the fleet did since it was made; subtract two snapshots for a step.
-
-    Attributes:
-        fleet_s: seconds on the fleet's clock (virtual or wall) during which the training thread
-            waited for GEMMs or a step by stages.
-        waited_s: wall seconds during which it did.
-        verify_s: processor seconds spent on checking results.
-        traffic: bytes of encoded messages, by what they are for.
-        saved: bytes that these would have been more without coding, likewise.
-        floor_down_bytes, floor_up_bytes: bytes if every operand and every result of every GEMM were
-            sent once, and of steps by stages what `StepWork.floor_bytes` says.
-        gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
-        reissued: tasks given out again because a device was lost or failed, and passes of stages.
-        late: answers that nobody waited for any more.
-        local_gemms: GEMMs multiplied on the PS because no device was there.
-    """
-
-    fleet_s: float = 0.0
-    waited_s: float = 0.0
-    verify_s: float = 0.0
-    traffic: Traffic = field(default_factory=Traffic)
-    saved: Traffic = field(default_factory=Traffic)
-    floor_down_bytes: int = 0
-    floor_up_bytes: int = 0
-    gemms: int = 0
-    tiles: int = 0
-    blocks: int = 0
-    reissued: int = 0
-    late: int = 0
-    local_gemms: int = 0
-
-    @property
-    def downlink_bytes(self) -> int:
-        """Return the bytes of all messages from the PS to devices."""
-        return self.traffic.down.total
-
-    @property
-    def uplink_bytes(self) -> int:
-        """Return the bytes of all messages from devices to the PS."""
-        return self.traffic.up.total
-
-    def __add__(self, more: FleetCounters) -> FleetCounters:
-        return FleetCounters(
-            **{f.name: getattr(self, f.name) + getattr(more, f.name) for f in fields(self)}
-        )
-
-    def __sub__(self, earlier: FleetCounters) -> FleetCounters:
-        return FleetCounters(
-            **{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)}
-        )
 
 
 class Placing(Protocol):
@@ -111,34 +58,17 @@ class Placing(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepProgress:
-    """How far a training step is.
-
-    Attributes:
-        done: tasks: multiplications that were begun; by stages, passes of micro-batches through
-            stages, and stages whose gradients are here.
-        of: how many there are; 0 if that is not known yet.
-    """
-
-    done: int
-    of: int
-
-
 Information = Joined | Overdue | Aside | Note
 """Instructions that only inform; nothing has to be done."""
 
 
-class Runtime(ABC):
+class Runtime(FleetRuntime):
     """Carries out the core's instructions, and moves time and bytes for a fleet.
 
     Args:
         manager: the core whose instructions it carries out.
         rng: draws the secret vectors of all checks.
     """
-
-    clock: ClassVar[str]
-    """`virtual` or `wall`: the clock that `FleetCounters.fleet_s` counts on."""
 
     def __init__(self, manager: SessionManager, rng: np.random.Generator) -> None:
         self.manager = manager
@@ -149,73 +79,10 @@ class Runtime(ABC):
         self._gemms_before: int | None = None  # the step that is under way; None between steps
         self._gemms_of_step = 0
 
-    # --- what a fleet asks for ---
-
-    @abstractmethod
-    def start(self, future: GemmFuture) -> None:
-        """Start a GEMM, without waiting."""
-
-    @abstractmethod
-    def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Return when the future is done, or after `timeout_s` seconds on the runtime's clock.
-
-        Returns:
-            Whether it is done.
-        """
-
-    @abstractmethod
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Return when a condition holds, or after `timeout_s` seconds on the runtime's clock.
-
-        Returns:
-            Whether it holds; False also where nothing is left that could happen.
-        """
-
-    @abstractmethod
-    def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM. Its future is then done: as withdrawn, or as it ended just before."""
-
-    @abstractmethod
-    def advance_for_local_work(self, flops: float) -> None:
-        """Advance a virtual clock by the time that the caller's own work of `flops` takes."""
-
-    @abstractmethod
-    def begin_step(self, work: StepWork) -> None:
-        """Start a training step by stages, without waiting."""
-
-    @abstractmethod
-    def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Go on with a micro-batch of that step with what the caller made of it.
-
-        See `cleave.scheduler.stage_step.StageStep.give`.
-        """
-
-    @abstractmethod
-    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Return what comes next of the step by stages; None if nothing does in time."""
-
-    @abstractmethod
-    def quarantine(self, device: int, reason: str) -> None:
-        """End the sessions of a device whose work was found wrong, and keep it out."""
-
-    @abstractmethod
-    def withdraw_step(self) -> None:
-        """End the step by stages, if any; devices keep what the next one can use."""
-
-    @abstractmethod
-    def end_steps(self) -> None:
-        """End the step by stages, if any, and let devices forget what they hold for it."""
-
-    @abstractmethod
-    def release(self, operand: int) -> None:
-        """Forget an operand. May be called from any thread, in any state."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End all sessions."""
+    # --- what a fleet asks for, as far as every runtime does it alike ---
 
     def counters(self) -> FleetCounters:
-        """Return a snapshot of the counters."""
+        """See `FleetRuntime.counters`."""
         done = self.manager.scheduler.counters
         return replace(
             self._counters,
@@ -228,7 +95,7 @@ class Runtime(ABC):
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """Count the tasks of a training step for `progress`; the next one has as many."""
+        """See `FleetRuntime.counting_tasks`."""
         self._gemms_before = before = self._counters.gemms
         try:
             yield
@@ -237,7 +104,7 @@ class Runtime(ABC):
             self._gemms_of_step = self._counters.gemms - before
 
     def progress(self) -> StepProgress | None:
-        """Return how far the step is that is under way, if any. Any thread may call this."""
+        """See `FleetRuntime.progress`."""
         if (before := self._gemms_before) is None:
             return None
         if (tasks := self.manager.stages.tasks()) is not None:
@@ -248,26 +115,26 @@ class Runtime(ABC):
         return StepProgress(done, of) if done else None
 
     def device_count(self) -> int:
-        """Return how many devices may be given work now."""
+        """See `FleetRuntime.device_count`."""
         return self.manager.ready_devices
 
     def stuck(self, future: GemmFuture) -> str:
-        """Say why no connected device can finish a GEMM; empty if one can, or none is there."""
+        """See `FleetRuntime.stuck`."""
         return self.manager.scheduler.stuck(future.job.id)
 
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the devices that can run stages and may be given work now, with their rates."""
+        """See `FleetRuntime.stage_devices`."""
         able = self.manager.stages.able
         rates = [r for r in self.manager.scheduler.rates if r.device in able]
         # Tiles may have less of their memory while stages hold something there.
         return {r.device: replace(r, memory_bytes=able[r.device].memory_bytes) for r in rates}
 
     def why_no_stages(self) -> str:
-        """Say in a sentence why no device can train whole layers now; empty if one can."""
+        """See `FleetRuntime.why_no_stages`."""
         return self.manager.stages.why_none()
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """Return the fleet's epoch, and the rates of the devices that may be given work now."""
+        """See `FleetRuntime.fleet_rates`."""
         return self.manager.epoch, self.manager.scheduler.rates
 
     # --- carrying out instructions ---
@@ -292,7 +159,7 @@ class Runtime(ABC):
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
         """Keep what came of a step by stages for `next_outcome`, unless another has begun."""
 
-    def tell(self, information: Information) -> None:  # noqa: B027 - nobody need be told
+    def tell(self, information: Information) -> None:
         """Pass information on to those who watch the fleet."""
 
     def place(self, task: Task, payload: Any) -> None:

@@ -95,6 +95,7 @@ def save_checkpoint(
     tensors: Mapping[str, torch.Tensor],
     meta: Mapping[str, Any],
     keep: int = 2,
+    fetch: Callable[[str], torch.Tensor] | None = None,
 ) -> Path:
     """Write the checkpoint of `step` into `folder` and return its path.
 
@@ -102,7 +103,8 @@ def save_checkpoint(
     same memory under several names) are stored once and are tied again when loaded. `meta` is
     anything that JSON can hold. Afterwards the `keep` latest of the checkpoints up to this step
     remain. Checkpoints of later steps, which exist if the run was resumed from an earlier one, are
-    never removed.
+    never removed. A tensor on the device `meta` has its values elsewhere: `fetch` is called with
+    its name when its turn has come, again if the caller tries a second time.
 
     Raises CleaveError when it cannot be written, DiskFullError for lack of space; the earlier
     checkpoints are then as they were.
@@ -124,7 +126,7 @@ def save_checkpoint(
             shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir()
         with (temporary / _TENSORS).open("xb") as file:
-            sha256 = _write_tensors(file, stored)
+            sha256 = _write_tensors(file, stored, fetch)
             _sync(file)
         with (temporary / _META).open("xb") as file:
             header = {
@@ -252,7 +254,7 @@ def _untie(
     seen: dict[tuple[object, ...], str] = {}
     for name, tensor in tensors.items():
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if tensor.numel() > 0 and view in seen:
+        if tensor.numel() > 0 and not tensor.is_meta and view in seen:
             aliases[name] = seen[view]
         else:
             seen[view] = name
@@ -260,7 +262,11 @@ def _untie(
     return stored, aliases
 
 
-def _write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor]) -> str:
+def _write_tensors(
+    file: BinaryIO,
+    tensors: Mapping[str, torch.Tensor],
+    fetch: Callable[[str], torch.Tensor] | None,
+) -> str:
     """Write the safetensors format to `file`; return the SHA-256 of what was written.
 
     The library's own writer is not used because the checksum would need a second pass over the
@@ -282,8 +288,13 @@ def _write_tensors(file: BinaryIO, tensors: Mapping[str, torch.Tensor]) -> str:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
+
+    def values(name: str) -> torch.Tensor:
+        tensor = tensors[name]
+        return fetch(name) if tensor.is_meta and fetch is not None else tensor
+
     parts: Iterator[bytes | memoryview] = chain(
-        (len(text).to_bytes(8, "little"), text), (bytes_of(tensors[name]) for name in order)
+        (len(text).to_bytes(8, "little"), text), (bytes_of(values(name)) for name in order)
     )
     for part in parts:
         digest.update(part)

@@ -8,6 +8,7 @@ could run them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ import torch
 from torch import nn
 
 from cleave.arrays import DType
+from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence, Leaving
 from cleave.fleet.product import Multiplier
-from cleave.fleet.runtime import FleetCounters
-from cleave.fleet.selection import Kept, SelectiveFleet, Selector
+from cleave.fleet.selection import Kept, SelectiveFleet, Selector, measure_ps
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
 from cleave.planner.methods import Method
@@ -99,6 +100,7 @@ class JobFleet:
         self._tiles: Multiplier | None = None
         self.staged: StagedModel | None = None
         self._said = ""
+        self._own_flops_per_s: float | None = None
         self._quantized = bool(job.lora and LoraSpec.of(job.lora).bits)
         method = Method(job.method)
         # The journal keeps products, and stages have none; nor do they travel in fp16.
@@ -121,15 +123,43 @@ class JobFleet:
             if (said := send(model, self._tiles).shortfall) and not self._quantized:
                 reports.note(said)
 
-    def gradients(self, batches: Sequence[Batch]) -> float | None:
+    @property
+    def clock(self) -> str:
+        """Return `virtual` or `wall`: the clock that the fleet's seconds count on."""
+        return self._fleet.clock
+
+    def capacity(self) -> float:
+        """Return what can be done now, in FLOP/s: by the devices, or here where none is there."""
+        _, devices = self._fleet.runtime.fleet_rates()
+        if devices or self._job.fallback != FallbackMode.LOCAL.value:
+            return sum(rates.flops_per_s for rates in devices)
+        if self._own_flops_per_s is None:
+            speed = measure_ps(TorchBackend(), DType(self._job.dtype), time.perf_counter)
+            self._own_flops_per_s = speed.flops_per_s
+        return self._own_flops_per_s
+
+    def predicted_s(self, batches: Sequence[Batch]) -> float:
+        """Return how long a step of these micro-batches is predicted to take."""
+        if self._looks:
+            self._look()
+        by_stages_s = self.staged.predicted_s(_rows(batches, self._packed)) if self.staged else None
+        if by_stages_s is not None:
+            return by_stages_s
+        gemms, dtype = tile_gemms(self._job, self._spec), DType(self._job.dtype)
+        predicted = predict_without_stages(gemms, dtype, self._fleet, self._selector)
+        tiles = self._job.method == Method.TILES.value and predicted.tiles_s < float("inf")
+        return predicted.tiles_s if tiles else predicted.step_s(predicted.best)
+
+    def gradients(self, batches: Sequence[Batch], learned: int | None = None) -> float | None:
         """Add the gradients of a step's mean loss to the parameters by stages.
 
         Args:
             batches: the step's micro-batches.
+            learned: the tokens that the mean is of, where others do more of them.
 
         Returns:
-            That loss; None where the step is to be done by the model itself, whose linear layers
-            multiply on the fleet where that is worth it.
+            That loss, or what these tokens add to it; None where the step is to be done by the
+            model itself, whose linear layers multiply on the fleet where that is worth it.
 
         Raises:
             AbandonedError: when training is to stop.
@@ -139,13 +169,7 @@ class JobFleet:
             self._look()
         if self.staged is None:
             return None
-        ids, labels, positions = (
-            None if parts[0] is None else torch.cat(parts) for parts in zip(*batches, strict=True)
-        )
-        assert ids is not None
-        assert labels is not None
-        mask = mask_for(self._packed, positions)
-        loss = self.staged.gradients(Rows(ids, labels, mask, positions))
+        loss = self.staged.gradients(_rows(batches, self._packed), learned)
         if loss is None:  # what devices hold for stages is in the way of tiles
             self.staged.close()
         return loss
@@ -221,6 +245,16 @@ class JobFleet:
             if self._tiles is not None:
                 send(self._model, self._tiles)
             restore_rng(random)
+
+
+def _rows(batches: Sequence[Batch], packed: PackedBy | None) -> Rows:
+    """Return the sequences of several micro-batches as those of one."""
+    ids, labels, positions = (
+        None if parts[0] is None else torch.cat(parts) for parts in zip(*batches, strict=True)
+    )
+    assert ids is not None
+    assert labels is not None
+    return Rows(ids, labels, mask_for(packed, positions), positions)
 
 
 def _fallback(job: JobSpec) -> Fallback | None:

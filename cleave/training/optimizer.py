@@ -1,4 +1,7 @@
-"""Updates of parameters with clipping, applied after or in the backward pass."""
+"""Updates of parameters with clipping, applied after or in the backward pass.
+
+Where several servers train one model, each updates the parameters that it owns.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 from cleave.errors import CleaveError
 from cleave.training.job import JobSpec, OptimizerKind
 from cleave.training.loss_scale import LossScale
+from cleave.training.ranks import Alone, Ranks, owners_of
 from cleave.training.state_files import StateFiles
 
 _EPS = 1e-8
@@ -78,6 +82,8 @@ class Optimizer:
         rule: how each is updated.
         clip: largest norm of all gradients together; 0 for none.
         scale: of the loss whose gradients these are; None where it has none.
+        ranks: the servers that train this model; more than one cannot update in the backward pass,
+            as their gradients are summed first.
         in_backward: whether to update each parameter in the backward pass, as soon as its gradient
             is complete, and free the gradient. The update is the same, with memory for one gradient
             at a time. With clipping the norm is needed first, so the pass is done twice; likewise
@@ -97,17 +103,25 @@ class Optimizer:
         in_backward: bool,
         files: StateFiles | None = None,
         scale: LossScale | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks or Alone()
+        if in_backward and self._ranks.count > 1:
+            raise ValueError("several servers cannot update in the backward pass")
         self.clip = clip
         self.scale = scale
         self.in_backward = in_backward
         self.applied = False
         self._files = files
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        sizes = [parameter.numel() for parameter in self.parameters.values()]
+        owners = owners_of(sizes, self._ranks.count)
+        self._owners = dict(zip(self.parameters, owners, strict=True))
         outer = _outer_parameters(model)
         self._optimizers = {
             name: rule.optimizer(parameter, hidden=id(parameter) not in outer)
             for name, parameter in self.parameters.items()
+            if self._owners[name] == self._ranks.rank
         }
 
     def step(self, rate: float, backward: Callable[[], float]) -> float:
@@ -156,22 +170,57 @@ class Optimizer:
 
     def forget_gradients(self) -> None:
         """Free all gradients."""
-        for optimizer in self._optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters.values():
+            parameter.grad = None
 
     def _step(self) -> None:
+        changed = self._sum_gradients() if self._ranks.count > 1 else self.parameters
         if self.scale is not None and not self._unscale(self.scale):
             return
         if self.clip:
-            nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
-        for name in self.parameters:
+            self._clip()
+        for name in self._optimizers:
             self._update(name)
+        self._ranks.spread(
+            [self.parameters[name].detach() for name in changed],
+            [self._owners[name] for name in changed],
+        )
+
+    def _sum_gradients(self) -> list[str]:
+        """Add up the gradients of all servers; return the names of parameters that have any.
+
+        Each server has the sums of the parameters that it owns afterwards, and no others.
+        """
+        here = "".join("01"[p.grad is not None] for p in self.parameters.values())
+        there = self._ranks.agree(here)
+        found = [name for i, name in enumerate(self.parameters) if any(t[i] == "1" for t in there)]
+        parameters = [self.parameters[name] for name in found]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self._ranks.sum_at_owners(gradients, [self._owners[name] for name in found])
+        for name in found:
+            if self._owners[name] != self._ranks.rank:
+                self.parameters[name].grad = None
+        return found
+
+    def _clip(self) -> None:
+        """Scale gradients down to the largest norm, as `torch.nn.utils.clip_grad_norm_` does."""
+        owned = [self.parameters[name] for name in self._optimizers]
+        norm = nn.utils.get_total_norm([p.grad for p in owned if p.grad is not None])
+        if self._ranks.count > 1:
+            parts = self._ranks.agree([norm.item()])
+            norm = torch.linalg.vector_norm(torch.tensor(parts))
+        nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
 
     def _unscale(self, scale: LossScale) -> bool:
         """Divide all gradients by the scale of the loss; say whether all of them are finite."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        torch._foreach_mul_(gradients, 1 / scale.factor)
-        if all(bool(gradient.isfinite().all()) for gradient in gradients):
+        if gradients:
+            torch._foreach_mul_(gradients, 1 / scale.factor)
+        finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        if all(self._ranks.agree(finite)):
             scale.updated()
             return True
         scale.overflowed()
@@ -241,7 +290,10 @@ class Optimizer:
     # --- checkpoints ---
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state that a checkpoint needs, by name; empty before the first step."""
+        """Return the state that this server has for a checkpoint, by name.
+
+        It is empty before the first step.
+        """
         state = {}
         for name, optimizer in self._optimizers.items():
             for key, value in optimizer.state.get(self.parameters[name], {}).items():

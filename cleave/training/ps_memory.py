@@ -6,6 +6,7 @@ from typing import Final
 
 from torch import nn
 
+from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
 from cleave.training.job import JobSpec, MemoryMode
 
@@ -16,26 +17,36 @@ _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
 """The share of the memory that these may take, without activations."""
 
 
-def memory_mode(job: JobSpec, model: nn.Module) -> MemoryMode:
+def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     """Return how memory is used: what the job says, or the fastest way that fits.
 
     Args:
         job: the job.
         model: the model, with the parameters that are trained marked so.
+        servers: how many share the optimizer's state; several keep gradients, to sum them up.
 
     Returns:
         Any mode but `AUTO`.
+
+    Raises:
+        UsageError: when several servers are to be lean.
     """
     asked = MemoryMode(job.memory)
+    if servers > 1 and asked is MemoryMode.LEAN:
+        raise UsageError(
+            "--memory is 'lean', which updates in the backward pass, and several servers add up "
+            "their gradients first; use recompute, or --state-dir to have more room"
+        )
     if asked is not MemoryMode.AUTO:
         return asked
+    least = MemoryMode.LEAN if servers == 1 else MemoryMode.RECOMPUTE
     memory_bytes = total_memory_bytes()
     if memory_bytes is None:  # the system does not tell: spare it
-        return MemoryMode.LEAN
-    trained = _WEIGHT_AND_GRADIENT_BYTES + (0 if job.state_dir else _STATE_BYTES)
+        return least
+    trained = _WEIGHT_AND_GRADIENT_BYTES + (0.0 if job.state_dir else _STATE_BYTES / servers)
     needed_bytes = sum(
         p.numel() * (trained if p.requires_grad else _FROZEN_BYTES) for p in model.parameters()
     )
     needed_bytes += sum(b.nbytes for b in model.buffers())  # codes of quantized weights
     fits = (mode for mode, share in _MOST.items() if needed_bytes <= share * memory_bytes)
-    return next(fits, MemoryMode.LEAN)
+    return next(fits, least)

@@ -185,8 +185,26 @@ class StagedModel:
         """Let devices forget what they hold."""
         self.runtime.end_steps()
 
-    def gradients(self, batch: Rows) -> float | None:
+    def predicted_s(self, batch: Rows) -> float | None:
+        """Return how long a step is predicted to take with the devices that are there.
+
+        Returns:
+            None where there is no plan for stages, or they are not worth it.
+        """
+        devices = self.runtime.stage_devices()
+        wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
+        if self.plan is None or wanted != self._planned_for:
+            self.plan = self._new_plan(batch, list(devices.values()))
+            self._planned_for = wanted
+        return self.plan.step_s if self.plan is not None and self._worth else None
+
+    def gradients(self, batch: Rows, learned: int | None = None) -> float | None:
         """Add the gradients of the mean loss of a batch to the parameters; return that loss.
+
+        Args:
+            batch: its sequences.
+            learned: the tokens that the mean is of; those of the batch unless given. Where other
+                servers do more sequences it is more, and the loss what this batch adds to it.
 
         Returns:
             None where the caller is to do it itself: no device is there, those that are failed
@@ -196,7 +214,7 @@ class StagedModel:
             AbandonedError: when training is to stop.
             FleetError: when the fleet cannot do the step.
         """
-        counted = int((batch.targets >= 0).sum())
+        counted = int((batch.targets >= 0).sum()) if learned is None else learned
         scale = 1.0 / max(1, counted)
         failed = 0
         while True:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError
+from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import (
     AbandonedError,
     FleetPresence,
 )
-from cleave.fleet.runtime import FleetCounters
 from cleave.fleet.selection import Kept
 from cleave.graphs.packed import called_with, mask_for, packed_by
 from cleave.planner.methods import Method
@@ -76,6 +79,7 @@ from cleave.training.offload import hold_weights, restore
 from cleave.training.optimizer import Optimizer, update_rule
 from cleave.training.ps_memory import memory_mode
 from cleave.training.quantized import QuantizedLinear
+from cleave.training.ranks import Alone, Ranks
 from cleave.training.records import (
     DiskRecord,
     DoneRecord,
@@ -89,6 +93,7 @@ from cleave.training.records import (
 )
 from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.schedule import Decay, Schedule
+from cleave.training.shared_steps import SharedSteps
 from cleave.training.state_files import StateFiles, check_folder
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.training.trackers import Trackers, tracker_kinds
@@ -116,6 +121,7 @@ class TrainContext:
             with a checkpoint of the last whole step.
         clock: returns seconds, for intervals between checkpoints and for the journal's cost.
         sleep: waits for so many seconds, while a disk is full.
+        ranks: the servers that train this model together; the first writes the run folder.
     """
 
     fleet: Fleet | None
@@ -123,6 +129,7 @@ class TrainContext:
     stop: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], None] = time.sleep
+    ranks: Ranks = field(default_factory=Alone)
 
     def patience(self, step: Callable[[], int]) -> Patience:
         """Return a `Patience` that reports a full disk, with the last step that is done."""
@@ -207,11 +214,12 @@ def train(
     dataset = dataset or prepare(job, context)
     damaged: list[DamagedCheckpointError] = []
     checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append) if resume else None
+    _check_alike(context.ranks, checkpoint, dataset)
     if checkpoint is not None:
         _check_same(checkpoint, job, dataset.tokenizer)
     elif resume and not restart:
         _check_start(job, run, damaged)
-    for fault in damaged:
+    for fault in damaged if not context.ranks.rank else ():
         aside = set_aside(fault.path).name
         context.report(NoteRecord(f"passed over: {fault} It is kept as {aside}."))
     spec = dataset.source.spec
@@ -230,19 +238,21 @@ def train(
             context.report(NoteRecord(f"{elements:,} of {frozen:,} frozen weights are {width}"))
     else:
         model, spec = load_model(dataset.source, seed=job.seed)
+    weights = [parameter.detach() for parameter in model.parameters()]
+    context.ranks.spread(weights, [0] * len(weights))  # also where another torch draws others
     base = checkpoint.step if checkpoint else 0
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
         if checkpoint is not None:
             trainer.restore(checkpoint)
-            trainer.patience.insist(lambda: run.rewind(base))
+            trainer.write(lambda: run.rewind(base))
             context.report(NoteRecord(f"resuming after step {checkpoint.step}"))
         elif resume:
             context.report(NoteRecord("no checkpoint is there: starting from the beginning"))
-            trainer.patience.insist(lambda: run.rewind(0))
-        trainer.patience.insist(lambda: run.write_config(job.to_dict()))
+            trainer.write(lambda: run.rewind(0))
+        trainer.write(lambda: run.write_config(job.to_dict()))
         described = model, dataset.source, dataset.tokenizer
-        trainer.patience.insist(lambda: keep_description(run.path, *described))
+        trainer.write(lambda: keep_description(run.path, *described))
         return trainer.run()
     finally:
         trainer.close()
@@ -271,6 +281,33 @@ def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoi
         )
 
 
+def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dataset) -> None:
+    """Refuse to train together what is not the same on all servers.
+
+    Raises:
+        CleaveError: when data, tokenizer or checkpoint of a server are others.
+    """
+    if ranks.count == 1:
+        return
+    text = hashlib.sha256()
+    for tokens in (dataset.corpus.train, dataset.corpus.validation):
+        text.update(tokens.data)
+    everyone = ranks.agree(
+        {
+            "text": text.hexdigest(),
+            "tokenizer": dataset.tokenizer.fingerprint,
+            "checkpoint": checkpoint.step if checkpoint is not None else None,
+        }
+    )
+    for rank, each in enumerate(everyone):
+        for name, value in each.items():
+            if value != everyone[0][name]:
+                raise CleaveError(
+                    f"server {rank + 1} has another {name} than the first one; model, data and "
+                    f"run folder must be the same on all, as in a folder that all of them see"
+                )
+
+
 class Trainer:
     """A model in training: its steps, evaluations, checkpoints and reports."""
 
@@ -287,7 +324,8 @@ class Trainer:
         self.step = 0
         self.context = context
         self.patience = context.patience(lambda: self.step)
-        memory = memory_mode(job, model)
+        self.ranks = context.ranks
+        memory = memory_mode(job, model, self.ranks.count)
         if job.method == Method.STAGES.value:  # which leaves nothing here
             memory = MemoryMode.PLAIN
         again = memory is not MemoryMode.PLAIN
@@ -315,10 +353,11 @@ class Trainer:
                 self.journal,
                 checkpointing=again,
                 clock=context.clock,
-                stop=context.stop,
+                stop=lambda: context.stop() or self.shared.deserted(),
                 reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
                 packed=self._packed,
             )
+        self.shared = SharedSteps(self.ranks, self.fleet, context.clock)
         self.job = job
         self.model = model.train()
         self._frozen = frozen_digest(model)
@@ -341,14 +380,24 @@ class Trainer:
             update_rule(job),
             clip=job.clip,
             in_backward=in_backward,
-            files=StateFiles(Path(job.state_dir), self.patience) if job.state_dir else None,
+            files=StateFiles(self._state_folder(), self.patience) if job.state_dir else None,
             scale=LossScale() if job.dtype == Precision.FP16.value else None,
+            ranks=self.ranks,
         )
         usual = min(100, max(1, job.steps // 10))
         warmup = job.warmup_steps if job.warmup_steps >= 0 else usual
         peak = job.learning_rate or (LEARNING_RATE if job.lora else default_learning_rate(spec))
         decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
         self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
+
+    def _state_folder(self) -> Path:
+        folder = Path(self.job.state_dir)
+        return folder / f"server-{self.ranks.rank + 1}" if self.ranks.count > 1 else folder
+
+    def write(self, write: Callable[[], object]) -> None:
+        """Write something into the run folder, which the first of several servers does."""
+        if not self.ranks.rank:
+            self.patience.insist(write)
 
     def close(self) -> None:
         """Withdraw what is still under way on the fleet, and close the journal."""
@@ -363,7 +412,8 @@ class Trainer:
         job, report = self.job, self._report
         where = str(self.folder.path)
         self.context.report(StartRecord(self.step, job.steps, where))
-        self.trackers = Trackers.open(job, self.folder, self.step, self._note)
+        if not self.ranks.rank:
+            self.trackers = Trackers.open(job, self.folder, self.step, self._note)
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         if self.step >= job.steps:
@@ -382,12 +432,15 @@ class Trainer:
                 if job.eval_every and (self.step % job.eval_every == 0 or self.step == job.steps):
                     self._judge(self.evaluate())
             except AbandonedError:
-                self._note(f"stopping after step {self.step}, without waiting for devices")
-            ends = self.context.stop() or self._has_stalled()
+                if self.context.stop():
+                    self._note(f"stopping after step {self.step}, without waiting for devices")
+                else:
+                    self._note("a server has no device left; the others do its part of the step")
+            ends = any(self.ranks.agree(self.context.stop() or self._has_stalled()))
             stopped = self.step < job.steps and ends
-            if self._checkpoint_due(stopped):
+            if self.ranks.agree(self._checkpoint_due(stopped))[0]:
                 self.save()
-            elif self.journal is not None and self.journal.outgrown(self._checkpoint_bytes()):
+            elif self.journal is not None and any(self.ranks.agree(self._journal_outgrown())):
                 before_s = self.context.clock() - self.patience.waited_s
                 self.save()
                 self.journal.charge(self.context.clock() - self.patience.waited_s - before_s)
@@ -396,7 +449,7 @@ class Trainer:
                     f"the loss of step {self.step} is {loss}; "
                     f"lower --learning-rate (now {self.schedule.peak:g}) or set --clip"
                 )
-        spent = self._counters() - first
+        spent = self.shared.counted(self._counters() - first)
         kept = self._kept()
         journal = self._journal_counters()
         done = DoneRecord(
@@ -429,8 +482,11 @@ class Trainer:
             resumed_after=resumed_after,
         )
         report(done)
-        self.patience.insist(self.folder.plot)
+        self.write(self.folder.plot)
         return done
+
+    def _journal_outgrown(self) -> bool:
+        return self.journal is not None and self.journal.outgrown(self._checkpoint_bytes())
 
     def _kept(self) -> Kept:
         """Return what stayed on the PS, or what `--offload auto` would have kept there."""
@@ -458,7 +514,7 @@ class Trainer:
             self.optimizer.forget_gradients()
             raise
         wall_s = time.perf_counter() - began_s
-        spent = self._counters() - before
+        spent = self.shared.counted(self._counters() - before)
         if self.journal is not None:
             self.journal.end()
         journal = self._journal_counters()
@@ -494,19 +550,33 @@ class Trainer:
 
     def _update(self, rate: float, batches: list[Batch]) -> float:
         """Do one update of all parameters; return the mean loss over all micro-batches."""
+        learned = sum(learned_tokens(batch.labels) for batch in batches)
+        if self.shared.several:
+            part = self.shared.part(batches)
+            work = partial(self._gradients, part, learned)
+            return self.optimizer.step(rate, lambda: self.shared.do(part, work))
         if (fleet := self.fleet) is not None:
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches))
             if loss is not None:
                 return loss
-        return self.optimizer.step(rate, lambda: self._backward(batches))
+        return self.optimizer.step(rate, lambda: self._backward(batches, learned))
 
-    def _backward(self, batches: list[Batch]) -> float:
-        """Compute gradients of the mean loss over all micro-batches; return that loss."""
+    def _gradients(self, batches: list[Batch], learned: int) -> float:
+        """Compute gradients of a part of a step, on the fleet or here; see `_backward`."""
+        loss = self.fleet.gradients(batches, learned) if self.fleet is not None else None
+        return self._backward(batches, learned) if loss is None else loss
+
+    def _backward(self, batches: list[Batch], learned: int) -> float:
+        """Compute gradients of the mean loss of a step; return what these micro-batches add to it.
+
+        Args:
+            batches: all micro-batches of the step, or those of this server.
+            learned: the tokens of the whole step that are learned.
+        """
         total = 0.0
-        learned = [learned_tokens(batch.labels) for batch in batches]
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
-            for batch, count in zip(batches, learned, strict=True):
-                loss = self._loss(batch) / (sum(learned) / count)
+            for batch in batches:
+                loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
                 (loss * self._factor).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
         return total
@@ -529,23 +599,30 @@ class Trainer:
     def evaluate(self) -> float:
         """Return the mean loss on held-out text, in nats per token that is learned."""
         job = self.job
-        total, learned = 0.0, 0
+        batches = validation_batches(
+            self.corpus.validation,
+            job.batch,
+            job.seq,
+            job.eval_batches,
+            separate=self._packed is not None,
+        )
+        ours = islice(batches, self.ranks.rank, None, self.ranks.count)
         self.model.eval()
         try:
             with torch.no_grad():
-                for batch in validation_batches(
-                    self.corpus.validation,
-                    job.batch,
-                    job.seq,
-                    job.eval_batches,
-                    separate=self._packed is not None,
-                ):
-                    count = learned_tokens(batch.labels)
-                    total += self._loss(batch).item() * count
-                    learned += count
+                sums = self.shared.together(lambda: self._summed(ours))
         finally:
             self.model.train()
-        return total / learned
+        return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
+
+    def _summed(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Return the sum of the losses of all tokens that are learned, and their number."""
+        total, learned = 0.0, 0
+        for batch in batches:
+            count = learned_tokens(batch.labels)
+            total += self._loss(batch).item() * count
+            learned += count
+        return total, learned
 
     # --- checkpoints ---
 
@@ -562,15 +639,24 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of everything the next step depends on."""
-        folder, tensors, meta = self.folder.path / CHECKPOINTS, self._tensors(), self._meta()
-        keep = self.job.save_total_limit
-        path = self.patience.insist(
-            lambda: save_checkpoint(folder, step=self.step, tensors=tensors, meta=meta, keep=keep)
-        )
+        if path := self._save(CHECKPOINTS, self.job.save_total_limit):
+            self._note(f"checkpoint written to {path}")
         self.saved, self.saved_s = self.step, self.context.clock()
-        self._note(f"checkpoint written to {path}")
         if self.journal is not None:
             self.journal.covered(self.step)
+
+    def _save(self, name: str, keep: int) -> Path | None:
+        """Write a checkpoint into a folder of the run; return its path, on the first server."""
+        folder, meta = self.folder.path / name, self._meta()
+        with self.ranks.collect(self._tensors()) as collected:
+            if collected is None:
+                return None
+            tensors, fetch = collected.tensors, collected.fetch
+            return self.patience.insist(
+                lambda: save_checkpoint(
+                    folder, step=self.step, tensors=tensors, meta=meta, keep=keep, fetch=fetch
+                )
+            )
 
     def _meta(self) -> dict[str, Any]:
         """Return what a checkpoint says beside its tensors."""
@@ -587,12 +673,8 @@ class Trainer:
     def _judge(self, loss: float) -> None:
         """Report a held-out loss; keep a checkpoint of the lowest, if that is wanted."""
         self._report(EvalRecord(self.step, loss))
-        if self.heldout.lowest(loss) and self.job.keep_best:
-            folder, tensors = self.folder.path / BEST, self._tensors()
-            meta = self._meta()
-            self.patience.insist(
-                lambda: save_checkpoint(folder, step=self.step, tensors=tensors, meta=meta, keep=1)
-            )
+        if self.ranks.agree(self.heldout.lowest(loss))[0] and self.job.keep_best:
+            self._save(BEST, keep=1)
 
     def _has_stalled(self) -> bool:
         """Say whether training is to stop because the held-out loss falls no more."""
@@ -606,6 +688,9 @@ class Trainer:
         return True
 
     def _tensors(self) -> dict[str, Tensor]:
+        """Return what this server adds to a checkpoint."""
+        if self.ranks.rank:
+            return self.optimizer.tensors()
         return {
             **{WEIGHTS + name: values for name, values in trained_parameters(self.model).items()},
             **self.optimizer.tensors(),
@@ -658,7 +743,9 @@ class Trainer:
         self.context.report(NoteRecord(text))
 
     def _report(self, record: Record) -> None:
-        self.patience.insist(lambda: self.folder.append(to_dict(record)))
+        if self.ranks.rank and not isinstance(record, NoteRecord | PresenceRecord):
+            return  # the first server says it
+        self.write(lambda: self.folder.append(to_dict(record)))
         self.trackers.report(record)
         self.context.report(record)
 
@@ -673,7 +760,8 @@ _PRESENCE = {
 def _open_journal(
     job: JobSpec, run: RunFolder, context: TrainContext, base: int, patience: Patience
 ) -> Journal | None:
-    folder = run.path / JOURNAL
+    rank = context.ranks.rank
+    folder = run.path / (f"{JOURNAL}-{rank + 1}" if rank else JOURNAL)
     if not job.journal:
         discard(folder)
         return None
@@ -697,12 +785,12 @@ _MAY_CHANGE = (
 def _check_same(checkpoint: LoadedCheckpoint, job: JobSpec, tokenizer: TextTokenizer) -> None:
     """Refuse a resumed run with other settings or another tokenizer: its losses would differ."""
     saved: dict[str, Any] = checkpoint.meta.get("job", {})
-    for field in fields(JobSpec):
+    for setting in fields(JobSpec):
         # Checkpoints from before a setting was there were made with its default.
-        before, now = saved.get(field.name, field.default), getattr(job, field.name)
-        if field.name not in _MAY_CHANGE and before != now:
+        before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
+        if setting.name not in _MAY_CHANGE and before != now:
             raise CleaveError(
-                f"the checkpoint was made with {field.name} {before!r} and this run has {now!r}; "
+                f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
                 f"resume with the same settings, or start a new run without --resume"
             )
     if checkpoint.meta.get("tokenizer") != tokenizer.fingerprint:

@@ -33,6 +33,9 @@ _NOT_OF_THE_JOB = (
     "restart",
     "attach",
     "grid",
+    "servers",
+    "ray_address",
+    "listen",
     "verbose",
     "as_json",
 )
@@ -161,6 +164,20 @@ def train(
         bool,
         typer.Option("--restart", help="With --resume: from step 1 if none is whole."),
     ] = False,
+    servers: Annotated[
+        int, typer.Option(help="Servers that share the work, each with a part of the devices.")
+    ] = 1,
+    ray_address: Annotated[
+        str,
+        typer.Option("--ray", help="Start them on the Ray cluster at host:port, or auto."),
+    ] = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="With --servers: devices join here, at host:port and the next ports, instead of "
+            "emulated ones."
+        ),
+    ] = "",
     attach: Annotated[str, typer.Option(help="Follow this job of --server again.")] = "",
     grid: Annotated[
         str, typer.Option(help="Country of the electricity, as DEU: for the run's carbon.")
@@ -196,10 +213,24 @@ def train(
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
+    if servers < 1:
+        raise UsageError(f"--servers is {servers}; give 1 or more")
+    if ray_address and servers == 1:
+        raise UsageError("--ray starts several servers; give --servers as well")
+    if listen and (servers == 1 or given.keys() & _EMULATED):
+        raise UsageError(
+            "--listen is where devices join several servers; give --servers, and no --devices or "
+            "--fleet (for one server: cleave serve)"
+        )
+    if servers > 1 and (server or attach):
+        raise UsageError(
+            "--servers starts servers for this training and --server trains on one that runs; "
+            "give one of the two"
+        )
     display = make_display(as_json=as_json, verbose=verbose)
     where = f"--server {server if server.startswith('@') else 'URL'} " if server else ""
     trained_here = bool(resume) and (Path(resume) / FLEET_FILE).is_file()
-    if not (server or trained_here or given.keys() & _EMULATED):
+    if not (server or servers > 1 or trained_here or given.keys() & _EMULATED):
         server = server_of_this_machine()
         if server and not attach:
             display.note(
@@ -254,6 +285,11 @@ def train(
             if "fleet" in asked and "devices" not in asked:  # their number was that of another
                 kept = replace(kept, devices=None)
             options = replace(kept, **asked)
+        if servers > 1:
+            from cleave_cli.several_servers import train_on_several
+
+            train_on_several(request, options, servers, ray_address or None, listen, runs, display)
+            return
         _here(request, options, runs, grid, display)
 
 

@@ -30,7 +30,7 @@ from cleave_cli.render.say import printable, say
 from cleave_cli.render.traffic import by_kind
 
 if TYPE_CHECKING:
-    from cleave.fleet.runtime import StepProgress
+    from cleave.fleet.counters import StepProgress
     from cleave.training.records import Record
 
 _REASONS = 4  # shown in a summary

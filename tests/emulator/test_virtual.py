@@ -11,9 +11,9 @@ import pytest
 from cleave import arrays
 from cleave.arrays import Buffer, DType
 from cleave.errors import FleetError, UsageError
+from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
-from cleave.fleet.runtime import FleetCounters
 from cleave.gemm import Gemm, Span, Tile, cut_tile
 from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import (

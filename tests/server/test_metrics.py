@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cleave.energy.grid import load_grid
 from cleave.energy.typical import load_typical
-from cleave.fleet.runtime import FleetCounters
+from cleave.fleet.counters import FleetCounters
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.admission import AccessLevel, Refusal
 from cleave.scheduler.traffic import BytesByKind, Traffic

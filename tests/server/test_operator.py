@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cleave.errors import UsageError
-from cleave.fleet.runtime import StepProgress
+from cleave.fleet.counters import StepProgress
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Role

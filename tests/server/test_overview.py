@@ -12,7 +12,7 @@ from cleave.arrays import DType, empty
 from cleave.energy.grid import load_grid
 from cleave.energy.typical import load_typical
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.runtime import FleetCounters, StepProgress
+from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner

@@ -15,6 +15,7 @@ from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.trainer import Dataset, TrainContext, prepare, train
+from emulator.virtual import VirtualRuntime
 
 STEPS = 3
 
@@ -59,6 +60,7 @@ def run(
         context = TrainContext(fleet, seen.append, impatient.stop, impatient.clock)
         train(job, RunFolder(folder), context, resume=resume, dataset=dataset)
         assert not fleet._under_way
+        assert isinstance(fleet.runtime, VirtualRuntime)
         assert fleet.runtime.manager.scheduler.idle
     return seen, impatient.asked
 

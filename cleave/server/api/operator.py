@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from cleave.errors import CleaveError, ProtocolError, UsageError
-from cleave.fleet.runtime import StepProgress
+from cleave.fleet.counters import StepProgress
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.messages import ErrorCode

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from cleave.energy.account import Ps
 from cleave.errors import CleaveError, UsageError
-from cleave.fleet.runtime import FleetCounters, StepProgress
+from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.gemm_job import GemmJob

@@ -1,0 +1,47 @@
+"""Where servers say what they do, and read whether they are to stop: an actor of Ray."""
+
+from __future__ import annotations
+
+from cleave.training.records import Record
+
+
+class Board:
+    """Keeps records until they are taken, and counts how often servers start in vain."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._starts: dict[int, int] = {}
+        self._stopping = False
+        self._failure = ""
+
+    def started(self, rank: int) -> int:
+        """Note that a server starts; return how often it did since the last whole step."""
+        self._starts[rank] = self._starts.get(rank, 0) + 1
+        return self._starts[rank]
+
+    def say(self, record: Record, done: bool) -> None:
+        """Keep a record; `done` tells that a step is whole."""
+        self._records.append(record)
+        if done:
+            self._starts = dict.fromkeys(self._starts, 1)
+
+    def take(self) -> list[Record]:
+        """Return the records since the last call."""
+        taken, self._records = self._records, []
+        return taken
+
+    def stop(self) -> None:
+        """Ask the servers to stop after their step."""
+        self._stopping = True
+
+    def stopping(self) -> bool:
+        """Say whether the servers are to stop."""
+        return self._stopping
+
+    def fail(self, text: str) -> None:
+        """Note why training cannot go on; what was noted first counts."""
+        self._failure = self._failure or text
+
+    def failure(self) -> str:
+        """Return why training cannot go on; empty if it can."""
+        return self._failure

@@ -1,0 +1,194 @@
+"""What a worker and its door send each other of steps by stages, each array and graph once.
+
+Devices keep a graph, or a frozen weight, for as long as they are given the same object. So both
+sides number the objects they have sent: what was sent before is named by its number, and the other
+side finds the very object again. Bytes travel as numpy arrays, which Ray does not copy on a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+
+from cleave.arrays import Array
+from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.stage_work import StageGraph
+
+_SMALL_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Stands for a graph or an array.
+
+    Attributes:
+        number: under which both sides know it.
+        content: it; None if it was sent before.
+        part_rows: rows of each of its parts, if it has any.
+    """
+
+    number: int
+    content: StageGraph | StageArray | None
+    part_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBytes:
+    """Holds bytes that were received, or are to be sent."""
+
+    array: Array
+
+
+class Packer:
+    """Replaces graphs and arrays by parcels."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, tuple[int, StageGraph | StageArray]] = {}
+        self._next = 0
+
+    def pack(self, value: Any) -> Any:
+        """Return a value with all of its graphs and arrays replaced."""
+        return _replaced(value, self._packed)
+
+    def forget_others(self, value: Any) -> list[int]:
+        """Forget what is not in a value; return the numbers, for the other side to forget."""
+        kept: set[int] = set()
+
+        def note(each: Any) -> Any:
+            if isinstance(each, StageGraph | StageArray):
+                kept.add(id(each))
+            return each
+
+        _replaced(value, note)
+        gone = [key for key in self._sent if key not in kept]
+        return [self._sent.pop(key)[0] for key in gone]
+
+    @property
+    def sent(self) -> dict[int, StageGraph | StageArray]:
+        """Return what was sent, by number."""
+        return dict(self._sent.values())
+
+    def _packed(self, value: Any) -> Any:
+        if not isinstance(value, StageGraph | StageArray):
+            return _as_plain(value)
+        if (known := self._sent.get(id(value))) is not None:
+            return Parcel(known[0], None)
+        number, self._next = self._next, self._next + 1
+        self._sent[id(value)] = number, value
+        if isinstance(value, StageGraph):
+            return Parcel(number, value)
+        rows = tuple(part.rows for part in value.parts)
+        content = replace(value, payload=_as_plain(value.payload), parts=())
+        return Parcel(number, content, rows)
+
+
+class Unpacker:
+    """Makes values again of what a `Packer` replaced."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, StageGraph | StageArray] = {}
+
+    def unpack(self, value: Any) -> Any:
+        """Return a value with its graphs and arrays, the same objects each time."""
+        return _replaced(value, self._unpacked)
+
+    def forget(self, numbers: Set[int] | list[int]) -> None:
+        """Forget objects that will not be named again."""
+        for number in numbers:
+            self._held.pop(number, None)
+
+    def names(self) -> Callable[[Any], Any]:
+        """Return a function that replaces objects which the other side has by their parcels."""
+        numbers = {id(value): number for number, value in self._held.items()}
+
+        def named(value: Any) -> Any:
+            if isinstance(value, StageArray) and id(value) in numbers:
+                return Parcel(numbers[id(value)], None)
+            if isinstance(value, StageArray):
+                return replace(value, payload=_as_plain(value.payload), parts=())
+            return _as_plain(value)
+
+        return named
+
+    def _unpacked(self, value: Any) -> Any:
+        if isinstance(value, PlainBytes):
+            return value.array.data
+        if not isinstance(value, Parcel):
+            return value
+        if value.content is None:
+            return self._held[value.number]
+        made = value.content
+        if isinstance(made, StageArray):
+            made = replace(made, payload=self._unpacked(made.payload))
+            made = replace(made, parts=tuple(_parts(made, value.part_rows)))
+        self._held[value.number] = made
+        return made
+
+
+def sent_back(value: Any, unpacker: Unpacker) -> Any:
+    """Return an outcome as the door sends it: what the worker has itself is named."""
+    return _replaced(value, unpacker.names())
+
+
+def received_back(value: Any, packer: Packer) -> Any:
+    """Return an outcome as the worker reads it."""
+    held = packer.sent
+
+    def found(each: Any) -> Any:
+        if isinstance(each, Parcel):
+            return held[each.number]
+        if isinstance(each, PlainBytes):
+            return each.array.data
+        if isinstance(each, StageArray) and isinstance(each.payload, PlainBytes):
+            return replace(each, payload=each.payload.array.data)
+        return each
+
+    return _replaced(value, found)
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, memoryview) or (isinstance(value, bytes) and len(value) > _SMALL_BYTES):
+        return PlainBytes(np.frombuffer(value, np.uint8))
+    return value
+
+
+def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
+    """Return the parts of an array, as views of its elements."""
+    found, first = [], 0
+    for count in rows:
+        part = whole.payload
+        row_bytes = whole.nbytes // whole.rows
+        if isinstance(part, memoryview):
+            part = part.cast("B")[first * row_bytes : (first + count) * row_bytes]
+        else:
+            buffer: Any = part
+            part = replace(buffer, array=buffer.array[first : first + count])
+        found.append(replace(whole, rows=count, payload=part, parts=()))
+        first += count
+    return found
+
+
+def _replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
+    """Return a value with everything in it replaced that `swap` replaces, else as it is."""
+    if (other := swap(value)) is not value or isinstance(value, StageGraph | StageArray):
+        return other
+    if isinstance(value, Parcel | PlainBytes | Enum | str | bytes | int | float | None):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {}
+        for field in fields(value):
+            before = getattr(value, field.name)
+            after = _replaced(before, swap)
+            if after is not before:
+                changed[field.name] = after
+        return replace(value, **changed) if changed else value
+    if isinstance(value, Mapping):
+        return {key: _replaced(each, swap) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        made = [_replaced(each, swap) for each in value]
+        return made if isinstance(value, list) else tuple(made)
+    return value

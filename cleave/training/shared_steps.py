@@ -1,0 +1,166 @@
+"""What one of several servers does of each step, and how all learn what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final, TypeVar
+
+from cleave.errors import CleaveError, FleetError
+from cleave.fleet.counters import FleetCounters
+from cleave.fleet.local_fallback import AbandonedError
+from cleave.scheduler.traffic import BytesByKind, Traffic
+from cleave.training.data import Batch
+from cleave.training.dealing import Dealer, Pace, part_of
+from cleave.training.job_fleet import JobFleet
+from cleave.training.ranks import Ranks
+
+GIVES_BACK_S: Final = 10.0
+"""So long without any device, and a server's part of a step is dealt to those that have some."""
+
+_Value = TypeVar("_Value")
+
+
+class SharedSteps:
+    """Deals each step's sequences to all servers by what their fleets do.
+
+    Args:
+        ranks: the servers.
+        fleet: of this server; None where it computes itself.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        fleet: JobFleet | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._ranks = ranks
+        self._fleet = fleet
+        self._clock = clock
+        self._pace = Pace()
+        self._dealer = Dealer()
+        self._deserted_since_s: float | None = None
+
+    @property
+    def several(self) -> bool:
+        """Say whether there is more than one server."""
+        return self._ranks.count > 1
+
+    def part(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Return what this server does of a step's micro-batches; nothing, where it has no device.
+
+        Args:
+            batches: all of the step, the same on every server.
+        """
+        rows = sum(len(batch.ids) for batch in batches)
+        capacity = self._capacity()
+        if capacity and not self._pace.rows_per_s:
+            predicted_s = self._fleet.predicted_s(batches) if self._fleet is not None else rows
+            self._pace.took(rows, predicted_s, capacity)
+        speeds = self._ranks.agree(capacity * self._pace.rows_per_s)
+        return part_of(batches, self._dealer.next(rows, speeds), self._ranks.rank)
+
+    @property
+    def dealt(self) -> list[int]:
+        """Return the sequences that each server did in the last step."""
+        return self._dealer.dealt
+
+    def do(self, part: Sequence[Batch], work: Callable[[], float]) -> float:
+        """Do this server's part of a step, and note how long it took.
+
+        Args:
+            part: what it is.
+            work: computes its gradients; returns what it adds to the loss.
+
+        Returns:
+            The loss of the whole step.
+
+        Raises:
+            AbandonedError: when the step is to be done again, or not at all: nothing was updated.
+        """
+        began_s, capacity = self._now(), self._capacity()
+        took_s = 0.0
+
+        def timed() -> float:
+            nonlocal took_s
+            loss = work() if part else 0.0
+            took_s = self._now() - began_s
+            return loss
+
+        losses = self.together(timed)
+        self._pace.took(sum(len(batch.ids) for batch in part), took_s, capacity)
+        return sum(losses)
+
+    def together(self, work: Callable[[], _Value]) -> list[_Value]:
+        """Return what each server's part of something came to, which JSON can hold.
+
+        Raises:
+            AbandonedError: on all, when one gave up its part, or has no device left for it.
+            CleaveError: on all, when one failed.
+        """
+        if not self.several:
+            return [work()]
+        said: dict[str, Any] = {}
+        failure: CleaveError | None = None
+        try:
+            said["done"] = work()
+        except AbandonedError as error:
+            said["abandoned"] = str(error)
+        except CleaveError as error:
+            failure = error
+            said["failed"] = str(error)
+            said["deserted"] = isinstance(error, FleetError) and not self._capacity()
+        everyone = self._ranks.agree(said)
+        failed = [(rank, each) for rank, each in enumerate(everyone) if "failed" in each]
+        if all(each.get("deserted") for each in everyone) or not all(
+            each["deserted"] for _, each in failed
+        ):
+            if failure is not None:
+                raise failure
+            rank, each = failed[0]
+            raise CleaveError(f"server {rank + 1} of {len(everyone)} failed: {each['failed']}")
+        if not all("done" in each for each in everyone):
+            raise AbandonedError("the step under way was given up by one of the servers")
+        return [each["done"] for each in everyone]
+
+    def deserted(self) -> bool:
+        """Say whether this server should leave its part of a step to servers that have devices."""
+        if not self.several or self._capacity():
+            self._deserted_since_s = None
+            return False
+        if self._deserted_since_s is None:
+            self._deserted_since_s = self._clock()
+        return self._clock() - self._deserted_since_s >= GIVES_BACK_S
+
+    def counted(self, spent: FleetCounters) -> FleetCounters:
+        """Return what all fleets did together; its seconds are those of the slowest."""
+        if not self.several:
+            return spent
+        everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]
+        return replace(
+            sum(everyone[1:], everyone[0]),
+            fleet_s=max(each.fleet_s for each in everyone),
+            waited_s=max(each.waited_s for each in everyone),
+        )
+
+    def _capacity(self) -> float:
+        """Return what the fleet could do: in FLOP/s, or 1 for a server that computes itself."""
+        return 1.0 if self._fleet is None else self._fleet.capacity()
+
+    def _now(self) -> float:
+        """Return seconds on the clock that counts: of the fleet, where that is a virtual one."""
+        if self._fleet is None or self._fleet.clock == "wall":
+            return self._clock()
+        return self._fleet.counters().fleet_s
+
+
+def _counters(values: dict[str, Any]) -> FleetCounters:
+    """Make counters again of their values."""
+    traffic = {
+        name: Traffic(*(BytesByKind(**values[name][way]) for way in ("down", "up")))
+        for name in ("traffic", "saved")
+    }
+    return FleetCounters(**{**values, **traffic})

@@ -1,0 +1,74 @@
+"""Sequences are dealt by what servers do, all of them, and not anew for nothing."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleave.training.data import Batch
+from cleave.training.dealing import Dealer, Pace, deal, part_of
+
+SPEEDS = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e6)), min_size=1, max_size=6)
+
+
+@given(st.integers(0, 500), SPEEDS)
+def test_all_rows_are_dealt_and_none_to_a_server_that_can_do_nothing(
+    rows: int, speeds: list[float]
+) -> None:
+    dealt = deal(rows, speeds)
+    assert sum(dealt) == rows
+    assert all(count >= 0 for count in dealt)
+    if any(speeds):
+        assert all(not count for count, speed in zip(dealt, speeds, strict=True) if not speed)
+
+
+@given(st.integers(1, 200), SPEEDS.filter(any))
+def test_no_row_is_better_off_elsewhere(rows: int, speeds: list[float]) -> None:
+    dealt = deal(rows, speeds)
+    pairs = [(count, speed) for count, speed in zip(dealt, speeds, strict=True) if speed]
+    last_s = max(count / speed for count, speed in pairs)
+    assert all((count + 1) / speed >= last_s * (1 - 1e-9) for count, speed in pairs)
+
+
+def test_dealing_by_shown_speeds_makes_parts_equally_long_where_most_of_a_step_is_fixed() -> None:
+    fixed_s, row_s = [1.0, 2.0, 4.0], [0.05, 0.01, 0.02]
+    paces = [Pace(rows_per_s=1.0) for _ in fixed_s]
+    dealer = Dealer()
+    for _ in range(60):
+        dealt = dealer.next(400, [pace.rows_per_s for pace in paces])
+        times = [f + r * n for f, r, n in zip(fixed_s, row_s, dealt, strict=True)]
+        for pace, rows, took_s in zip(paces, dealt, times, strict=True):
+            pace.took(rows, took_s, 1.0)
+    assert max(times) < 1.15 * min(times)
+
+
+def test_a_small_gain_deals_nothing_anew() -> None:
+    dealer = Dealer()
+    assert dealer.next(100, [1.0, 1.0]) == [50, 50]
+    assert dealer.next(100, [1.0, 1.05]) == [50, 50]
+    assert dealer.next(100, [1.0, 3.0]) == [25, 75]
+    assert dealer.next(100, [1.0, 0.0]) == [100, 0]
+    assert dealer.next(60, [1.0, 0.0]) == [60, 0]
+
+
+def test_a_fleet_that_grows_is_faster_before_it_has_shown_it() -> None:
+    pace = Pace()
+    pace.took(10, 2.0, capacity=5.0)
+    assert pace.rows_per_s * 10.0 == 10.0
+    pace.took(0, 1.0, capacity=5.0)  # nothing done shows nothing
+    pace.took(10, 1.0, capacity=0.0)
+    assert pace.rows_per_s == 1.0
+
+
+@given(st.integers(1, 4), st.integers(1, 5), SPEEDS)
+def test_parts_are_the_whole_in_its_order(batches: int, rows: int, speeds: list[float]) -> None:
+    ids = torch.arange(batches * rows * 2).reshape(batches, rows, 2)
+    step = [Batch(each, each + 1, each + 2) for each in ids]
+    dealt = deal(batches * rows, speeds)
+    parts = [part_of(step, dealt, rank) for rank in range(len(speeds))]
+    assert [sum(len(batch.ids) for batch in part) for part in parts] == dealt
+    found = [batch for part in parts for batch in part]
+    assert torch.equal(torch.cat([batch.ids for batch in found]), ids.flatten(0, 1))
+    assert torch.equal(torch.cat([batch.labels for batch in found]), ids.flatten(0, 1) + 1)
+    assert all(torch.equal(batch.positions, batch.ids + 2) for batch in found)  # type: ignore[arg-type]
