@@ -17,6 +17,7 @@ from cleave_cli.render.training import Display
 
 if TYPE_CHECKING:
     from cleave.fleet.fleet import Fleet
+    from cleave.training.ranks import Ranks
     from profiles.fleet_device import FleetDevice
 
 
@@ -34,15 +35,14 @@ class EmulatedFleets:
     seed: int
     coding: str
 
-    def __call__(self, rank: int, servers: int) -> Fleet | None:
+    def __call__(self, ranks: Ranks) -> Fleet | None:
         """Return the fleet of a server; None where all compute themselves."""
         from emulator.virtual import emulated
 
         if not self.members:
             return None
-        return emulated(
-            list(self.members[rank::servers]), seed=self.seed + rank, coding=self.coding
-        )
+        members = list(self.members[ranks.rank :: ranks.count])
+        return emulated(members, seed=self.seed + ranks.rank, coding=self.coding)
 
 
 def train_on_several(

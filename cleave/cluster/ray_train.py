@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from cleave.cluster.board import Board
 from cleave.errors import CleaveError, UsageError, not_installed
 from cleave.fleet.fleet import Fleet
 from cleave.training.job import JobSpec
-from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
+from cleave.training.ranks import Ranks
+from cleave.training.records import DoneRecord, NoteRecord, Record, StartRecord, StepRecord
 from cleave.training.run_folder import RunFolder
 
 LOOK_S: Final = 0.2
@@ -37,8 +38,8 @@ _CLOSE_S: Final = 30.0
 _MALLOC: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 """With these, glibc gives memory back that a server does not use any more."""
 
-FleetOf = Callable[[int, int], Fleet | None]
-"""Opens a server's fleet, given its number from 0 and the number of servers."""
+FleetOf = Callable[[Ranks], Fleet | None]
+"""Opens the fleet of a server, in its worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +54,15 @@ class Doors:
     actors: list[Any]
     nodes: list[str]
 
-    def __call__(self, rank: int, servers: int) -> Fleet:
+    def __call__(self, ranks: Ranks) -> Fleet:
         """Return the fleet behind the door of a server, in its worker."""
         import ray
         from ray.exceptions import RayTaskError
-        from ray.train import get_context
 
         from cleave.cluster.door_runtime import DoorRuntime
 
         here = ray.get_runtime_context().get_node_id()
-        near = [number for number, node in enumerate(self.nodes) if node == here]
-        local = get_context().get_local_rank()
-        actor = self.actors[near[local] if local < len(near) else rank]
+        actor = self.actors[chosen_doors(self.nodes, ranks.agree(here))[ranks.rank]]
 
         def call(name: str, *arguments: Any) -> Any:
             try:
@@ -81,6 +79,24 @@ class Doors:
     def close(self, ray: Any) -> None:
         """End the sessions of all devices."""
         ray.get([actor.close.remote() for actor in self.actors], timeout=_CLOSE_S)
+
+
+def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
+    """Return the number of the door that each server takes: one on its own node, if any is left.
+
+    Args:
+        doors: the node of each.
+        servers: likewise, no more than doors.
+    """
+    free = list(range(len(doors)))
+    chosen: dict[int, int] = {}
+    for near in (True, False):
+        for server, node in enumerate(servers):
+            found = [door for door in free if not near or doors[door] == node]
+            if server not in chosen and found:
+                chosen[server] = found[0]
+                free.remove(found[0])
+    return [chosen[server] for server in range(len(servers))]
 
 
 def open_doors(ray: Any, servers: int, host: str, port: int, credential: str) -> Doors:
@@ -254,10 +270,12 @@ def _serve_rank(config: dict[str, Any]) -> None:
     def report(record: Record) -> None:
         if isinstance(record, NoteRecord) and ranks.count > 1:
             record = NoteRecord(f"server {ranks.rank + 1}: {record.text}")
+        if isinstance(record, StartRecord) and ranks.rank:
+            return
         # Waited for, so that what a process says before it dies is known.
         ray.get(board.say.remote(record, isinstance(record, StepRecord | DoneRecord)))
 
-    fleet = shared.fleet_of(ranks.rank, ranks.count)
+    fleet = shared.fleet_of(ranks)
     stop = _Stop(lambda: bool(ray.get(board.stopping.remote())))
     context = TrainContext(fleet, report, stop, ranks=ranks)
     again = starts > 1

@@ -184,6 +184,12 @@ class Comparison:
         return found
 
     @property
+    def weighed(self) -> Alternative:
+        """Return the method that was asked for, also where it is refused, or the fastest."""
+        asked = [each for each in self.alternatives if each.method is self.method]
+        return asked[0] if asked else self.chosen
+
+    @property
     def why(self) -> str:
         """Say in a sentence which method is chosen and why."""
         chosen = self.chosen

@@ -29,6 +29,7 @@ class SharedSteps:
         ranks: the servers.
         fleet: of this server; None where it computes itself.
         clock: in seconds.
+        say: called, on the first server, when sequences are dealt in another way.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class SharedSteps:
         ranks: Ranks,
         fleet: JobFleet | None,
         clock: Callable[[], float] = time.perf_counter,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._ranks = ranks
         self._fleet = fleet
         self._clock = clock
         self._pace = Pace()
         self._dealer = Dealer()
+        self._say = say
         self._deserted_since_s: float | None = None
 
     @property
@@ -61,12 +64,11 @@ class SharedSteps:
             predicted_s = self._fleet.predicted_s(batches) if self._fleet is not None else rows
             self._pace.took(rows, predicted_s, capacity)
         speeds = self._ranks.agree(capacity * self._pace.rows_per_s)
-        return part_of(batches, self._dealer.next(rows, speeds), self._ranks.rank)
-
-    @property
-    def dealt(self) -> list[int]:
-        """Return the sequences that each server did in the last step."""
-        return self._dealer.dealt
+        before = self._dealer.dealt
+        dealt = self._dealer.next(rows, speeds)
+        if dealt != before and not self._ranks.rank:
+            self._say(f"the servers do {' + '.join(map(str, dealt))} sequences of each step")
+        return part_of(batches, dealt, self._ranks.rank)
 
     def do(self, part: Sequence[Batch], work: Callable[[], float]) -> float:
         """Do this server's part of a step, and note how long it took.

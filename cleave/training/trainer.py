@@ -357,7 +357,7 @@ class Trainer:
                 reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
                 packed=self._packed,
             )
-        self.shared = SharedSteps(self.ranks, self.fleet, context.clock)
+        self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self._note)
         self.job = job
         self.model = model.train()
         self._frozen = frozen_digest(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +72,9 @@ def plan(
     crossing: Annotated[
         bool, typer.Option("--crossing", help="From how many tokens stages beat the server alone.")
     ] = False,
+    servers: Annotated[
+        str, typer.Option(help="Compare so many servers, as 1,2,4, which share fleet and batch.")
+    ] = "",
     objective: Annotated[
         str, typer.Option(help="time, or the front of time against energy or carbon.")
     ] = "time",
@@ -90,6 +94,8 @@ def plan(
       cleave plan --model opt-125m --fleet home.toml --crossing --ps-gflops 500
 
       cleave plan --model opt-1.3b --fleet home-mix-9 --method stages --plot stages.png
+
+      cleave plan --model opt-13b --fleet paper-1024 --ps-gbit 10 --servers 1,4,16
 
       cleave plan --gemm 4096,4096,4096 --fleet home.toml --tiles --json
     """
@@ -117,6 +123,11 @@ def plan(
     if 0 < ps_gbit < _LEAST_GBIT:
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give {_LEAST_GBIT:g} or more, 0 for unlimited")
     form = form_of(as_json=as_json, as_csv=as_csv)
+    counts = _server_counts(servers)
+    if counts and (gemm or crossing or plot is not None or objective != "time"):
+        raise UsageError(
+            "--servers compares whole steps; leave out --gemm, --crossing, --plot and --objective"
+        )
     adapters = adapters_of(lora, lora_bits)
     if tiles and not (gemm and form is Form.JSON):
         raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
@@ -168,6 +179,10 @@ def plan(
         in_fp32,
         _server(ps_gflops, dtype, ps),
     )
+    if counts:
+        about = f"{model}, {batch} sequences of {seq} tokens, {dtype}, {fleet}"
+        _plan_servers(weighing, counts, by, fused, about, form)
+        return
     found = weighing.compare(by)
     where = _crossing(weighing, by) if crossing else None
     names = [profile.name for profile in profiles]
@@ -194,6 +209,75 @@ def plan(
         f"{coding_text(by_link, dtypes)}"
     )
     _show(title, found, where, weighing, names)
+
+
+def _server_counts(text: str) -> list[int]:
+    """Return numbers of servers.
+
+    Raises:
+        UsageError: when the text has none.
+    """
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"--servers is {text!r}; give numbers of servers, as 1,2,4")
+    return sorted({int(part) for part in parts})
+
+
+def _plan_servers(
+    weighing: Weighing, counts: list[int], method: Method, fused: bool, about: str, form: Form
+) -> None:
+    """Compare numbers of servers; show a progress bar meanwhile.
+
+    Raises:
+        UsageError: when there are more servers than devices or sequences.
+        PlanError: when a part of the fleet cannot do its part of the batch.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from cleave.planner.servers import plan_servers, shares, weakest
+    from cleave.workload.step import step_gemms
+    from cleave_cli.render.plan_servers import servers_json, show_servers
+
+    devices, rows = len(weighing.devices), weighing.rows
+    most = min(devices, rows)
+    if counts[-1] > most:
+        raise UsageError(
+            f"--servers is {counts[-1]}, with {counted(devices, 'device')} and "
+            f"{counted(rows, 'sequence')}; give {most} or fewer"
+        )
+    plans = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for count in progress.track(counts, description="servers"):
+            parts = shares(weighing.devices, count)
+            in_fp32 = shares(weighing.in_fp32, count)
+            most_rows = -(-rows // count)
+            sizes = weighing.sizes
+            found = [
+                replace(
+                    weighing,
+                    rows=most_rows,
+                    gemms=step_gemms(sizes.spec, most_rows, sizes.sequence, fused),
+                    devices=_numbered(parts[number]),
+                    in_fp32=_numbered(in_fp32[number]),
+                )
+                .compare(method)
+                .comparison.weighed
+                for number in weakest(in_fp32)
+            ]
+            trained = sizes.trained_parameters
+            plans.append(plan_servers(count, devices, rows, found, trained, weighing.ps.rates))
+    if form is Form.CSV:
+        write_csv(servers_json(plans))
+    elif form is Form.JSON:
+        typer.echo(json.dumps({"servers": servers_json(plans)}))
+    else:
+        show_servers(about, plans)
+
+
+def _numbered(devices: list[DeviceRates]) -> list[DeviceRates]:
+    """Return devices numbered from 0."""
+    return [replace(rates, device=number) for number, rates in enumerate(devices)]
 
 
 def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:

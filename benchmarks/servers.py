@@ -1,0 +1,301 @@
+"""Several servers against one: losses, what a killed server costs, and whether devices stay.
+
+Ray's nodes are processes of this machine, and devices are emulated in real time. Every run is a
+`cleave train` of its own, on 2 and 4 nodes, with as many servers and devices dealt unevenly. Losses
+are compared with those of one server and of plain PyTorch. One run of each method has a server
+killed by SIGKILL in mid-step. Exit code 1 where losses are more than 1e-4 off one server's, or a
+device had to join again.
+
+    python -m benchmarks.servers                # needs cleave[ray]; about 15 minutes on 2 cores
+    python -m benchmarks.servers --only stages --servers 1,2 --no-kill
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+WAIT_S = 600.0
+MOST_OFF = 1e-4
+STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all runs have in common."""
+
+    model: str
+    steps: int
+    batch: int
+    seq: int
+    devices: int
+
+    @property
+    def options(self) -> list[str]:
+        """Return the options of `cleave train`."""
+        return [
+            "--model", self.model, "--steps", str(self.steps), "--batch", str(self.batch),
+            "--seq", str(self.seq), "--json",
+        ]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Run:
+    """What came of one run.
+
+    Attributes:
+        losses: of each step.
+        step_s: the median of all steps.
+        wall_s: from the first step's end to the last one's.
+        joined: how often devices joined.
+        dealt: what the servers said of the sequences that each does.
+        lost_s, redone: of a killed server, seconds from then until its step was done, and steps
+            that were done again.
+    """
+
+    losses: list[float]
+    step_s: float
+    wall_s: float
+    joined: int
+    dealt: list[str]
+    lost_s: float = 0.0
+    redone: int = 0
+
+
+def cleave(*arguments: str) -> list[str]:
+    """Return a command."""
+    return [sys.executable, "-m", "cleave_cli", *arguments]
+
+
+def own_address() -> str:
+    """Return an address of this machine; on loopback Ray hangs."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+
+
+@contextmanager
+def nodes(count: int) -> Iterator[str]:
+    """Run a Ray cluster of so many nodes on this machine; yield its address."""
+    ray = str(Path(sys.executable).parent / "ray")
+    host, port = own_address(), 26379
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    common = [
+        "--num-cpus", "1", "--disable-usage-stats", "--node-ip-address", host,
+        "--object-store-memory", str(400 * 2**20),
+    ]  # fmt: skip
+    head = [ray, "start", "--head", "--port", str(port), "--include-dashboard", "false", *common]
+    subprocess.run(head, check=True, **quiet)
+    try:
+        for _ in range(count - 1):
+            subprocess.run(
+                [ray, "start", "--address", f"{host}:{port}", *common], check=True, **quiet
+            )
+        yield f"{host}:{port}"
+    finally:
+        subprocess.run([ray, "stop", "--force"], check=False, **quiet)
+
+
+def shares(devices: int, servers: int) -> list[int]:
+    """Return devices of each server: the first has about half of all, so that rows are uneven."""
+    if servers == 1:
+        return [devices]
+    first = devices // 2 + 1
+    rest = devices - first
+    others = [rest // (servers - 1)] * (servers - 1)
+    others[0] += rest - sum(others)
+    return [first, *others]
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """Return the records that a command has printed so far."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes], enough: int, event: str) -> None:
+    """Wait until a command has printed so many records of a kind."""
+    until_s = time.monotonic() + WAIT_S
+    while sum(record.get("event") == event for record in records(path)) < enough:
+        if process.poll() is not None or time.monotonic() > until_s:
+            raise SystemExit(f"the run ended with {process.poll()}; see {path.parent}")
+        time.sleep(0.05)
+
+
+def train(
+    setting: Setting, method: str, servers: int, folder: Path, killed_after: int | None = None
+) -> Run:
+    """Train on so many servers; kill one of them in the step after `killed_after`."""
+    with nodes(servers) as address:
+        out = folder / "train.jsonl"
+        command = cleave(
+            "train", *setting.options, "--method", method, "--servers", str(servers), "--ray",
+            address, "--listen", "127.0.0.1:27000", "--runs", str(folder / "runs"),
+            "--audit", "0.2", "--checkpoint-every", "5",
+        )  # fmt: skip
+        with out.open("wb") as printed, (folder / "train.err").open("wb") as errors:
+            job = subprocess.Popen(command, stdout=printed, stderr=errors)
+        fleets = []
+        try:
+            wait_for(out, job, servers, "listening")
+            urls = [each["url"] for each in records(out) if each["event"] == "listening"]
+            for number, count in enumerate(shares(setting.devices, servers)):
+                fleets.append(emulate(urls[number], count, folder / f"fleet{number}.jsonl"))
+            lost_s = 0.0
+            if killed_after is not None:
+                wait_for(out, job, killed_after, STEP)
+                time.sleep(0.3)  # into the next step
+                lost_s = -time.monotonic()
+                kill_a_server()
+                done = killed_after + 1
+                while max(r["step"] for r in records(out) if r["event"] == STEP) < done:
+                    time.sleep(0.05)
+                lost_s += time.monotonic()
+            if job.wait(WAIT_S):
+                raise SystemExit(f"cleave train failed; see {folder}")
+        finally:
+            job.kill()
+            for fleet in fleets:
+                fleet.terminate()
+            for fleet in fleets:
+                fleet.wait(60)
+    steps = [each for each in records(out) if each["event"] == STEP]
+    joined = sum(
+        each["joined"]
+        for number in range(servers)
+        for each in records(folder / f"fleet{number}.jsonl")
+        if each["event"] == "summary"
+    )
+    final = {each["step"]: each for each in steps}
+    times = sorted(each["wall_s"] for each in final.values())
+    return Run(
+        [final[step]["loss"] for step in sorted(final)],
+        times[len(times) // 2],
+        sum(times),
+        joined,
+        [
+            line.removeprefix("server 1: ")
+            for line in (folder / "train.err").read_text().splitlines()
+            if "sequences of each step" in line
+        ],
+        lost_s,
+        len(steps) - len(final),
+    )
+
+
+def emulate(url: str, devices: int, out: Path) -> subprocess.Popen[bytes]:
+    """Start devices that join at a URL."""
+    with out.open("wb") as printed:
+        return subprocess.Popen(
+            cleave(
+                "emulate",
+                "--devices",
+                str(devices),
+                "--fleet",
+                "home-mix",
+                "--server",
+                url,
+                "--json",
+            ),
+            stdout=printed,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+def kill_a_server() -> None:
+    """Kill the worker of Ray Train that was started last."""
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "RayTrainWorker" in " ".join(process.info["cmdline"] or ())
+    ]
+    max(found, key=lambda process: process.create_time()).kill()
+
+
+def here(setting: Setting, folder: Path, *options: str) -> list[float]:
+    """Return the losses of one server, whose devices are emulated in its process."""
+    command = cleave("train", *setting.options, *options, "--runs", str(folder / "runs"))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return [each["loss"] for each in found if each["event"] == STEP]
+
+
+def main() -> None:
+    """Print a row for each run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="opt-tiny")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--seq", type=int, default=64)
+    parser.add_argument("--devices", type=int, default=40)
+    parser.add_argument("--servers", default="2,4")
+    parser.add_argument("--only", default="stages,tiles")
+    parser.add_argument("--no-kill", action="store_true")
+    given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["RAY_AUTH_MODE"] = "token"  # of this user's home, which `ray start --head` made
+    os.environ.setdefault("PYTHONPATH", os.getcwd())
+    setting = Setting(given.model, given.steps, given.batch, given.seq, given.devices)
+    base = Path(tempfile.mkdtemp(prefix="cleave-servers-"))
+    plain = here(setting, base, "--devices", "0")
+    methods = given.only.split(",")
+    alone = {each: here(setting, base, "--devices", "8", "--method", each) for each in methods}
+    print(
+        f"{setting.model}, {setting.steps} steps of {setting.batch}x{setting.seq} tokens, fp32, "
+        f"{setting.devices} devices in real time"
+    )
+    print(
+        f"{'method':8}{'servers':>8}{'devices':>14}{'off one':>10}{'off plain':>11}{'s a step':>10}"
+        f"{'joined':>8}  killed"
+    )
+    counts = [int(each) for each in given.servers.split(",")]
+    runs: list[tuple[str, int, int | None]] = [(m, n, None) for m in methods for n in counts]
+    if not given.no_kill:
+        runs += [(method, 2, given.steps // 2 + 1) for method in methods]
+    good = True
+    for number, (method, servers, killed) in enumerate(runs):
+        folder = base / str(number)
+        folder.mkdir()
+        run = train(setting, method, servers, folder, killed)
+        off, off_plain = (most_off(run.losses, each) for each in (alone[method], plain))
+        devices = "+".join(str(count) for count in shares(setting.devices, servers))
+        text = ""
+        if killed is not None:
+            text = f"in step {killed + 1}: {run.lost_s:.1f} s, {run.redone} steps again"
+        print(
+            f"{method:8}{servers:8}{devices:>14}{off:10.1e}{off_plain:11.1e}{run.step_s:10.2f}"
+            f"{run.joined:8}  {text}",
+            flush=True,
+        )
+        for text in run.dealt:
+            print(f"{'':10}{text}")
+        good &= off <= MOST_OFF and run.joined == setting.devices
+    sys.exit(not good)
+
+
+def most_off(losses: Sequence[float], expected: Sequence[float]) -> float:
+    """Return the largest difference of two losses of one step."""
+    return max(abs(a - b) for a, b in zip(losses, expected, strict=True))
+
+
+if __name__ == "__main__":
+    main()
