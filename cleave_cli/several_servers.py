@@ -74,6 +74,7 @@ def train_on_several(
         FleetOf,
         SharedJob,
         cluster,
+        need_ray,
         open_doors,
         train_together,
     )
@@ -82,6 +83,7 @@ def train_on_several(
     from cleave.training.run_job import JobRequest
     from cleave.training.trainer import TrainContext, prepare
 
+    need_ray()
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # refuse before anything is started
     members: list[FleetDevice] = []

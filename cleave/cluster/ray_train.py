@@ -147,6 +147,16 @@ class SharedJob:
     fleet_of: FleetOf
 
 
+def need_ray() -> None:
+    """Refuse to go on without Ray.
+
+    Raises:
+        UsageError: when it is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise not_installed("--servers", "ray", "ray")
+
+
 @contextmanager
 def cluster(address: str | None, servers: int) -> Iterator[Any]:
     """Connect to a Ray cluster, or start one on this machine; yield the module `ray`.
@@ -159,8 +169,7 @@ def cluster(address: str | None, servers: int) -> Iterator[Any]:
     Raises:
         UsageError: when Ray is not installed, or no cluster is at the address.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise not_installed("--servers", "ray", "ray")
+    need_ray()
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray

@@ -356,3 +356,31 @@ def test_a_plan_says_with_which_ratio_it_reckoned() -> None:
     assert "0.675" not in shown(*SMALL, "--coding", "off")
     (coded_s, plain_s) = (found["methods"][0]["step_s"] for found in (coded, plain))
     assert coded_s < plain_s
+
+
+def test_numbers_of_servers_side_by_side() -> None:
+    found = document(*SMALL, "--servers", "1,2,4", "--ps-gbit", "1")["servers"]
+    assert [(each["servers"], each["devices_each"], each["rows_each"]) for each in found] == [
+        (1, 8, 4),
+        (2, 4, 2),
+        (4, 2, 1),
+    ]
+    assert [each["exchange_s"] > 0 for each in found] == [False, True, True]
+    assert found[0]["step_s"] == document(*SMALL, "--ps-gbit", "1")["methods"][0]["step_s"]
+    text = words(shown(*SMALL, "--servers", "1,2", "--ps-gbit", "1"))
+    assert "what a server sends to the others" in text
+    assert "2 servers" in text.rpartition("gets.")[2]  # whether they pay
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--servers", "1,x"), "--servers is '1,x'"),
+        (("--servers", "1,5"), "give 4 or fewer"),
+        (("--servers", "2", "--crossing"), "--servers compares whole steps"),
+    ],
+)
+def test_servers_that_cannot_be_are_refused(options: tuple[str, ...], said: str) -> None:
+    done = here("plan", *SMALL, *options)
+    assert done.returncode == 2
+    assert said in words(done.stderr)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
 from cleave.training.run_folder import CHECKPOINTS, RunFolder
 from cleave.training.run_job import JobRequest, JobRunner
 from cleave.training.trainer import TrainContext, train
+from tests.integration.processes import here
 
 
 def run(
@@ -255,3 +257,26 @@ def test_the_last_record_is_done(job: JobSpec, tmp_path: Path) -> None:
     assert done.tokens == job.steps * job.batch * job.seq
     assert not (tmp_path / "run" / CHECKPOINTS).exists()
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--servers", "0"), "--servers is 0; give 1 or more"),
+        (("--ray", "auto"), "--ray starts several servers; give --servers as well"),
+        (("--listen", "8765"), "--listen is where devices join several servers"),
+        (("--servers", "2", "--listen", "8765", "--devices", "4"), "no --devices"),
+        (("--servers", "2", "--server", "ws://127.0.0.1:1/ws#c=x"), "give one of the two"),
+    ],
+)
+def test_several_servers_that_cannot_be_are_refused(options: tuple[str, ...], said: str) -> None:
+    done = here("train", "--model", "opt-nano", *options)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed here")
+def test_several_servers_without_ray_say_what_to_install() -> None:
+    done = here("train", "--model", "opt-nano", "--servers", "2")
+    assert done.returncode == 2
+    assert "pip install 'cleave[ray]'" in done.stderr

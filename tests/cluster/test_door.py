@@ -1,0 +1,168 @@
+"""A door does a fleet's work for a worker in another process; the next worker finds it as it is.
+
+Ray only carries calls: here they are carried by pickling what goes in and what comes out.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cleave.arrays import Buffer, DType, empty
+from cleave.cluster.door import Door
+from cleave.cluster.door_runtime import DoorRuntime
+from cleave.cluster.parcels import Packer, Unpacker, received_back, sent_back
+from cleave.cluster.ray_train import chosen_doors
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.product import GemmFuture, Side
+from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.stage_outcomes import OutputReady
+from cleave.scheduler.stage_work import StageGraph
+from cleave.training.job import JobSpec
+from cleave.training.records import NoteRecord, Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.trainer import TrainContext, train
+from tests.integration.processes import PATIENCE_S, started, until, wait_for_event
+
+JOB = JobSpec("opt-nano", steps=4, batch=4, seq=32, checkpoint_every=0, audit=1.0)
+
+
+def carried(value: Any) -> Any:
+    """What the other process gets."""
+    return pickle.loads(pickle.dumps(value))
+
+
+def attached(door: Door) -> Fleet:
+    """The fleet of a new worker."""
+
+    def call(name: str, *arguments: Any) -> Any:
+        return carried(getattr(door, name)(*carried(arguments)))
+
+    return Fleet(DoorRuntime(call, call))
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    opened = Door("127.0.0.1", 0, "secret")
+    yield opened
+    opened.close()
+
+
+def submit(fleet: Fleet, a: Any, b: Any) -> GemmFuture:
+    left, right = (Side(fleet.operand(Buffer(x.astype(np.float32), DType.FP32))) for x in (a, b))
+    return fleet.submit(left, right, empty(a.shape[0], b.shape[1], DType.FP32))
+
+
+def joined(stack: ExitStack, door: Door, count: int) -> None:
+    url, _ = door.urls()
+    for _ in range(count):
+        _, lines = stack.enter_context(started("join", url, "--threads", "1", "--json"))
+        wait_for_event(lines, "ready")
+    until(lambda: door.view().device_count == count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["tiles", "stages"])
+def test_training_behind_a_door_is_that_of_one_process_and_a_new_worker_goes_on(
+    door: Door, tmp_path: Path, method: str
+) -> None:
+    job = JobSpec(**{**JOB.to_dict(), "method": method})
+    expected: list[Record] = []
+    train(job, RunFolder(tmp_path / "plain"), TrainContext(None, expected.append))
+    plain = [record.loss for record in expected if isinstance(record, StepRecord)]
+    with ExitStack() as stack:
+        joined(stack, door, 2)
+        lost = attached(door)
+        a = np.ones((400, 400))
+        futures = [submit(lost, a, a) for _ in range(4)]  # of a worker that dies now
+        for number in range(2):
+            seen: list[Record] = []
+            fleet = attached(door)
+            train(job, RunFolder(tmp_path / f"{number}"), TrainContext(fleet, seen.append))
+            steps = [record for record in seen if isinstance(record, StepRecord)]
+            assert [step.loss for step in steps] == pytest.approx(plain, rel=1e-4)
+            assert all(step.clock == "wall" and step.downlink_bytes > 0 for step in steps)
+            said = [record.text for record in seen if isinstance(record, NoteRecord)]
+            assert not [text for text in said if "quarantine" in text]
+            assert door.view().device_count == 2
+        assert len(futures) == 4
+
+
+@pytest.mark.slow
+def test_products_are_withdrawn_and_waited_for_with_a_time_limit(door: Door) -> None:
+    fleet = attached(door)
+    a = np.arange(12.0).reshape(3, 4)
+    waiting = submit(fleet, a, a.T)
+    assert not fleet.runtime.wait(waiting, 0.05)
+    assert not waiting.done
+    fleet.abandon()
+    assert waiting.done
+    late = submit(fleet, a, a.T)
+    with ExitStack() as stack:
+        joined(stack, door, 1)
+        assert fleet.runtime.wait(late, PATIENCE_S)
+        np.testing.assert_array_equal(late.result().array, (a @ a.T).astype(np.float32))
+        fleet.wait_for(1)
+        assert len(fleet.runtime.fleet_rates()[1]) == 1
+        assert not fleet.runtime.stuck(late)
+
+
+def array(rows: int, columns: int) -> StageArray:
+    made = np.random.default_rng(rows).random((rows, columns), np.float32)
+    return StageArray(rows, columns, "fp32", Buffer(made, DType.FP32))
+
+
+def test_what_was_sent_before_is_the_very_same_object_until_it_is_forgotten() -> None:
+    packer, unpacker = Packer(), Unpacker()
+    frozen, graph = array(3, 2), StageGraph(b"model", ("x",), ("y",))
+    first = unpacker.unpack(carried(packer.pack({"frozen": frozen, "graph": graph})))
+    packed = packer.pack([graph, frozen, array(4, 2)])
+    again = unpacker.unpack(carried(packed))
+    assert again[0] is first["graph"]
+    assert again[1] is first["frozen"]
+    assert len(pickle.dumps(packed)) < 1000  # only the new one has elements
+    gone = packer.forget_others([graph])
+    assert len(gone) == 2
+    unpacker.forget(gone)
+    assert packer.pack(graph).content is None
+    assert packer.pack(frozen).content is not None
+
+
+def test_parts_of_an_array_are_views_of_it_and_small_payloads_stay() -> None:
+    whole = array(10, 3)
+    parts = [array(4, 3), array(6, 3)]
+    values = whole.payload.array  # type: ignore[union-attr]
+    for part, rows in zip(parts, (slice(0, 4), slice(4, 10)), strict=True):
+        part.payload.array[...] = values[rows]  # type: ignore[union-attr]
+    sent = StageArray(10, 3, "fp32", whole.payload, parts=tuple(parts))
+    indices = StageArray(1, 3, "int64", memoryview(np.arange(3).tobytes()))
+    got, of_ids = Unpacker().unpack(carried(Packer().pack((sent, indices))))
+    for part, expected in zip(got.parts, parts, strict=True):
+        assert part.rows == expected.rows
+        np.testing.assert_array_equal(part.payload.array, expected.payload.array)  # type: ignore[union-attr]
+    assert bytes(of_ids.payload) == np.arange(3).tobytes()
+
+
+def test_an_outcome_names_what_the_worker_has_and_brings_what_it_has_not() -> None:
+    packer, unpacker = Packer(), Unpacker()
+    mine = array(2, 2)
+    there = unpacker.unpack(carried(packer.pack(mine)))
+    theirs = StageArray(5000, 1, "fp32", memoryview(bytes(20_000)))
+    outcome = OutputReady(3, [there, theirs, memoryview(b"abc")])
+    back = received_back(carried(sent_back(outcome, unpacker)), packer)
+    assert back.batch == 3
+    assert back.payload[0] is mine
+    assert bytes(back.payload[1].payload) == bytes(20_000)
+    assert bytes(back.payload[2]) == b"abc"
+
+
+def test_servers_take_doors_on_their_nodes_and_never_the_same() -> None:
+    assert chosen_doors(["a", "b"], ["b", "a"]) == [1, 0]
+    assert chosen_doors(["a", "b"], ["b", "b"]) == [1, 0]
+    assert chosen_doors(["a", "a", "b"], ["a", "c", "a"]) == [0, 2, 1]
