@@ -242,9 +242,9 @@ def here(setting: Setting, folder: Path, *options: str) -> list[float]:
 def main() -> None:
     """Print a row for each run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="opt-tiny")
+    parser.add_argument("--model", default="llama-tiny")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=9)
     parser.add_argument("--seq", type=int, default=64)
     parser.add_argument("--devices", type=int, default=40)
     parser.add_argument("--servers", default="2,4")
