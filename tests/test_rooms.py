@@ -271,10 +271,26 @@ def test_a_served_job_imports_nothing_of_emulator_or_simulator() -> None:
     _run_without(
         (),
         "import sys, cleave_cli.commands.serve, cleave.server.app, cleave.server.fleet_server\n"
-        "import cleave.training.run_job\n"
-        "found = [m for m in sys.modules if m.split('.')[0] in ('emulator', 'simulator')]\n"
+        "import cleave, cleave.training.run_job, cleave.training.trainer\n"
+        "others = ('emulator', 'simulator', 'ray')\n"
+        "found = [m for m in sys.modules if m.split('.')[0] in others]\n"
+        "found += [m for m in sys.modules if m.startswith('cleave.cluster')]\n"
         "assert not found, found\n",
     )
+
+
+def test_ray_is_loaded_by_what_asks_for_it_alone() -> None:
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        found = [name for name, _ in _imports(tree) if name.split(".")[0] == "ray"]
+        at_once = [
+            name
+            for node in tree.body
+            for name, _ in _imports(ast.Module([node], []))
+            if isinstance(node, ast.Import | ast.ImportFrom) and name.split(".")[0] == "ray"
+        ]
+        assert not at_once, module
+        assert not found or module in ("cleave.cluster.ray_train", "simulator.workers"), module
 
 
 def test_a_device_needs_nothing_that_only_training_needs() -> None:
