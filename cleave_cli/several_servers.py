@@ -129,6 +129,7 @@ def train_on_several(
                 url, page = ray.get(door.urls.remote())
                 display.plain({"event": "listening", "server": number + 1, "url": url})
                 display.note(f"server {number + 1}: cleave join '{page}'")
+            display.note("computers may join any of them: they are sent to where devices are few")
         shared = SharedJob(spec, folder.path, bool(asked.resume), asked.restart, fleets)
         numbers = (signal.SIGINT, signal.SIGTERM)
         previous = [signal.signal(number, interrupted) for number in numbers]

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from cleave.device.agent import DRAIN_S, Agent, Look, Notice
 from cleave.device.host.policy import Cause, Permission
 from cleave.device.session import DeviceSession, RefusedError
+from cleave.device.whereabouts import Whereabouts
 from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import MatmulBackend
 from cleave.protocol.device_counters import DeviceCounters
@@ -88,8 +90,8 @@ class _Session(DeviceSession):
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return None once the server said bye, however it may be meant."""
-        return 0.0 if self.bye is None else None
+        """Return None once the server said bye, unless it sent the device elsewhere."""
+        return 0.0 if self.bye is None or self.moves_to else None
 
     async def run(self) -> str:
         """See `DeviceSession.run`."""
@@ -179,7 +181,7 @@ class RealTimeFleet:
                 self.notes[notice.reason] += 1
 
         agent = Agent(
-            lambda ready: self._connect(number, device, ready),
+            partial(self._connect, number, device, Whereabouts()),
             say,
             look=self._presence(number, device, stays) if stays is not None else None,
             stays=False,
@@ -216,7 +218,11 @@ class RealTimeFleet:
         return look
 
     async def _connect(
-        self, number: int, device: FleetDevice, ready: Callable[[int], None]
+        self,
+        number: int,
+        device: FleetDevice,
+        whereabouts: Whereabouts,
+        ready: Callable[[int], None],
     ) -> DeviceSession:
         """Open a session, as soon as few enough others are joining."""
         await self._joining.acquire()
@@ -227,7 +233,7 @@ class RealTimeFleet:
             # The join code is used up for all of them, and a server shuts out who asks on and on.
             if self._refusal is not None and number not in self._credentials:
                 raise self._refusal
-            real = await open_connection(self._target)
+            real = await whereabouts.open(self._target, open_connection)
             rng = random.Random(f"{self._seed} link {number} {device.name}")
             clock, now_s = self._clock, self._clock.now_s()
             down, up = links_of(device, rng, self._lines, now_s)
@@ -262,6 +268,7 @@ class RealTimeFleet:
             asked = asking.pop_all()
             joining.push(asked)
             session.over = joining.pop_all()
+            whereabouts.at(session)
         return session
 
     def _finish(self, number: int, session: DeviceSession, device: FleetDevice) -> None:

@@ -51,7 +51,7 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
     } | NUMBERS,
     "cleave.cluster": {
         "cleave.arrays", "cleave.fleet", "cleave.planner", "cleave.scheduler", "cleave.server",
-        "cleave.training",
+        "cleave.training", "cleave.transport",
     } | NUMBERS,
     "simulator": {"cleave.energy", "cleave.planner", "cleave.workload"} | NUMBERS,
     "emulator": {

@@ -8,7 +8,7 @@ attaches begins with nothing under way.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cleave import arrays
@@ -18,6 +18,7 @@ from cleave.fleet.counters import FleetCounters
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.plan import DeviceRates
 from cleave.server.fleet_server import serve
+from cleave.transport.join_url import parse_join_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,23 @@ class Door:
         self._operands: dict[int, Operand] = {}
         self._futures: dict[int, GemmFuture] = {}
         self._unpacker = Unpacker()
+
+    def load(self) -> int:
+        """Return how many devices may be given work."""
+        return self._fleet.device_count
+
+    def send(self, devices: int, address: str) -> None:
+        """Send so many devices that do nothing to another door.
+
+        Args:
+            devices: how many, at most.
+            address: of the other, see `address`.
+        """
+        self._server.live.move(devices, address)
+
+    def address(self) -> str:
+        """Return where devices of another door are sent: the join URL without its credential."""
+        return replace(parse_join_url(self._server.url), credential="").text
 
     def urls(self) -> tuple[str, str]:
         """Return the join URL for devices, and that of its page for browsers."""

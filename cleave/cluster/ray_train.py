@@ -29,6 +29,9 @@ from cleave.training.run_folder import RunFolder
 LOOK_S: Final = 0.2
 """Seconds between two looks at what the servers report."""
 
+BALANCE_S: Final = 5.0
+"""Seconds between two looks at which server has too many devices."""
+
 MOST_STARTS: Final = 3
 """So often do servers start without doing a step before training ends."""
 
@@ -76,9 +79,32 @@ class Doors:
 
         return Fleet(DoorRuntime(call, tell))
 
+    def balance(self, ray: Any) -> None:
+        """Send devices that do nothing from doors with many to doors with few."""
+        loads = ray.get([actor.load.remote() for actor in self.actors])
+        for source, target, devices in moves(loads):
+            address = ray.get(self.actors[target].address.remote())
+            self.actors[source].send.remote(devices, address)
+
     def close(self, ray: Any) -> None:
         """End the sessions of all devices."""
         ray.get([actor.close.remote() for actor in self.actors], timeout=_CLOSE_S)
+
+
+def moves(loads: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return how many devices go from which door to which, so that all have about as many.
+
+    Args:
+        loads: devices of each door.
+    """
+    left = list(loads)
+    found: dict[tuple[int, int], int] = {}
+    while left and max(left) - min(left) > 1:
+        source, target = left.index(max(left)), left.index(min(left))
+        left[source] -= 1
+        left[target] += 1
+        found[source, target] = found.get((source, target), 0) + 1
+    return [(source, target, count) for (source, target), count in found.items()]
 
 
 def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
@@ -246,8 +272,12 @@ def train_together(
     running = threading.Thread(target=fit, name="cleave-ray-train", daemon=True)
     running.start()
     stopping = False
+    balanced_s = time.monotonic()
     while running.is_alive():
         running.join(LOOK_S)
+        if isinstance(shared.fleet_of, Doors) and time.monotonic() - balanced_s > BALANCE_S:
+            shared.fleet_of.balance(ray)
+            balanced_s = time.monotonic()
         for record in ray.get(board.take.remote()):
             report(record)
         if stop() and not stopping:

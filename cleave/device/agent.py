@@ -75,6 +75,11 @@ class AgentSession(Protocol):
         """Return the least seconds to wait before the next session; None if there is to be none."""
         ...
 
+    @property
+    def moves_to(self) -> str:
+        """Return where the server sent the device, as it ended; empty where it did not."""
+        ...
+
     def run(self) -> Coroutine[Any, Any, str]:
         """Serve until the session ends; return why it did."""
         ...
@@ -202,7 +207,7 @@ class Agent:
                 self._waits_for = None
                 if self._clock() - began_s >= STEADY_S:
                     self._failures = 0
-                if self._draining:
+                if self._draining or session.moves_to:
                     continue
                 if self._once or (not self._stays and session.comes_back_s is None):
                     return

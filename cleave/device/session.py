@@ -21,7 +21,7 @@ from cleave.protocol.codec import decode, encode, payload_bytes
 from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.limits import CODED_LEAST_BYTES
-from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message, Op, Role
 from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
 
@@ -141,6 +141,17 @@ class DeviceSession:
     def comes_back_s(self) -> float | None:
         """Return the least seconds before the device may come back; None where it should not."""
         return 0.0 if self.bye is None else least_wait_s(self.bye)
+
+    @property
+    def welcomed(self) -> bool:
+        """Say whether the PS has welcomed the device."""
+        return self.core.welcome is not None
+
+    @property
+    def moves_to(self) -> str:
+        """Return the address that the PS sent the device to; empty where it did not."""
+        bye = self.bye
+        return bye.address if bye is not None and bye.code is ByeCode.MOVED else ""
 
     def drain(self) -> None:
         """Take nothing new, answer what was asked, then end. Call it in the session's loop."""

@@ -56,6 +56,7 @@ class Feature(Enum):
     MEASURE = "measure"
     GRAPHS = "graphs"
     CODING = "coding"
+    MOVES = "moves"
 
 
 class _OpenEnum(StrEnum):
@@ -81,6 +82,7 @@ class ByeCode(_OpenEnum):
     DRAINED = "drained"
     MEASURED = "measured"
     LEAVING = "leaving"
+    MOVED = "moved"
 
 
 class ErrorCode(_OpenEnum):
@@ -351,6 +353,7 @@ class Bye:
     reason: Text = ""
     code: ByeCode = ByeCode.UNSTATED
     retry_after_s: Rate = 0.0
+    address: Text = ""
 
 
 @dataclass(slots=True)

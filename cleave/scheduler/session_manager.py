@@ -18,7 +18,7 @@ from cleave.errors import ProtocolError
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
 from cleave.protocol import limits, messages
-from cleave.protocol.messages import ByeCode, ErrorCode, Message
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message
 from cleave.scheduler import events
 from cleave.scheduler.admission import Authenticator, Refusal, SharedSecretAuth
 from cleave.scheduler.check_policy import Verification
@@ -59,6 +59,9 @@ from cleave.scheduler.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 from cleave.scheduler.trials import Trials
 from cleave.verify import Judgement
+
+MOVED: Final = "another server needs it more"
+"""Why a device is sent to another server of the same training."""
 
 STUCK_S: Final = 60.0
 """Seconds between two reports that a job is stuck."""
@@ -521,6 +524,30 @@ class SessionManager:
         if (session := self.sessions.pop(session_id, None)) is not None:
             self.history.depart(session, code.value, now_s, lost=False)
         return [Send(session_id, messages.Bye(code.value, code)), Close(session_id)]
+
+    def move(self, count: int, address: str, now_s: float) -> list[ForRuntime]:
+        """Send devices that do nothing at the moment to another server.
+
+        Args:
+            count: how many, at most; fewer can where others are at work, or cannot be sent.
+            address: the join URL of the server, without a credential: theirs is valid there.
+            now_s: the time.
+        """
+        idle = [
+            session.id
+            for session in self.sessions.values()
+            if session.state is DeviceState.READY
+            and session.rates is not None
+            and Feature.MOVES in session.features
+            and not self.scheduler.busy(session.id)
+            and not self.stages.busy(session.id)
+        ]
+        done: list[ForRuntime] = []
+        for device in idle[-count:] if count > 0 else ():  # who came last has least here
+            bye = messages.Bye(MOVED, ByeCode.MOVED, address=address)
+            done += [Send(device, bye), Close(device)]
+            done += self.closed(device, MOVED, now_s, lost=False)
+        return done
 
     def _do(self, event: events.Event, now_s: float) -> list[ForRuntime]:
         """Tell the scheduler an event; turn what it wants sent into messages, pass on the rest."""

@@ -452,6 +452,14 @@ class LiveRuntime(Runtime):
         """End the sessions of a device, and tell it why. Call this in the loop."""
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
+    def move(self, count: int, address: str) -> None:
+        """Send idle devices elsewhere, see `SessionManager.move`. Any thread may call this."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._move, count, address)
+
+    def _move(self, count: int, address: str) -> None:
+        self.execute(self.manager.move(count, address, self.now()))
+
     def mark_own(self, identity: int, own: bool) -> None:
         """Note that a device is the operator's own now, or is that no more. Call this in the
         loop."""

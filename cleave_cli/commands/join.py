@@ -132,6 +132,7 @@ def join(
     from cleave.device.host.data_cap import DataMeter
     from cleave.device.host.policy import Gate, Permission, require_visible
     from cleave.device.session import DeviceSession, device_hello
+    from cleave.device.whereabouts import Whereabouts
     from cleave.errors import CleaveError
     from cleave.machine import graph_session
     from cleave.machine.backends import Speed, choose, known_name
@@ -200,12 +201,14 @@ def join(
     known: list[bool] = []
     graphs = GraphChoice(asked, lambda text: event("note", text, text=text))
 
+    whereabouts = Whereabouts()
+
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         if not chosen:
             chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
         # Read again each time: whoever restarts the server may have written a new one.
-        target = parse_join_url(read_url(url))
-        credential, code = saved.keys(target, called)
+        home = parse_join_url(read_url(url))
+        credential, code = saved.keys(home, called)
 
         def welcomed(welcome: Welcome) -> None:
             if code and not welcome.credential and not known:
@@ -216,7 +219,7 @@ def join(
                 )
                 event("note", text, text=text)
             if welcome.credential and welcome.server:
-                kept = SavedCredential(welcome.server, called, target.address, welcome.credential)
+                kept = SavedCredential(welcome.server, called, home.address, welcome.credential)
                 try:
                     saved.save(kept)
                 except CleaveError as error:  # it may work nevertheless
@@ -232,12 +235,13 @@ def join(
             kind=kind,
             graphs=graph_session.available(),
         )
-        connection = await open_connection(target)
+        connection = await whereabouts.open(home, open_connection)
         computer = ComputeThread(chosen[0].backend, make_session=graphs)
         energy = SessionEnergy(PowerMeter(Sensors()))
         session = DeviceSession(
             connection, computer, hello, ready, give_back, welcomed, energy.telemetry
         )
+        whereabouts.at(session)
         if data is not None:
             data.follow(session)
         return session

@@ -18,7 +18,7 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.cluster.door import Door
 from cleave.cluster.door_runtime import DoorRuntime
 from cleave.cluster.parcels import Packer, Unpacker, received_back, sent_back
-from cleave.cluster.ray_train import chosen_doors
+from cleave.cluster.ray_train import chosen_doors, moves
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.scheduler.stage_arrays import StageArray
@@ -166,3 +166,42 @@ def test_servers_take_doors_on_their_nodes_and_never_the_same() -> None:
     assert chosen_doors(["a", "b"], ["b", "a"]) == [1, 0]
     assert chosen_doors(["a", "b"], ["b", "b"]) == [1, 0]
     assert chosen_doors(["a", "a", "b"], ["a", "c", "a"]) == [0, 2, 1]
+
+
+def test_devices_are_spread_until_no_door_has_two_more_than_another() -> None:
+    assert moves([4, 0]) == [(0, 1, 2)]
+    assert moves([3, 2]) == []
+    assert moves([]) == []
+    assert sorted(moves([9, 0, 0])) == [(0, 1, 3), (0, 2, 3)]
+
+
+@pytest.mark.slow
+def test_idle_devices_go_to_the_door_that_they_are_sent_to(door: Door) -> None:
+    other = Door("127.0.0.1", 0, "secret")
+    try:
+        with ExitStack() as stack:
+            joined(stack, door, 3)
+            door.send(2, other.address())
+            until(lambda: (door.load(), other.load()) == (1, 2))
+            fleet = attached(other)
+            a = np.arange(12.0).reshape(3, 4)
+            np.testing.assert_array_equal(
+                submit(fleet, a, a.T).result().array, (a @ a.T).astype(np.float32)
+            )
+            other.send(5, door.address())
+            until(lambda: (door.load(), other.load()) == (3, 0))
+    finally:
+        other.close()
+
+
+@pytest.mark.slow
+def test_a_device_at_work_is_not_sent_away(door: Door) -> None:
+    fleet = attached(door)
+    with ExitStack() as stack:
+        joined(stack, door, 1)
+        a = np.ones((3000, 3000))
+        futures = [submit(fleet, a, a) for _ in range(4)]
+        door.send(1, "ws://127.0.0.1:9/ws#c=")
+        for future in futures:
+            assert float(future.result().array[0, 0]) == 3000.0
+        assert door.load() == 1

@@ -46,6 +46,7 @@ class FakeSession:
         back_s: float | None = 0.0,
     ) -> None:
         self.comes_back_s = back_s
+        self.moves_to = ""
         self._ready = ready
         self._drains = drains
         self._ends = ends

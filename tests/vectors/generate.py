@@ -217,6 +217,11 @@ def _messages() -> list[tuple[str, str, Message]]:
         ("bye-silent", "without", Bye()),
         *((f"bye-{code.value}", "one of the codes", Bye("why", code)) for code in ByeCode if code),
         ("bye-retry", "come back, but not yet", Bye("closing", ByeCode.CLOSING, 2.5)),
+        (
+            "bye-elsewhere",
+            "to a device with moves",
+            Bye("moved", ByeCode.MOVED, address="ws://192.0.2.7:8766/ws#c="),
+        ),
         ("bye-longest", "4096 characters", Bye("é" * limits.MAX_TEXT)),
         *((f"error-{code.value}", "one of the codes", Error(code, "why")) for code in ErrorCode),
         ("error-retry", "come back, but not yet", Error(ErrorCode.LIMIT, "full", 30.0)),

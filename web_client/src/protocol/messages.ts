@@ -28,6 +28,7 @@ export enum ByeCode {
   DRAINED = "drained",
   MEASURED = "measured",
   LEAVING = "leaving",
+  MOVED = "moved",
 }
 
 /** Why a session ends with `error`; a peer may know more. */
@@ -239,6 +240,7 @@ export const SCHEMAS = {
       reason: optional(Kind.TEXT, empty),
       code: optional(Kind.TEXT, empty),
       retry_after_s: optional(Kind.REAL, zero),
+      address: optional(Kind.TEXT, empty),
     },
     payload: false,
   },

@@ -5,7 +5,8 @@ public enum ByeCode {
     CLOSING("closing"),
     DRAINED("drained"),
     MEASURED("measured"),
-    LEAVING("leaving");
+    LEAVING("leaving"),
+    MOVED("moved");
 
     public final String wireName;
 

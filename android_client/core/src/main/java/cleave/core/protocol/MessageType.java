@@ -104,7 +104,8 @@ public enum MessageType {
             false,
             optional("reason", Kind.TEXT, ""),
             optional("code", Kind.TEXT, ""),
-            optional("retry_after_s", Kind.REAL, 0.0)),
+            optional("retry_after_s", Kind.REAL, 0.0),
+            optional("address", Kind.TEXT, "")),
     ERROR(
             false,
             required("code", Kind.TEXT),
