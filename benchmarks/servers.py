@@ -200,7 +200,7 @@ def emulate(url: str, devices: int, out: Path) -> subprocess.Popen[bytes]:
                 "--devices",
                 str(devices),
                 "--fleet",
-                "home-mix",
+                "paper",
                 "--server",
                 url,
                 "--json",
