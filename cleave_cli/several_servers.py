@@ -78,7 +78,6 @@ def train_on_several(
         open_doors,
         train_together,
     )
-    from cleave.training.records import NoteRecord, Record
     from cleave.training.run_folder import RunFolder
     from cleave.training.run_job import JobRequest
     from cleave.training.trainer import TrainContext, prepare
@@ -111,9 +110,6 @@ def train_on_several(
         stopping = True
         display.note("stopping after this step, with a checkpoint; once more to stop now")
 
-    def record(record: Record) -> None:
-        display.record(record)
-
     display.start(spec.steps)
     prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
     with cluster(address, servers) as ray:
@@ -133,10 +129,10 @@ def train_on_several(
         shared = SharedJob(spec, folder.path, bool(asked.resume), asked.restart, fleets)
         numbers = (signal.SIGINT, signal.SIGTERM)
         previous = [signal.signal(number, interrupted) for number in numbers]
-        record(NoteRecord(f"starting {servers} servers with Ray"))
+        display.note(f"starting {servers} servers with Ray")
         try:
             with display:
-                train_together(ray, shared, servers, record, lambda: stopping)
+                train_together(ray, shared, servers, display.record, lambda: stopping)
         finally:
             if isinstance(fleets, Doors):
                 fleets.close(ray)

@@ -59,6 +59,7 @@ class SharedSteps:
             batches: all of the step, the same on every server.
         """
         rows = sum(len(batch.ids) for batch in batches)
+        self._deserted_since_s = None  # where no server has a device, each waits anew
         capacity = self._capacity()
         if capacity and not self._pace.rows_per_s:
             predicted_s = self._fleet.predicted_s(batches) if self._fleet is not None else rows

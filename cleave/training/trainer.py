@@ -420,7 +420,7 @@ class Trainer:
             self._note(f"the run is at step {self.step} of {job.steps} already; give more --steps")
         began_s, first, resumed_after = time.perf_counter(), self._counters(), self.step
         first_loss = loss = math.nan
-        tokens = 0
+        tokens, deserted = 0, -1
         stopped = False
         while self.step < job.steps and not stopped:
             try:
@@ -434,7 +434,8 @@ class Trainer:
             except AbandonedError:
                 if self.context.stop():
                     self._note(f"stopping after step {self.step}, without waiting for devices")
-                else:
+                elif self.step != deserted:
+                    deserted = self.step
                     self._note("a server has no device left; the others do its part of the step")
             ends = any(self.ranks.agree(self.context.stop() or self._has_stalled()))
             stopped = self.step < job.steps and ends
