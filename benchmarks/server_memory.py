@@ -1,0 +1,95 @@
+"""Memory of one server of several: the peak above what its process has before the model.
+
+    python -m benchmarks.server_memory [--model opt-350m] [--servers 1,2,4] [--memory plain]
+
+Each server trains on its own processor, in a process of its own, over gloo. The optimizer's moments
+are shared (ZeRO, stage 1), weights and gradients are not: 8 + 8 / N bytes for a parameter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+
+def serve(
+    rank: int, count: int, store: str, model: str, memory: str, folder: str, out: Connection
+) -> None:
+    """Train two steps as one of the servers; send the peak above the base, in bytes."""
+    import torch
+    import torch.distributed as dist
+
+    from cleave.training.job import JobSpec
+    from cleave.training.ranks import Alone, Ranks, TorchRanks
+    from cleave.training.run_folder import RunFolder
+    from cleave.training.trainer import TrainContext, prepare, train
+
+    torch.set_num_threads(1)
+    ranks: Ranks = Alone()
+    if count > 1:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+        ranks = TorchRanks()
+    job = JobSpec(
+        model, steps=2, batch=count, seq=64, method="local", memory=memory, checkpoint_every=0
+    )
+    context = TrainContext(None, lambda record: None, ranks=ranks)
+    dataset = prepare(job, context)
+    base = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
+    train(job, RunFolder(Path(folder)), context, dataset=dataset)
+    out.send(status("VmHWM") - base)
+    if count > 1:
+        dist.destroy_process_group()
+
+
+def status(name: str) -> int:
+    """Return a size that the system tells of this process, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"this system does not tell {name}")
+
+
+def peaks(count: int, model: str, memory: str) -> list[int]:
+    """Return the peak of each of so many servers."""
+    context = multiprocessing.get_context("spawn")
+    folder = Path(tempfile.mkdtemp(prefix="cleave-memory-"))
+    (folder / "run").mkdir()
+    found, processes = [], []
+    for rank in range(count):
+        ours, theirs = context.Pipe()
+        arguments = (
+            rank, count, str(folder / "store"), model, memory, str(folder / "run"), theirs,
+        )  # fmt: skip
+        process = context.Process(target=serve, args=arguments)
+        process.start()
+        theirs.close()
+        found.append(ours)
+        processes.append(process)
+    sizes = [pipe.recv() for pipe in found]
+    for process in processes:
+        process.join()
+    return sizes
+
+
+def main() -> None:
+    """Print a row for each number of servers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="opt-350m")
+    parser.add_argument("--servers", default="1,2,4")
+    parser.add_argument("--memory", default="plain")
+    given = parser.parse_args()
+    print(f"{given.model}, --memory {given.memory}: peak of the server that needs most")
+    print(f"{'servers':>7}{'MB':>9}{'of one':>9}")
+    first = 0
+    for count in map(int, given.servers.split(",")):
+        most = max(peaks(count, given.model, given.memory))
+        first = first or most
+        print(f"{count:>7}{most / 1e6:>9.0f}{most / first:>9.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
