@@ -150,7 +150,7 @@ def train(
             wait_for(out, job, servers, "listening")
             urls = [each["url"] for each in records(out) if each["event"] == "listening"]
             fleet = emulate(urls[0], setting.devices, folder / "fleet.jsonl")
-            lost_s, before = 0.0, 0
+            lost_s, before, after = 0.0, 0, 0
             if killed_after is not None:
                 wait_for(out, job, killed_after, STEP)
                 time.sleep(0.3)  # into the next step
@@ -161,6 +161,9 @@ def train(
                 while max(r["step"] for r in records(out) if r["event"] == STEP) < done:
                     time.sleep(0.05)
                 lost_s += time.monotonic()
+                while max(r["step"] for r in records(out) if r["event"] == STEP) < setting.steps:
+                    time.sleep(0.05)
+                after = len(records(folder / "fleet.jsonl"))
             if job.wait(WAIT_S):
                 raise SystemExit(f"cleave train failed; see {folder}")
         finally:
@@ -171,8 +174,8 @@ def train(
     steps = [each for each in records(out) if each["event"] == STEP]
     seen = records(folder / "fleet.jsonl")
     joined = next(each["joined"] for each in seen if each["event"] == "summary")
-    after = seen[before:] if killed_after is not None else []
-    fewest = min((e["connected"] for e in after if e["event"] == "rates"), default=setting.devices)
+    rates = [each for each in seen[before:after] if each["event"] == "rates"]
+    fewest = min((each["connected"] for each in rates), default=setting.devices)
     final = {each["step"]: each for each in steps}
     times = sorted(each["wall_s"] for each in final.values())
     return Run(
