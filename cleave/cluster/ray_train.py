@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import socket
 import threading
 import time
@@ -34,6 +35,9 @@ BALANCE_S: Final = 5.0
 
 MOST_STARTS: Final = 3
 """So often do servers start without doing a step before training ends."""
+
+RAYS_OWN: Final = "ray"
+"""The folder in the run folder where Ray Train keeps what it needs while servers train."""
 
 _KNOCK_S: Final = 5.0
 _DOOR_THREADS: Final = 16
@@ -255,7 +259,7 @@ def train_together(
             placement_strategy="SPREAD",
         ),
         run_config=RunConfig(
-            name="ray",
+            name=RAYS_OWN,
             storage_path=str(shared.folder),
             failure_config=FailureConfig(max_failures=-1),  # the board counts those in vain
             worker_runtime_env={"env_vars": {**_MALLOC, "OMP_WAIT_POLICY": "PASSIVE"}},
@@ -283,6 +287,7 @@ def train_together(
         if stop() and not stopping:
             stopping = True
             ray.get(board.stop.remote())
+    shutil.rmtree(shared.folder / RAYS_OWN, ignore_errors=True)
     for record in ray.get(board.take.remote()):
         report(record)
     if text := ray.get(board.failure.remote()):
