@@ -113,11 +113,6 @@ def train_on_several(
     display.start(spec.steps)
     prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
     with cluster(address, servers) as ray:
-        if asked.resume:
-            folder = RunFolder(Path(asked.resume).resolve())
-        else:
-            folder = RunFolder.create(runs.resolve(), asked.name or None)
-        options.keep(folder.path)
         fleets: FleetOf = EmulatedFleets(members, spec.seed, options.coding)
         if at is not None:
             fleets = open_doors(ray, servers, *at, secrets.token_urlsafe(24))
@@ -126,7 +121,13 @@ def train_on_several(
                 display.plain({"event": "listening", "server": number + 1, "url": url})
                 display.note(f"server {number + 1}: cleave join '{page}'")
             display.note("computers may join any of them: they are sent to where devices are few")
-        shared = SharedJob(spec, folder.path, bool(asked.resume), asked.restart, fleets)
+        if asked.resume:
+            folder = RunFolder(Path(asked.resume).resolve())
+        else:
+            folder = RunFolder.create(runs.resolve(), asked.name or None)
+        if at is None:
+            options.keep(folder.path)
+        shared = SharedJob(spec, folder.path, Path.cwd(), bool(asked.resume), asked.restart, fleets)
         numbers = (signal.SIGINT, signal.SIGTERM)
         previous = [signal.signal(number, interrupted) for number in numbers]
         display.note(f"starting {servers} servers with Ray")

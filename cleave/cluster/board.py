@@ -11,18 +11,20 @@ class Board:
     def __init__(self) -> None:
         self._records: list[Record] = []
         self._starts: dict[int, int] = {}
+        self._step = 0
         self._stopping = False
         self._failure = ""
 
     def started(self, rank: int) -> int:
-        """Note that a server starts; return how often it did since the last whole step."""
+        """Note that a server starts; return how often it did without a further step."""
         self._starts[rank] = self._starts.get(rank, 0) + 1
         return self._starts[rank]
 
-    def say(self, record: Record, done: bool) -> None:
-        """Keep a record; `done` tells that a step is whole."""
+    def say(self, record: Record, step: int) -> None:
+        """Keep a record; `step` is one that is done, or 0."""
         self._records.append(record)
-        if done:
+        if step > self._step:  # one that was done before shows no progress
+            self._step = step
             self._starts = dict.fromkeys(self._starts, 1)
 
     def take(self) -> list[Record]:

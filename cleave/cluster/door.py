@@ -71,8 +71,8 @@ class Door:
         self._unpacker = Unpacker()
 
     def load(self) -> int:
-        """Return how many devices may be given work."""
-        return self._fleet.device_count
+        """Return how many devices are there, those that join just now among them."""
+        return len(self._server.live.manager.sessions)
 
     def send(self, devices: int, address: str) -> None:
         """Send so many devices that do nothing to another door.

@@ -14,17 +14,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cleave.cluster.balance import Balance
 from cleave.cluster.board import Board
 from cleave.errors import CleaveError, UsageError, not_installed
 from cleave.fleet.fleet import Fleet
 from cleave.training.job import JobSpec
 from cleave.training.ranks import Ranks
-from cleave.training.records import DoneRecord, NoteRecord, Record, StartRecord, StepRecord
+from cleave.training.records import NoteRecord, Record, StartRecord, StepRecord
 from cleave.training.run_folder import RunFolder
 
 LOOK_S: Final = 0.2
@@ -42,6 +43,8 @@ RAYS_OWN: Final = "ray"
 _KNOCK_S: Final = 5.0
 _DOOR_THREADS: Final = 16
 _CLOSE_S: Final = 30.0
+_FAILED_S: Final = 5.0
+_OPENS_S: Final = 120.0
 _MALLOC: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 """With these, glibc gives memory back that a server does not use any more."""
 
@@ -83,32 +86,18 @@ class Doors:
 
         return Fleet(DoorRuntime(call, tell))
 
-    def balance(self, ray: Any) -> None:
+    def spread(self, ray: Any, balance: Balance) -> None:
         """Send devices that do nothing from doors with many to doors with few."""
-        loads = ray.get([actor.load.remote() for actor in self.actors])
-        for source, target, devices in moves(loads):
-            address = ray.get(self.actors[target].address.remote())
-            self.actors[source].send.remote(devices, address)
+        with suppress(ray.exceptions.RayError):  # a door that starts again: the next time, then
+            loads = ray.get([actor.load.remote() for actor in self.actors], timeout=_CLOSE_S)
+            for move in balance.next(loads, time.monotonic()):
+                address = ray.get(self.actors[move.target].address.remote(), timeout=_CLOSE_S)
+                self.actors[move.source].send.remote(move.devices, address)
 
     def close(self, ray: Any) -> None:
         """End the sessions of all devices."""
-        ray.get([actor.close.remote() for actor in self.actors], timeout=_CLOSE_S)
-
-
-def moves(loads: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return how many devices go from which door to which, so that all have about as many.
-
-    Args:
-        loads: devices of each door.
-    """
-    left = list(loads)
-    found: dict[tuple[int, int], int] = {}
-    while left and max(left) - min(left) > 1:
-        source, target = left.index(max(left)), left.index(min(left))
-        left[source] -= 1
-        left[target] += 1
-        found[source, target] = found.get((source, target), 0) + 1
-    return [(source, target, count) for (source, target), count in found.items()]
+        with suppress(ray.exceptions.RayError):  # one that is lost has none
+            ray.get([actor.close.remote() for actor in self.actors], timeout=_CLOSE_S)
 
 
 def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
@@ -136,18 +125,22 @@ def open_doors(ray: Any, servers: int, host: str, port: int, credential: str) ->
         ray: the module, connected to a cluster.
         servers: how many.
         host: the address to listen on, on each node.
-        port: of the first; the others take the next ones; 0 for any free ones.
+        port: of the first on each node, others take the next ones; 0 for any free ones.
         credential: what devices must show, the same at all.
+
+    Raises:
+        UsageError: when a node cannot listen there.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from cleave.cluster.door import Door
 
     nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-    actors, at = [], []
+    actors: list[Any] = []
+    at: list[str] = []
     for number in range(servers):
         node = nodes[number % len(nodes)]
-        where = host, port + number if port else 0, credential
+        where = host, port + at.count(node) if port else 0, credential
         options = {
             "num_cpus": 0,
             "max_concurrency": _DOOR_THREADS,
@@ -156,6 +149,12 @@ def open_doors(ray: Any, servers: int, host: str, port: int, credential: str) ->
         }
         actors.append(ray.remote(**options)(Door).remote(*where))
         at.append(node)
+    try:
+        ray.get([actor.urls.remote() for actor in actors], timeout=_OPENS_S)
+    except ray.exceptions.RayError as error:
+        why = next((line for line in str(error).splitlines() if "cannot listen" in line), "")
+        why = why.partition(": ")[2] or f"a door at {host}:{port} did not open"
+        raise UsageError(f"{why}; give another --listen") from error
     return Doors(actors, at)
 
 
@@ -166,12 +165,14 @@ class SharedJob:
     Attributes:
         job: what to train.
         folder: the run folder, which all servers see under this path.
+        at: the folder in which relative paths of the job begin.
         resume, restart: see `cleave.training.trainer.train`.
         fleet_of: opens the server's fleet.
     """
 
     job: JobSpec
     folder: Path
+    at: Path
     resume: bool
     restart: bool
     fleet_of: FleetOf
@@ -201,6 +202,7 @@ def cluster(address: str | None, servers: int) -> Iterator[Any]:
     """
     need_ray()
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # a cluster without one obeys anybody
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
@@ -246,9 +248,11 @@ def train_together(
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     cpus = _cpus_of_each(ray, servers)
-    board = ray.remote(num_cpus=0)(Board).remote()
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    board = ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
     trainer = TorchTrainer(
         _serve_rank,
         train_loop_config={"shared": shared, "board": board},
@@ -276,14 +280,17 @@ def train_together(
     running = threading.Thread(target=fit, name="cleave-ray-train", daemon=True)
     running.start()
     stopping = False
-    balanced_s = time.monotonic()
+    balance, balanced_s = Balance(), time.monotonic()
     while running.is_alive():
         running.join(LOOK_S)
         if isinstance(shared.fleet_of, Doors) and time.monotonic() - balanced_s > BALANCE_S:
-            shared.fleet_of.balance(ray)
+            shared.fleet_of.spread(ray, balance)
             balanced_s = time.monotonic()
         for record in ray.get(board.take.remote()):
             report(record)
+        if ray.get(board.failure.remote()):  # others may wait for the server that failed
+            running.join(_FAILED_S)
+            break
         if stop() and not stopping:
             stopping = True
             ray.get(board.stop.remote())
@@ -305,6 +312,8 @@ def _serve_rank(config: dict[str, Any]) -> None:
 
     shared: SharedJob = config["shared"]
     board = config["board"]
+    if shared.at.is_dir():
+        os.chdir(shared.at)  # Ray has given each worker a folder of its own
     ranks = TorchRanks()
     starts = ray.get(board.started.remote(ranks.rank))
     if starts > MOST_STARTS:
@@ -317,7 +326,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
         if isinstance(record, StartRecord) and ranks.rank:
             return
         # Waited for, so that what a process says before it dies is known.
-        ray.get(board.say.remote(record, isinstance(record, StepRecord | DoneRecord)))
+        ray.get(board.say.remote(record, record.step if isinstance(record, StepRecord) else 0))
 
     fleet = shared.fleet_of(ranks)
     stop = _Stop(lambda: bool(ray.get(board.stopping.remote())))
@@ -331,10 +340,14 @@ def _serve_rank(config: dict[str, Any]) -> None:
             resume=shared.resume or again,
             restart=shared.restart or again,
         )
-    except LostServerError:
+    except LostServerError as error:
+        report(NoteRecord(str(error)))
         raise  # Ray starts all again
-    except CleaveError as error:  # which every server has met
+    except CleaveError as error:
         ray.get(board.fail.remote(str(error)))
+    except Exception as error:
+        report(NoteRecord(f"it failed, and all start again: {type(error).__name__}: {error}"))
+        raise
     finally:
         if fleet is not None:
             fleet.close()

@@ -207,7 +207,10 @@ class Agent:
                 self._waits_for = None
                 if self._clock() - began_s >= STEADY_S:
                     self._failures = 0
-                if self._draining or session.moves_to:
+                if self._draining:
+                    continue
+                if session.moves_to:
+                    await self._sleep(self._next_wait_s())  # longer where it is sent on and on
                     continue
                 if self._once or (not self._stays and session.comes_back_s is None):
                     return

@@ -151,7 +151,8 @@ class DeviceSession:
     def moves_to(self) -> str:
         """Return the address that the PS sent the device to; empty where it did not."""
         bye = self.bye
-        return bye.address if bye is not None and bye.code is ByeCode.MOVED else ""
+        moved = bye is not None and bye.code is ByeCode.MOVED and self.welcomed
+        return bye.address if bye is not None and moved else ""
 
     def drain(self) -> None:
         """Take nothing new, answer what was asked, then end. Call it in the session's loop."""

@@ -50,7 +50,8 @@ class Whereabouts:
             with suppress(UsageError):  # what is no address moves nobody
                 # The server has this credential already, so that it may say who else takes it.
                 moved = parse_join_url(last.moves_to)
-                self._elsewhere = replace(moved, credential=home.credential)
+                if moved.address.startswith("wss:") or home.address.startswith("ws:"):
+                    self._elsewhere = replace(moved, credential=home.credential)
         try:
             return await connect(self._elsewhere or home)
         except CleaveError:

@@ -93,6 +93,7 @@ class Leaving:
     def now(self, devices: int) -> bool:
         """Say whether to stop waiting, given the number of devices that are there."""
         if not self._asked():
+            self._since_s = None
             return False
         if self._since_s is None:
             self._since_s = self._clock()

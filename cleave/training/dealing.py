@@ -39,6 +39,9 @@ def deal(rows: int, speeds: Sequence[float]) -> list[int]:
     return dealt
 
 
+_TRUST: Final = 1.05
+
+
 @dataclass(slots=True)
 class Pace:
     """How fast one server is, in rows per second, for the capacity that its fleet has.
@@ -50,7 +53,13 @@ class Pace:
     rows_per_s: float = 0.0
 
     def took(self, rows: int, seconds: float, capacity: float) -> None:
-        """Note what a step showed."""
+        """Note what a step showed.
+
+        A server that had no row shows nothing. It is taken for a little faster each time, so that
+        it is tried again: it may have been slow for a while.
+        """
+        if not rows and capacity > 0:
+            self.rows_per_s *= _TRUST
         if not (rows and seconds > 0 and capacity > 0):
             return
         shown = rows / seconds / capacity

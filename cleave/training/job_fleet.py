@@ -131,6 +131,8 @@ class JobFleet:
     def capacity(self) -> float:
         """Return what can be done now, in FLOP/s: by the devices, or here where none is there."""
         _, devices = self._fleet.runtime.fleet_rates()
+        if self._job.method == Method.STAGES.value:  # nobody else can do its steps
+            devices = list(self._fleet.runtime.stage_devices().values())
         if devices or self._job.fallback != FallbackMode.LOCAL.value:
             return sum(rates.flops_per_s for rates in devices)
         if self._own_flops_per_s is None:

@@ -71,6 +71,18 @@ class SharedSteps:
             self._say(f"the servers do {' + '.join(map(str, dealt))} sequences of each step")
         return part_of(batches, dealt, self._ranks.rank)
 
+    def turns(self) -> tuple[int, int | None, int]:
+        """Return which of some things this server does, as the arguments of a slice.
+
+        Servers that could do something now take turns; where none could, all do.
+        """
+        self._deserted_since_s = None
+        able = self._ranks.agree(self._capacity() > 0)
+        servers = [rank for rank, can in enumerate(able) if can] or list(range(len(able)))
+        if self._ranks.rank not in servers:
+            return 0, 0, 1
+        return servers.index(self._ranks.rank), None, len(servers)
+
     def do(self, part: Sequence[Batch], work: Callable[[], float]) -> float:
         """Do this server's part of a step, and note how long it took.
 

@@ -600,18 +600,24 @@ class Trainer:
     def evaluate(self) -> float:
         """Return the mean loss on held-out text, in nats per token that is learned."""
         job = self.job
-        batches = validation_batches(
-            self.corpus.validation,
-            job.batch,
-            job.seq,
-            job.eval_batches,
-            separate=self._packed is not None,
-        )
-        ours = islice(batches, self.ranks.rank, None, self.ranks.count)
         self.model.eval()
         try:
             with torch.no_grad():
-                sums = self.shared.together(lambda: self._summed(ours))
+                while True:
+                    batches = validation_batches(
+                        self.corpus.validation,
+                        job.batch,
+                        job.seq,
+                        job.eval_batches,
+                        separate=self._packed is not None,
+                    )
+                    ours = partial(self._summed, islice(batches, *self.shared.turns()))
+                    try:
+                        sums = self.shared.together(ours)
+                        break
+                    except AbandonedError:
+                        if any(self.ranks.agree(self.context.stop())) or not self.shared.several:
+                            raise
         finally:
             self.model.train()
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from cleave.arrays import Buffer, DType, empty
+from cleave.cluster.balance import ARRIVES_S, SHUNNED_S, Balance, Move
 from cleave.cluster.door import Door
 from cleave.cluster.door_runtime import DoorRuntime
 from cleave.cluster.parcels import Packer, Unpacker, received_back, sent_back
-from cleave.cluster.ray_train import chosen_doors, moves
+from cleave.cluster.ray_train import chosen_doors
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.scheduler.stage_arrays import StageArray
@@ -169,10 +170,31 @@ def test_servers_take_doors_on_their_nodes_and_never_the_same() -> None:
 
 
 def test_devices_are_spread_until_no_door_has_two_more_than_another() -> None:
-    assert moves([4, 0]) == [(0, 1, 2)]
-    assert moves([3, 2]) == []
-    assert moves([]) == []
-    assert sorted(moves([9, 0, 0])) == [(0, 1, 3), (0, 2, 3)]
+    assert Balance().next([4, 0], 0.0) == [Move(0, 1, 2)]
+    assert Balance().next([3, 2], 0.0) == []
+    assert Balance().next([], 0.0) == []
+    assert Balance().next([9, 0, 0], 0.0) == [Move(0, 1, 3), Move(0, 2, 3)]
+
+
+def test_nothing_is_moved_while_devices_are_on_their_way() -> None:
+    balance = Balance()
+    assert balance.next([8, 0], 0.0)
+    assert balance.next([4, 1], 5.0) == []
+    assert balance.next([4, 4], 10.0) == []
+    assert balance.next([9, 4], 15.0) == [Move(0, 1, 2)]
+
+
+def test_a_door_that_devices_do_not_reach_is_left_alone_for_a_while() -> None:
+    balance = Balance()
+    assert balance.next([8, 0, 4], 0.0)
+    assert balance.next([8, 0, 4], ARRIVES_S) == [Move(0, 2, 2)]
+    balance.sent.clear()
+    assert balance.next([6, 0, 6], ARRIVES_S + 1) == []
+    assert balance.next([6, 0, 6], ARRIVES_S + SHUNNED_S)
+
+
+def ready(*doors: Door) -> tuple[int, ...]:
+    return tuple(door.view().device_count for door in doors)
 
 
 @pytest.mark.slow
@@ -182,14 +204,14 @@ def test_idle_devices_go_to_the_door_that_they_are_sent_to(door: Door) -> None:
         with ExitStack() as stack:
             joined(stack, door, 3)
             door.send(2, other.address())
-            until(lambda: (door.load(), other.load()) == (1, 2))
+            until(lambda: ready(door, other) == (1, 2))
             fleet = attached(other)
             a = np.arange(12.0).reshape(3, 4)
             np.testing.assert_array_equal(
                 submit(fleet, a, a.T).result().array, (a @ a.T).astype(np.float32)
             )
             other.send(5, door.address())
-            until(lambda: (door.load(), other.load()) == (3, 0))
+            until(lambda: ready(door, other) == (3, 0))
     finally:
         other.close()
 

@@ -56,9 +56,22 @@ def test_a_fleet_that_grows_is_faster_before_it_has_shown_it() -> None:
     pace = Pace()
     pace.took(10, 2.0, capacity=5.0)
     assert pace.rows_per_s * 10.0 == 10.0
-    pace.took(0, 1.0, capacity=5.0)  # nothing done shows nothing
     pace.took(10, 1.0, capacity=0.0)
+    pace.took(0, 1.0, capacity=0.0)
     assert pace.rows_per_s == 1.0
+
+
+def test_a_server_that_was_slow_for_a_while_is_tried_again() -> None:
+    paces, dealer = [Pace(1.0), Pace(1.0)], Dealer()
+    done = []
+    for step in range(80):
+        dealt = dealer.next(8, [pace.rows_per_s for pace in paces])
+        done.append(dealt[1])
+        for number, (pace, rows) in enumerate(zip(paces, dealt, strict=True)):
+            slow = 50.0 if number == 1 and 3 <= step < 6 else 1.0
+            pace.took(rows, rows * slow, 1.0)
+    assert 0 in done
+    assert done[-1] > 1
 
 
 @given(st.integers(1, 4), st.integers(1, 5), SPEEDS)
