@@ -68,7 +68,7 @@ def test_a_server_that_was_slow_for_a_while_is_tried_again() -> None:
         dealt = dealer.next(8, [pace.rows_per_s for pace in paces])
         done.append(dealt[1])
         for number, (pace, rows) in enumerate(zip(paces, dealt, strict=True)):
-            slow = 50.0 if number == 1 and 3 <= step < 6 else 1.0
+            slow = 50.0 if number == 1 and 3 <= step < 12 else 1.0
             pace.took(rows, rows * slow, 1.0)
     assert 0 in done
     assert done[-1] > 1
