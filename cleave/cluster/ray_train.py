@@ -153,8 +153,8 @@ def open_doors(ray: Any, servers: int, host: str, port: int, credential: str) ->
         ray.get([actor.urls.remote() for actor in actors], timeout=_OPENS_S)
     except ray.exceptions.RayError as error:
         why = next((line for line in str(error).splitlines() if "cannot listen" in line), "")
-        why = why.partition(": ")[2] or f"a door at {host}:{port} did not open"
-        raise UsageError(f"{why}; give another --listen") from error
+        why = why.partition(": ")[2].partition(";")[0] or f"a door at {host}:{port} did not open"
+        raise UsageError(f"{why}; give another --listen, or stop what uses it") from error
     return Doors(actors, at)
 
 
