@@ -125,7 +125,7 @@ def open_doors(ray: Any, servers: int, host: str, port: int, credential: str) ->
         ray: the module, connected to a cluster.
         servers: how many.
         host: the address to listen on, on each node.
-        port: of the first on each node, others take the next ones; 0 for any free ones.
+        port: of the first on each machine, others take the next ones; 0 for any free ones.
         credential: what devices must show, the same at all.
 
     Raises:
@@ -135,12 +135,14 @@ def open_doors(ray: Any, servers: int, host: str, port: int, credential: str) ->
 
     from cleave.cluster.door import Door
 
-    nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    nodes = sorted(alive)
+    hosts: list[str] = []  # a machine may be several nodes
     actors: list[Any] = []
     at: list[str] = []
     for number in range(servers):
         node = nodes[number % len(nodes)]
-        where = host, port + at.count(node) if port else 0, credential
+        where = host, port + hosts.count(alive[node]) if port else 0, credential
         options = {
             "num_cpus": 0,
             "max_concurrency": _DOOR_THREADS,
@@ -149,6 +151,7 @@ def open_doors(ray: Any, servers: int, host: str, port: int, credential: str) ->
         }
         actors.append(ray.remote(**options)(Door).remote(*where))
         at.append(node)
+        hosts.append(alive[node])
     try:
         ray.get([actor.urls.remote() for actor in actors], timeout=_OPENS_S)
     except ray.exceptions.RayError as error:
