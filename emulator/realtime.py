@@ -23,7 +23,7 @@ from cleave.device.whereabouts import Whereabouts
 from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import MatmulBackend
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.protocol.messages import ErrorCode, Welcome
+from cleave.protocol.messages import ErrorCode, Feature, Welcome
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import JoinUrl
 from emulator.activity import Activity, Presence
@@ -264,6 +264,8 @@ class RealTimeFleet:
 
             credential = self._credentials.get(number, self._target.credential)
             hello = hello_of(device, credential)
+            # In virtual time there is no other server.
+            hello.features = (*hello.features, Feature.MOVES.value)
             session = _Session(connection, computer, hello, joined, on_welcome=keep)
             asked = asking.pop_all()
             joining.push(asked)

@@ -648,7 +648,7 @@ def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
         downlink_bytes_per_s=profile.stated_downlink_bytes_per_s,
         uplink_bytes_per_s=profile.stated_uplink_bytes_per_s,
         latency_s=profile.latency_s,
-        features=(Feature.GRAPHS.value, Feature.CODING.value, Feature.MOVES.value),
+        features=(Feature.GRAPHS.value, Feature.CODING.value),
     )
 
 
