@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from cleave.transport.addresses import outside_address
 
 WAIT_S = 600.0
 MOST_OFF = 1e-4
@@ -82,18 +83,11 @@ def cleave(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "cleave_cli", *arguments]
 
 
-def own_address() -> str:
-    """Return an address of this machine; on loopback Ray hangs."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
-
-
 @contextmanager
 def nodes(count: int) -> Iterator[str]:
     """Run a Ray cluster of so many nodes on this machine; yield its address."""
     ray = str(Path(sys.executable).parent / "ray")
-    host, port = own_address(), 26379
+    host, port = outside_address(), 26379
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     common = [
         "--num-cpus", "1", "--disable-usage-stats", "--node-ip-address", host,

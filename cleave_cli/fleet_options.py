@@ -1,13 +1,19 @@
-"""Which devices `cleave train` emulates. A run keeps that, to go on with the same ones."""
+"""Which devices commands emulate. A run keeps that, to go on with the same ones."""
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from cleave.errors import UsageError
+
+if TYPE_CHECKING:
+    from profiles.fleet_device import FleetDevice
+
+MAX_VIRTUAL: Final = 100_000
+"""Most devices that are emulated one by one."""
 
 DEVICES: Final = 8
 """Of a fleet that has no size of its own, where no number is asked for."""
@@ -53,6 +59,22 @@ class FleetOptions:
                 raise UsageError(f"{str(path)!r} has {name} = {value!r}; {advice}")
         return cls(**saved)
 
+    def members(self, dtype: str, seed: int) -> list[FleetDevice]:
+        """Return the devices; none for plain PyTorch.
+
+        Args:
+            dtype: of their products.
+            seed: of what is drawn about them.
+
+        Raises:
+            UsageError: when there is no such fleet.
+        """
+        if self.devices == 0:
+            return []
+        return choose_fleet(
+            self.fleet, self.devices, default=DEVICES, dtype=dtype, churn=self.churn, seed=seed
+        )
+
     def keep(self, run: Path) -> None:
         """Write them into a run folder.
 
@@ -72,3 +94,41 @@ class FleetOptions:
             write_atomically(path, tomli_w.dumps(given).encode())
         except OSError as error:
             raise cannot_write(path, error) from error
+
+
+def choose_fleet(
+    fleet: str,
+    devices: int | None,
+    *,
+    default: int,
+    dtype: str,
+    churn: str = "",
+    stragglers: float = 0.0,
+    seed: int = 0,
+) -> list[FleetDevice]:
+    """Return the devices that the options ask for.
+
+    Raises:
+        UsageError: when there is no such fleet.
+    """
+    from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
+
+    if seed < 0:
+        raise UsageError(f"--seed is {seed}; give 0 or more")
+    size = default if devices is None and fleet in fleet_names() else devices
+    _need_few(size or size_in(fleet) or 0)  # before they are made
+    try:
+        found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
+        found = with_churn(found, churn) if churn else found
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    _need_few(len(found))
+    return found
+
+
+def _need_few(devices: int) -> None:
+    if devices > MAX_VIRTUAL:
+        raise UsageError(
+            f"{devices:,} devices are too many to emulate one by one; ask for {MAX_VIRTUAL:,} "
+            f"at most, or plan for them with: cleave plan"
+        )

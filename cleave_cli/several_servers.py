@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cleave.errors import UsageError
-from cleave_cli.commands.emulate import choose_fleet
-from cleave_cli.fleet_options import DEVICES, FleetOptions
+from cleave.ray_cluster import need_ray, ray_cluster, ray_here
+from cleave.transport.addresses import outside_address
+from cleave_cli.fleet_options import FleetOptions
 from cleave_cli.options import need_train_extra
 from cleave_cli.render.training import Display
+from cleave_cli.stopping import stops_in_order
 
 if TYPE_CHECKING:
+    from cleave.cluster.doors import Doors
     from cleave.fleet.fleet import Fleet
     from cleave.training.ranks import Ranks
     from profiles.fleet_device import FleetDevice
@@ -69,58 +73,28 @@ def train_on_several(
         CleaveError: for every problem that the user can solve.
     """
     need_train_extra("cleave train")
-    from cleave.cluster.ray_train import (
-        Doors,
-        FleetOf,
-        SharedJob,
-        cluster,
-        need_ray,
-        open_doors,
-        train_together,
-    )
+    need_ray("--servers")
+    from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
     from cleave.training.run_folder import RunFolder
     from cleave.training.run_job import JobRequest
     from cleave.training.trainer import TrainContext, prepare
 
-    need_ray()
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # refuse before anything is started
-    members: list[FleetDevice] = []
-    at = _listen_address(listen) if listen else None
-    if options.devices != 0 and at is None:
-        members = choose_fleet(
-            options.fleet,
-            options.devices,
-            default=DEVICES,
-            dtype=spec.dtype,
-            churn=options.churn,
-            seed=spec.seed,
+    members = [] if listen else options.members(spec.dtype, spec.seed)
+    if members and len(members) < servers:
+        raise UsageError(
+            f"--servers is {servers} and there are {len(members)} devices; give each server at "
+            "least one"
         )
-        if len(members) < servers:
-            raise UsageError(
-                f"--servers is {servers} and there are {len(members)} devices; give each server "
-                "at least one"
-            )
-    stopping = False
-
-    def interrupted(*_: object) -> None:
-        nonlocal stopping
-        if stopping:
-            raise KeyboardInterrupt
-        stopping = True
-        display.note("stopping after this step, with a checkpoint; once more to stop now")
-
+    at = _listen_address(listen) if listen else None
     display.start(spec.steps)
     prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
-    with cluster(address, servers) as ray:
+    with _cluster(address, servers) as ray, ExitStack() as open_here:
         fleets: FleetOf = EmulatedFleets(members, spec.seed, options.coding)
+        spread: Callable[[], None] = lambda: None  # noqa: E731 - of devices that join
         if at is not None:
-            fleets = open_doors(ray, servers, *at, secrets.token_urlsafe(24))
-            for number, door in enumerate(fleets.actors):
-                url, page = ray.get(door.urls.remote())
-                display.plain({"event": "listening", "server": number + 1, "url": url})
-                display.note(f"server {number + 1}: cleave join '{page}'")
-            display.note("computers may join any of them: they are sent to where devices are few")
+            fleets, spread = _opened(ray, servers, at, display, open_here)
         if asked.resume:
             folder = RunFolder(Path(asked.resume).resolve())
         else:
@@ -128,17 +102,57 @@ def train_on_several(
         if at is None:
             options.keep(folder.path)
         shared = SharedJob(spec, folder.path, Path.cwd(), bool(asked.resume), asked.restart, fleets)
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        previous = [signal.signal(number, interrupted) for number in numbers]
         display.note(f"starting {servers} servers with Ray")
-        try:
-            with display:
-                train_together(ray, shared, servers, display.record, lambda: stopping)
-        finally:
-            if isinstance(fleets, Doors):
-                fleets.close(ray)
-            for number, before in zip(numbers, previous, strict=True):
-                signal.signal(number, before)
+        with stops_in_order(display.note) as stop, display:
+            train_together(ray, shared, servers, display.record, stop, spread)
+
+
+def _opened(
+    ray: Any, servers: int, at: tuple[str, int], display: Display, open_here: ExitStack
+) -> tuple[Doors, Callable[[], None]]:
+    """Open the doors of all servers, and say where devices join.
+
+    Args:
+        ray: the module, connected to a cluster.
+        servers: how many.
+        at: host and port.
+        display: shows the addresses.
+        open_here: closes them.
+
+    Returns:
+        The doors, and what spreads devices over them.
+
+    Raises:
+        UsageError: when a node cannot listen there.
+    """
+    from cleave.cluster.balance import Balance
+    from cleave.cluster.doors import open_doors
+
+    doors, balance = open_doors(ray, servers, *at, secrets.token_urlsafe(24)), Balance()
+    open_here.callback(doors.close, ray)
+    for number, door in enumerate(doors.actors):
+        url, page = ray.get(door.urls.remote())
+        display.plain({"event": "listening", "server": number + 1, "url": url})
+        display.note(f"server {number + 1}: cleave join '{page}'")
+    display.note("computers may join any of them: they are sent to where devices are few")
+    return doors, lambda: doors.spread(ray, balance)
+
+
+def _cluster(address: str | None, servers: int) -> AbstractContextManager[Any]:
+    """Return a context in which there is a Ray cluster: the given one, or one of this machine.
+
+    Raises:
+        UsageError: when this machine is in no network.
+    """
+    if address is not None:
+        return ray_cluster(address)
+    own = outside_address()
+    if not own:
+        raise UsageError(
+            "--servers needs an address of this machine in a network, as Ray hangs on loopback, "
+            "and it has none; connect it, or give --ray HOST:PORT"
+        )
+    return ray_here(own, max(servers, os.cpu_count() or 1))
 
 
 def _listen_address(text: str) -> tuple[str, int]:

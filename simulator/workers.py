@@ -6,18 +6,15 @@ and no clocks.
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from cleave.errors import CleaveError, UsageError, not_installed
-
-_KNOCK_S: Final = 5.0
+from cleave.errors import CleaveError, UsageError
+from cleave.ray_cluster import need_ray, ray_cluster
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -102,18 +99,7 @@ class RayCluster:
         Raises:
             UsageError: when there is no cluster at the address.
         """
-        import ray
-
-        try:
-            _knock(self.address)
-            ray.init(self.address, log_to_driver=False, logging_level="ERROR")
-        except (OSError, ValueError) as error:  # ConnectionError is an OSError
-            why = "" if self.address == "auto" else f" ({error})"
-            raise UsageError(
-                f"no Ray cluster answers at {self.address!r}{why}; give host:port of its head "
-                "node, or start one with: ray start --head"
-            ) from None
-        try:
+        with ray_cluster(self.address) as ray:
             remote = ray.remote(work)
             waiting = {remote.remote(task): index for index, task in enumerate(tasks)}
             while waiting:
@@ -123,20 +109,6 @@ class RayCluster:
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
                 yield waiting.pop(done), result
-        finally:
-            ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Find out whether somebody listens there: Ray itself takes minutes to give up.
-
-    Raises:
-        OSError, ValueError: when nobody does, or it is no address.
-    """
-    if address == "auto":
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    socket.create_connection((host, int(port)), _KNOCK_S).close()
 
 
 def workers(jobs: int, ray_address: str | None) -> Workers:
@@ -149,6 +121,5 @@ def workers(jobs: int, ray_address: str | None) -> Workers:
         return Processes(jobs) if jobs > 1 else ThisProcess()
     if jobs > 1:
         raise UsageError("--jobs is for this machine, --ray for a cluster; give one of them")
-    if importlib.util.find_spec("ray") is None:
-        raise not_installed("--ray", "ray", "ray")
+    need_ray("--ray")
     return RayCluster(ray_address)

@@ -7,7 +7,7 @@ side finds the very object again. Bytes travel as numpy arrays, which Ray does n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Final
@@ -96,7 +96,7 @@ class Unpacker:
         """Return a value with its graphs and arrays, the same objects each time."""
         return _replaced(value, self._unpacked)
 
-    def forget(self, numbers: Set[int] | list[int]) -> None:
+    def forget(self, numbers: Sequence[int]) -> None:
         """Forget objects that will not be named again."""
         for number in numbers:
             self._held.pop(number, None)

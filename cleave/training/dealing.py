@@ -40,6 +40,7 @@ def deal(rows: int, speeds: Sequence[float]) -> list[int]:
 
 
 _TRUST: Final = 1.05
+"""So much faster, in each step, is a server taken to be that had no row in it."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import groupby
 from typing import Any, Final, Protocol
 
@@ -25,7 +24,7 @@ from cleave.errors import CleaveError
 BUCKET_BYTES: Final = 32 * 2**20
 """Smaller tensors of one owner travel together, in buffers of up to this size."""
 
-WAIT: Final = timedelta(days=7)
+WAIT_S: Final = 7 * 24 * 3600
 """A rank waits so long for others, whose steps may take hours; one that died is seen at once."""
 
 _END: Final = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -411,8 +411,8 @@ class Trainer:
         """Do the remaining steps; report and return the run's final record."""
         job, report = self.job, self._report
         where = str(self.folder.path)
-        self.context.report(StartRecord(self.step, job.steps, where))
         if not self.ranks.rank:
+            self.context.report(StartRecord(self.step, job.steps, where))
             self.trackers = Trackers.open(job, self.folder, self.step, self._note)
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
@@ -599,33 +599,45 @@ class Trainer:
 
     def evaluate(self) -> float:
         """Return the mean loss on held-out text, in nats per token that is learned."""
-        job = self.job
         self.model.eval()
         try:
             with torch.no_grad():
-                while True:
-                    batches = validation_batches(
-                        self.corpus.validation,
-                        job.batch,
-                        job.seq,
-                        job.eval_batches,
-                        separate=self._packed is not None,
-                    )
-                    ours = partial(self._summed, islice(batches, *self.shared.turns()))
-                    try:
-                        sums = self.shared.together(ours)
-                        break
-                    except AbandonedError:
-                        if any(self.ranks.agree(self.context.stop())) or not self.shared.several:
-                            raise
+                sums = self._held_out_sums()
+                while sums is None:  # a server lost its devices: others do its batches
+                    sums = self._held_out_sums()
         finally:
             self.model.train()
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
 
-    def _summed(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Return the sum of the losses of all tokens that are learned, and their number."""
+    def _held_out_sums(self) -> list[tuple[float, int]] | None:
+        """Return of each server the sum of losses on held-out text, and the tokens; None to retry.
+
+        Raises:
+            AbandonedError: when training is to stop meanwhile.
+        """
+        try:
+            return self.shared.together(partial(self._summed, *self.shared.turns()))
+        except AbandonedError:
+            if any(self.ranks.agree(self.context.stop())) or not self.shared.several:
+                raise
+            return None
+
+    def _summed(self, first: int, past: int | None, stride: int) -> tuple[float, int]:
+        """Return the sum of the losses of all tokens that are learned, and their number.
+
+        Args:
+            first, past, stride: which of the held-out batches.
+        """
+        job = self.job
+        batches = validation_batches(
+            self.corpus.validation,
+            job.batch,
+            job.seq,
+            job.eval_batches,
+            separate=self._packed is not None,
+        )
         total, learned = 0.0, 0
-        for batch in batches:
+        for batch in islice(batches, first, past, stride):
             count = learned_tokens(batch.labels)
             total += self._loss(batch).item() * count
             learned += count

@@ -12,6 +12,7 @@ import typer
 from cleave.errors import UsageError
 from cleave_cli.emulate_files import Watch
 from cleave_cli.emulate_real_time import real_time
+from cleave_cli.fleet_options import choose_fleet
 from cleave_cli.options import counted, human_bytes, not_empty, was_given
 from cleave_cli.render.narrow import filled
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
 MAX_REAL_TIME = 20_000
-MAX_VIRTUAL = 100_000
 _DTYPES = ("fp32", "bf16", "fp16")
 _REAL_TIME = ("duration", "speed")
 _VIRTUAL = ("method", "batch", "seq", "steps", "ps_gbit", "ps_gflops", "coding", "reuse")
@@ -171,44 +171,6 @@ def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
                 else f"{option} is for steps of a model in virtual time; give a --model, or leave "
                 f"it out"
             )
-
-
-def choose_fleet(
-    fleet: str,
-    devices: int | None,
-    *,
-    default: int,
-    dtype: str,
-    churn: str = "",
-    stragglers: float = 0.0,
-    seed: int = 0,
-) -> list[FleetDevice]:
-    """Return the devices that the options ask for.
-
-    Raises:
-        UsageError: when there is no such fleet.
-    """
-    from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
-
-    if seed < 0:
-        raise UsageError(f"--seed is {seed}; give 0 or more")
-    size = default if devices is None and fleet in fleet_names() else devices
-    _need_few(size or size_in(fleet) or 0)  # before they are made
-    try:
-        found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
-        found = with_churn(found, churn) if churn else found
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    _need_few(len(found))
-    return found
-
-
-def _need_few(devices: int) -> None:
-    if devices > MAX_VIRTUAL:
-        raise UsageError(
-            f"{devices:,} devices are too many to emulate one by one; ask for {MAX_VIRTUAL:,} "
-            f"at most, or plan for them with: cleave plan"
-        )
 
 
 # --- virtual time ---

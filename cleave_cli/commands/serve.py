@@ -22,6 +22,7 @@ from cleave_cli.options import need_train_extra
 from cleave_cli.reach import only_here
 from cleave_cli.render.log_lines import printed_log
 from cleave_cli.render.qr import qr_code
+from cleave_cli.stopping import ending_signals
 
 if TYPE_CHECKING:
     from cleave.server.auth.access import Access, JoinCode
@@ -314,15 +315,3 @@ class _Codes:
             typer.echo(json.dumps({"event": "join_code", "url": url, "page_url": page_url}))
         else:
             _show(page_url)
-
-
-def ending_signals() -> list[signal.Signals]:
-    """Return the signals at which a server ends in order: also that its terminal was closed.
-
-    Under `nohup`, which has that signal ignored, a server outlives its terminal.
-    """
-    found = [signal.SIGINT, signal.SIGTERM]
-    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
-    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        found.append(hangup)
-    return found

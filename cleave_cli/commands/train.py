@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cleave.errors import UsageError
-from cleave_cli.commands.emulate import choose_fleet
 from cleave_cli.fleet_options import DEVICES, FLEET_FILE, FleetOptions
 from cleave_cli.operator_link import server_of_this_machine
 from cleave_cli.options import need_train_extra, not_empty, was_given
 from cleave_cli.render.training import Display, make_display
+from cleave_cli.stopping import stops_in_order
 
 if TYPE_CHECKING:
-    from profiles.fleet_device import FleetDevice
+    pass
 
 _NOT_OF_THE_JOB = (
     "devices",
@@ -330,26 +329,8 @@ def _here(
         electricity(grid, 0.0, 0.0)  # an unknown country is refused now
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # refuse before anything is started
-    members: list[FleetDevice] = []
-    if options.devices != 0:
-        members = choose_fleet(
-            options.fleet,
-            options.devices,
-            default=DEVICES,
-            dtype=spec.dtype,
-            churn=options.churn,
-            seed=spec.seed,
-        )
+    members = options.members(spec.dtype, spec.seed)
     display.start(spec.steps)
-    stopping = False
-
-    def interrupted(*_: object) -> None:
-        nonlocal stopping
-        if stopping:
-            raise KeyboardInterrupt
-        stopping = True
-        display.note("stopping after this step, with a checkpoint; once more to stop now")
-
     fleet = None
     if members:
         from emulator.virtual import emulated
@@ -372,15 +353,12 @@ def _here(
             display.plain(energy.to_record() | summary(energy, grid))
         display.record(record)
 
-    context = TrainContext(fleet, record, lambda: stopping)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, interrupted) for number in numbers]
     try:
-        with display:
-            JobRunner(runs).train(asked, context)
+        with stops_in_order(display.note) as stop:
+            context = TrainContext(fleet, record, stop)
+            with display:
+                JobRunner(runs).train(asked, context)
     finally:
-        for number, before in zip(numbers, previous, strict=True):
-            signal.signal(number, before)
         if fleet is not None:
             fleet.close()
 

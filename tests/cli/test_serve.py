@@ -9,7 +9,8 @@ import pytest
 
 from cleave.errors import UsageError
 from cleave.server.jobs.jobs import TrainingJob
-from cleave_cli.commands.serve import ending_signals, serve, stopping
+from cleave_cli.commands.serve import serve, stopping
+from cleave_cli.stopping import ending_signals
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])

@@ -18,8 +18,8 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.cluster.balance import ARRIVES_S, SHUNNED_S, Balance, Move
 from cleave.cluster.door import Door
 from cleave.cluster.door_runtime import DoorRuntime
+from cleave.cluster.doors import chosen_doors
 from cleave.cluster.parcels import Packer, Unpacker, received_back, sent_back
-from cleave.cluster.ray_train import chosen_doors
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.scheduler.stage_arrays import StageArray
