@@ -165,7 +165,7 @@ def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
             for process in started:
                 process.terminate()
             for process in started:
-                process.wait()
+                process.communicate()  # closes the pipe as well
 
 
 # --- a large model, by sizes ---

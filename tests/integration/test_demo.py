@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.integration.processes import here
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.filterwarnings("error::ResourceWarning")  # of a pipe left open
 def test_its_losses_are_those_of_plain_pytorch(tmp_path: Path) -> None:
     done = here("demo", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -22,3 +24,4 @@ def test_its_losses_are_those_of_plain_pytorch(tmp_path: Path) -> None:
     assert (small["devices"], small["devices_left"]) == (4, 3)
     assert (Path(small["run_folder"]) / "loss.png").is_file()
     assert large["simulated_step_s"] < large["simulated_alone_s"]
+    gc.collect()
