@@ -1,7 +1,8 @@
 """`cleave` and `cleave-2d`: tiles planned by the planner itself, and attention as tasks.
 
-The Linear GEMMs, with the LM head, take the time that `cleave plan` predicts, one after another.
-Attention of a layer is dealt out as tasks (`attention`), once forward and once backward.
+The Linear GEMMs, with the LM head, take the time that `cleave plan` predicts for each, one after
+another, as was published; training submits both gradients of a Linear together. Attention of a
+layer is dealt out as tasks (`attention`), once forward and once backward.
 
 Losing a device costs its tile, nothing else: the others do that tile again, which delays its GEMM
 once, however many devices are lost in it. With n devices, each lost at a rate lambda,
@@ -222,7 +223,7 @@ def tiled_outcome(name: str, step: TiledStep) -> Outcome:
         setting="" if possible else "no device has memory for attention",
         devices_used=used,
         parts=(
-            Part("layers' Linears", step.report.predicted_s - head.seconds),
+            Part("layers' Linears", step.report.apart_s - head.seconds),
             Part("LM head", head.seconds),
             Part("attention", attention_s),
         ),

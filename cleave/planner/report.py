@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +17,7 @@ from cleave.planner.bound import overlap_bound_s
 from cleave.planner.collector import collector_paused
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, PsRates
 from cleave.planner.shape import Floats, RateArrays
-from cleave.planner.streaming import tile_finish_s
+from cleave.planner.streaming import finish_times_s
 from cleave.planner.tiles import box_sizes
 
 
@@ -107,7 +110,7 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
         plan.makespan_s / plan.bound_s - 1,
         # The isolated bound allows for its search; no bound is above a better one.
         min(plan.bound_s, overlap_bound_s(plan.gemm, element, fleet.rates, ps)),
-        float(tile_finish_s(plan, element, by_tile).max()),
+        _together_s([plan], element, fleet, ps),
         _bottleneck(plan, down, up, by_tile, alone, ps),
         int(np.bincount(owner, down).max()),
         int(np.bincount(owner, up).max()),
@@ -115,6 +118,15 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
         tiles[tightest],
         len(used),
     )
+
+
+def _together_s(plans: Sequence[Plan], element: ElementBytes, fleet: _Fleet, ps: PsRates) -> float:
+    """Return the seconds of products that are submitted together, with their strips as cut."""
+    devices = dict.fromkeys(tile.device for plan in plans for tile in plan.tiles)
+    used = np.array([fleet.places[device] for device in devices], np.intp)
+    rates = fleet.rates.take(used).throttled(math.inf, ps.ingress_bytes_per_s)
+    places = {device: place for place, device in enumerate(devices)}
+    return float(finish_times_s(plans, element, rates, places, ps.egress_bytes_per_s).max())
 
 
 def _bottleneck(
@@ -150,7 +162,10 @@ def _bottleneck(
 
 
 class CountedGemm(Protocol):
-    """A GEMM and how often it occurs in a step (`cleave.workload.step.StepGemm`)."""
+    """A GEMM and how often it occurs in a step (`cleave.workload.step.StepGemm`).
+
+    Neighbours with one `submission` are submitted together.
+    """
 
     @property
     def gemm(self) -> Gemm: ...
@@ -158,21 +173,60 @@ class CountedGemm(Protocol):
     @property
     def count(self) -> int: ...
 
+    @property
+    def submission(self) -> Hashable: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """GEMMs of a step that are submitted together, and are under way at the same time.
+
+    Attributes:
+        places: theirs in the step.
+        seconds: from the first byte of the first until all of them are done.
+    """
+
+    places: tuple[int, ...]
+    seconds: float
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The plans of all GEMMs of a training step, which run one after another.
+    """The plans of all GEMMs of a training step.
 
     Attributes:
         reports: one for each GEMM, in the order given.
         counts: how often each GEMM occurs in the step.
+        together: those that are not submitted alone.
     """
 
     reports: tuple[PlanReport, ...]
     counts: tuple[int, ...]
+    together: tuple[Together, ...] = ()
 
     def _sum(self, values: Iterable[float]) -> float:
         return sum(value * count for value, count in zip(values, self.counts, strict=True))
+
+    @property
+    def submissions(self) -> tuple[Together, ...]:
+        """Return what is submitted one after another: GEMMs alone, and those together."""
+        first = {each.places[0]: each for each in self.together}
+        others = {place for each in self.together for place in each.places}
+        return tuple(
+            first[n] if n in first else Together((n,), found.predicted_s)
+            for n, found in enumerate(self.reports)
+            if n in first or n not in others
+        )
+
+    @property
+    def predicted_s(self) -> float:
+        """Return what all GEMMs take, each as often as it occurs."""
+        return sum(each.seconds * self.counts[each.places[0]] for each in self.submissions)
+
+    @property
+    def apart_s(self) -> float:
+        """Return what all GEMMs would take if each was submitted when the one before is done."""
+        return self._sum(r.predicted_s for r in self.reports)
 
     @property
     def makespan_s(self) -> float:
@@ -181,10 +235,6 @@ class StepReport:
     @property
     def fill_s(self) -> float:
         return self._sum(r.plan.fill_s for r in self.reports)
-
-    @property
-    def predicted_s(self) -> float:
-        return self._sum(r.predicted_s for r in self.reports)
 
     @property
     def bound_s(self) -> float:
@@ -240,6 +290,11 @@ def plan_step(
 ) -> StepReport:
     """Plan every GEMM of a step; equal GEMMs are planned once.
 
+    Args:
+        planner: plans each by itself.
+        gemms: in the order in which they are submitted.
+        element, devices, ps: see `report`.
+
     Raises:
         PlanError: when a GEMM fits no device.
     """
@@ -250,7 +305,22 @@ def plan_step(
             if each.gemm not in known:
                 plan = planner.plan(each.gemm, element, devices)
                 known[each.gemm] = _report(plan, element, fleet, ps)
-    return StepReport(tuple(known[g.gemm] for g in gemms), tuple(g.count for g in gemms))
+        seconds = cache(
+            lambda *together: _together_s([known[g].plan for g in together], element, fleet, ps)
+        )
+        together = tuple(
+            Together(places, seconds(*(gemms[n].gemm for n in places)))
+            for places in _submitted_together(gemms)
+        )
+    return StepReport(tuple(known[g.gemm] for g in gemms), tuple(g.count for g in gemms), together)
+
+
+def _submitted_together(gemms: Sequence[CountedGemm]) -> Iterator[tuple[int, ...]]:
+    """Yield the places of GEMMs that are submitted together, two or more."""
+    for _, group in groupby(range(len(gemms)), key=lambda n: gemms[n].submission):
+        places = tuple(group)
+        if len(places) > 1:
+            yield places
 
 
 _ADVICE = {

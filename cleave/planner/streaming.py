@@ -9,14 +9,25 @@ headers, a few dozen bytes each, are left out.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from cleave.gemm import Span, Tile, wavefront
-from cleave.planner.plan import ALIGN, ALIGNED_FROM, DeviceRates, ElementBytes, EvenCut, Plan
+from cleave.planner.card import Arrivals, OwnLinks, SharedCard
+from cleave.planner.plan import (
+    ALIGN,
+    ALIGNED_FROM,
+    DeviceRates,
+    ElementBytes,
+    EvenCut,
+    Plan,
+    PlannedTile,
+)
 from cleave.planner.shape import Floats, RateArrays
 from cleave.planner.tiles import box_sizes
 
@@ -31,9 +42,10 @@ def finish_s(
         element: bytes per element.
         devices: rates by the ids that the plan uses.
     """
-    owners = [tile.device for tile in plan.tiles]
+    owners = list(dict.fromkeys(tile.device for tile in plan.tiles))
     rates = RateArrays.of([devices[device] for device in owners])
-    return dict(zip(owners, tile_finish_s(plan, element, rates).tolist(), strict=True))
+    places = {device: place for place, device in enumerate(owners)}
+    return dict(zip(owners, finish_times_s([plan], element, rates, places).tolist(), strict=True))
 
 
 def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
@@ -41,95 +53,144 @@ def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceR
     return max(finish_s(plan, element, devices).values())
 
 
-def tile_finish_s(plan: Plan, element: ElementBytes, rates: RateArrays) -> Floats:
-    """Return, for each tile of the plan, when its device has done all its tiles; see `finish_s`.
+def finish_times_s(
+    plans: Sequence[Plan],
+    element: ElementBytes,
+    rates: RateArrays,
+    places: Mapping[int, int],
+    egress_bytes_per_s: float = math.inf,
+) -> Floats:
+    """Return when each device has returned the last of its blocks; 0 where it has no tile.
+
+    Several plans are of products that are submitted together: a device does its tiles of the first,
+    then those of the second, and neither its link nor its processor waits in between.
 
     Args:
-        rates: of the tiles' devices, one entry per tile.
+        plans: in the order in which they are submitted.
+        element: bytes per element.
+        rates: of the devices.
+        places: of the devices in `rates`, by their ids.
+        egress_bytes_per_s: what the PS's card sends; see `cleave.planner.card`.
     """
-    tiles = plan.tiles
-    places: dict[int, list[int]] = {}
-    for place, tile in enumerate(tiles):
-        places.setdefault(tile.device, []).append(place)
-    found = np.zeros(len(tiles))
+
+    def done(arrivals: Arrivals) -> _Done:
+        count = len(rates)
+        found = _Done(arrivals, np.zeros(count), np.zeros(count), np.zeros(count))
+        for plan in plans:
+            _follow(plan, element, rates, places, found)
+        return found
+
+    found = done(OwnLinks(rates.downlink))
+    if float(rates.downlink[found.sent_bytes > 0].sum()) > egress_bytes_per_s:
+        found = done(SharedCard(found.sent_bytes, rates.downlink, egress_bytes_per_s))
+    last_s: Floats = np.where(found.up_s > 0, found.up_s + rates.latency_s / 2, 0.0)
+    return last_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What devices have done so far.
+
+    Attributes:
+        arrivals: when they are sent what.
+        sent_bytes: by device, what it was sent.
+        compute_s, up_s: by device, when its processor and its uplink are done.
+    """
+
+    arrivals: Arrivals
+    sent_bytes: Floats
+    compute_s: Floats
+    up_s: Floats
+
+
+def _follow(
+    plan: Plan, element: ElementBytes, rates: RateArrays, places: Mapping[int, int], done: _Done
+) -> None:
+    """Let devices do their tiles of a plan after what they have done."""
+    own: dict[int, list[PlannedTile]] = {}
+    for tile in plan.tiles:
+        own.setdefault(places[tile.device], []).append(tile)
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for own in places.values():
-        strips = tiles[own[0]].strips
-        if len(own) == 1 and isinstance(strips, EvenCut):
-            alike[strips[1:]].append(own[0])
+    for place, tiles in own.items():
+        strips = tiles[0].strips
+        if len(tiles) == 1 and isinstance(strips, EvenCut):
+            alike[strips[1:]].append(place)
         else:
-            found[own] = _one_device_s(plan, element, rates, own)
+            _follow_tiles(plan, element, rates, place, tiles, done)
     for (rows, columns), group in alike.items():
-        chosen = np.array(group)
-        times = _even_tiles_s(
-            plan, element, rates.take(chosen), [tiles[i].strips.tile for i in group], rows, columns
-        )
-        if times is None:  # sides too short for as many strips as asked for
-            times = np.array([_one_device_s(plan, element, rates, [i]) for i in group])
-        found[chosen] = times
-    return found
+        boxes = [own[place][0].tile for place in group]
+        if not _follow_even(plan, element, rates, np.array(group), boxes, rows, columns, done):
+            for place in group:  # sides too short for as many strips as asked for
+                _follow_tiles(plan, element, rates, place, own[place], done)
 
 
-def _one_device_s(
-    plan: Plan, element: ElementBytes, rates: RateArrays, places: Sequence[int]
-) -> float:
-    """Return when a device is done with its tiles, given by place in the plan.
-
-    They are done one after another, and a strip that two tiles share is sent once.
-    """
-    downlink, uplink = float(rates.downlink[places[0]]), float(rates.uplink[places[0]])
-    flops, latency_s = float(rates.flops[places[0]]), float(rates.latency_s[places[0]]) / 2
+def _follow_tiles(
+    plan: Plan,
+    element: ElementBytes,
+    rates: RateArrays,
+    place: int,
+    tiles: Sequence[PlannedTile],
+    done: _Done,
+) -> None:
+    """Let one device do its tiles one after another; a strip that two share is sent once."""
+    uplink, flops = float(rates.uplink[place]), float(rates.flops[place])
+    here, latency_s = np.array([place]), float(rates.latency_s[place]) / 2
     held: dict[tuple[str, Span, Span], float] = {}
-    down_s = compute_s = up_s = 0.0
-    for cut in (plan.tiles[place].cut for place in places):
+    sent_bytes = float(done.sent_bytes[place])
+    compute_s, up_s = float(done.compute_s[place]), float(done.up_s[place])
+    for cut in (tile.cut for tile in tiles):
         each = element.partial if cut.tile.is_partial(plan.gemm) else element.finished
         for block in wavefront(cut):
             ready_s = 0.0
             for k in block.pieces:
                 for strip in (("a", block.m, k), ("b", k, block.n)):
                     if strip not in held:
-                        nbytes = strip[1].size * strip[2].size * element.sent
-                        down_s += nbytes / downlink
-                        held[strip] = down_s + latency_s
+                        sent_bytes += strip[1].size * strip[2].size * element.sent
+                        sent_s = done.arrivals.sent_s(here, np.array([sent_bytes]))
+                        held[strip] = float(sent_s[0]) + latency_s
                     ready_s = max(ready_s, held[strip])
             compute_s = max(compute_s, ready_s) + block.flops / flops
             up_s = max(up_s, compute_s) + block.elements * each / uplink
-    return up_s + latency_s
+    done.sent_bytes[place], done.compute_s[place], done.up_s[place] = sent_bytes, compute_s, up_s
 
 
-def _even_tiles_s(
+def _follow_even(
     plan: Plan,
     element: ElementBytes,
     rates: RateArrays,
+    chosen: npt.NDArray[np.intp],
     boxes: Sequence[Tile],
     rows: int,
     columns: int,
-) -> Floats | None:
-    """Return when devices of one tile each are done, all tiles cut into equally many strips.
+    done: _Done,
+) -> bool:
+    """Let devices do one tile each, all tiles cut into equally many strips.
 
-    Return None if a tile is too small for so many strips.
+    Return False, and do nothing, if a tile is too small for so many strips.
     """
     m, n, k = box_sizes(boxes)
     align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)
     a, b = even_sizes(m, rows, align), even_sizes(n, columns, align)
     if a is None or b is None:
-        return None
-    depth = k.astype(np.float64)
+        return False
+    depth, of = k.astype(np.float64), rates.take(chosen)
     each = np.where(depth < plan.gemm.k, element.partial, element.finished)
-    per_side_s = depth * element.sent / rates.downlink
-    per_flop_s = 2 * depth / rates.flops
-    per_element_s = each / rates.uplink
-    latency_s = rates.latency_s / 2
-    down_s, compute_s, up_s = (np.zeros(len(boxes)) for _ in range(3))
+    per_side_bytes = depth * element.sent
+    per_flop_s = 2 * depth / of.flops
+    per_element_s = each / of.uplink
+    latency_s = of.latency_s / 2
+    sent_bytes, compute_s, up_s = (x[chosen] for x in (done.sent_bytes, done.compute_s, done.up_s))
+    sent_s = done.arrivals.sent_s(chosen, sent_bytes)
     for i, j, new in _order(len(a), len(b)):
         for side, index in new:
-            down_s = down_s + (a if side == 0 else b)[index] * per_side_s
+            sent_bytes = sent_bytes + (a if side == 0 else b)[index] * per_side_bytes
+            sent_s = done.arrivals.sent_s(chosen, sent_bytes)
         elements = a[i] * b[j]
         # The strip that came last is there last; of the others this is only more true.
-        compute_s = np.maximum(compute_s, down_s + latency_s) + elements * per_flop_s
+        compute_s = np.maximum(compute_s, sent_s + latency_s) + elements * per_flop_s
         up_s = np.maximum(up_s, compute_s) + elements * per_element_s
-    last_s: Floats = up_s + latency_s
-    return last_s
+    done.sent_bytes[chosen], done.compute_s[chosen], done.up_s[chosen] = sent_bytes, compute_s, up_s
+    return True
 
 
 def even_sizes(

@@ -46,6 +46,14 @@ class StepGemm:
     name: str  # of the Linear, e.g. "fc1"
 
     @property
+    def submission(self) -> tuple[str, bool, int]:
+        """Return what those have in common that training submits together.
+
+        These are the two gradients of a Linear: neither needs the other.
+        """
+        return self.name, self.kind is GemmKind.FORWARD, self.count
+
+    @property
     def flops(self) -> int:
         """Return the floating-point operations of all ``count`` occurrences."""
         return self.gemm.flops * self.count

@@ -99,6 +99,7 @@ def step_json(step: StepReport, gemms: tuple[StepGemm, ...]) -> dict[str, Any]:
         "makespan_s": step.makespan_s,
         "fill_s": step.fill_s,
         "predicted_s": step.predicted_s,
+        "apart_s": step.apart_s,
         "bound_s": step.bound_s,
         "overlap_bound_s": step.overlap_bound_s,
         "egress_bytes": step.egress_bytes,
@@ -152,9 +153,9 @@ def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
     console.print(table)
     console.print(
         "fwd: forward, dX: input gradient, dW: weight gradient; gap: above the bound.\n"
-        f"These multiplications: {step.predicted_s:.4g} s a step ({step.makespan_s:.4g} s with "
-        f"ever thinner strips); bound {step.bound_s:.4g} s, no plan beats "
-        f"{step.overlap_bound_s:.4g} s. "
+        f"These multiplications: {step.predicted_s:.4g} s a step, both gradients of a Linear "
+        f"together; {step.apart_s:.4g} s one after another ({step.makespan_s:.4g} s with ever "
+        f"thinner strips; bound {step.bound_s:.4g} s, no plan beats {step.overlap_bound_s:.4g} s). "
         f"The PS sends {human_bytes(step.egress_bytes)} and receives "
         f"{human_bytes(step.ingress_bytes)} in {step.blocks:,} blocks; its card needs "
         f"{step.peak_egress_bytes_per_s * 8e-9:.3g} Gbit/s out and "

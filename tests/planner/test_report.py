@@ -134,6 +134,25 @@ def test_totals_are_sums_with_multiplicities() -> None:
     )
 
 
+def test_both_gradients_of_a_linear_are_under_way_together() -> None:
+    step = plan_step(TilePlanner(UNLIMITED), STEP, BF16, paper_rates(12), UNLIMITED)
+    assert [each.places for each in step.submissions] == [(0,), (1, 2), (3,)]
+    alone = [r.predicted_s for r in step.reports]
+    forward, both, head = (each.seconds for each in step.submissions)
+    assert (forward, head) == (alone[0], alone[3])
+    assert max(alone[1:3]) < both < sum(alone[1:3])
+    assert step.predicted_s == pytest.approx(12 * (forward + both) + head)
+    assert step.apart_s == pytest.approx(12 * sum(alone[:3]) + alone[3])
+
+
+def test_gemms_of_different_linears_follow_one_another() -> None:
+    apart = tuple(
+        StepGemm(GemmKind.INPUT_GRADIENT, GEMM, 2, name) for name in ("fc1", "fc2", "out_proj")
+    )
+    step = plan_step(TilePlanner(UNLIMITED), apart, BF16, paper_rates(12), UNLIMITED)
+    assert step.predicted_s == pytest.approx(step.apart_s)
+
+
 def test_peaks_are_of_the_busiest_gemm() -> None:
     step = plan_step(TilePlanner(UNLIMITED), STEP, BF16, paper_rates(12), UNLIMITED)
     plans = [r.plan for r in step.reports]

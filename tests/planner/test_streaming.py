@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +16,9 @@ from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, even_cuts
 from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
 from cleave.planner.planner import TilePlanner
+from cleave.planner.report import plan_step
 from cleave.planner.streaming import even_sizes, finish_s, predicted_s
+from cleave.workload.step import GemmKind, StepGemm
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
@@ -65,6 +70,43 @@ def test_equal_devices_take_what_is_predicted(
 def test_unequal_devices_take_what_is_predicted(m: int, n: int, k: int, devices: int) -> None:
     _, predicted, took = _emulate(Gemm(m, n, k), paper_fleet(devices), PsRates(block_s=3e-4))
     assert took == pytest.approx(predicted, rel=0.02)
+
+
+@settings(max_examples=examples(12), deadline=None)
+@given(
+    tokens=st.integers(512, 8192),
+    inputs=st.integers(256, 4096),
+    outputs=st.integers(256, 4096),
+    devices=st.integers(1, 40),
+    card=st.sampled_from([math.inf, 2e9, 5e8]),
+    latency_s=st.sampled_from([0.0, 0.01]),
+)
+def test_both_gradients_of_a_linear_take_together_what_is_predicted(
+    tokens: int, inputs: int, outputs: int, devices: int, card: float, latency_s: float
+) -> None:
+    ps = PsRates(card)
+    fleet = [replace(device, latency_s=latency_s) for device in paper_fleet(devices)]
+    runtime = VirtualRuntime(fleet, None, Arithmetic.NONE, ps, verify=False, coding="off")
+    by = Fleet(runtime, TilePlanner(replace(ps, block_s=3e-4)))
+    gemms = (
+        StepGemm(GemmKind.INPUT_GRADIENT, Gemm(tokens, inputs, outputs), 1, "fc1"),
+        StepGemm(GemmKind.WEIGHT_GRADIENT, Gemm(outputs, inputs, tokens), 1, "fc1"),
+    )
+    step = plan_step(by.planner, gemms, ELEMENT, runtime.fleet_rates()[1], ps)
+    begin_s = runtime.now_s
+    x, w, dy = (
+        by.operand(_matrix(*sides))
+        for sides in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
+    )
+    futures = [
+        by.submit(Side(dy), Side(w), _matrix(tokens, inputs)),
+        by.submit(Side(dy, True), Side(x), _matrix(outputs, inputs)),
+    ]
+    for future in futures:
+        future.result()
+    took_s = runtime.now_s - begin_s
+    assert took_s == pytest.approx(step.predicted_s, rel=0.02 if math.isinf(card) else 0.05)
+    assert max(found.predicted_s for found in step.reports) <= step.predicted_s * (1 + 1e-9)
 
 
 def test_every_device_of_the_plan_has_a_time_and_the_last_one_counts() -> None:

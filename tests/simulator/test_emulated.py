@@ -110,7 +110,7 @@ def test_a_step_is_the_plan_of_its_linears_and_the_tasks_of_its_attention(
     attention_s = spec.layers * sum(
         tasks_s(task, 16 * spec.kv_heads, conditions.rates) for task in tasks
     )
-    assert outcome.step_s == pytest.approx(planned.predicted_s + attention_s, rel=1e-12)
+    assert outcome.step_s == pytest.approx(planned.apart_s + attention_s, rel=1e-12)
     sent = sum(16 * spec.kv_heads * spec.layers * task.download_bytes for task in tasks)
     assert outcome.download_bytes * devices == pytest.approx(planned.egress_bytes + sent)
 

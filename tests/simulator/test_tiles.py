@@ -34,7 +34,7 @@ def test_linears_take_what_the_planner_predicts(name: str, shape: TileShape, fus
     planner = TilePlanner(PsRates(), shape)
     step = plan_step(planner, gemms, ElementBytes(2, 2), conditions.devices, PsRates())
     linears_s = sum(p.seconds for p in outcome.parts if p.name != "attention")
-    assert linears_s == pytest.approx(step.predicted_s, rel=1e-12)
+    assert linears_s == pytest.approx(step.apart_s, rel=1e-12)
     assert outcome.fits
     assert outcome.step_s > linears_s
 

@@ -20,10 +20,11 @@ export function byTiles(setup, aloneSeconds) {
   const seconds = (rates) => {
     const alone = shares.map((share) => share.flops / rates.server);
     const taken = shares.map((share, n) =>
-      sent.has(share) ? tilesSeconds(setup, share, rates) : alone[n],
+      sent.has(share) ? tilesTimes(setup, share, rates).seconds : alone[n],
     );
     const counted = (times) => sum(times.map((time, n) => time * shares[n].count));
-    return Math.max(aloneSeconds(rates) - counted(alone) + counted(taken), counted(taken));
+    const least = counted(taken) - savedTogether(setup, shares, sent, rates);
+    return Math.max(aloneSeconds(rates) - counted(alone) + least, least);
   };
   const total = (name) =>
     sum([...sent].map((share) => share.count * share.devices * share.pieces * share[name]));
@@ -56,6 +57,20 @@ function multiplicationsOf({ model, tokens }) {
   ]);
 }
 
+/** Return what a step saves because both gradients of a Linear are under way together. */
+function savedTogether(setup, shares, sent, rates) {
+  const pairs = shares.flatMap((share, n) => (n % 3 === 1 ? [[share, shares[n + 1]]] : []));
+  return sum(
+    pairs
+      .filter((pair) => pair.every((share) => sent.has(share)))
+      .map(([first, second]) => {
+        const [one, two] = [first, second].map((share) => tilesTimes(setup, share, rates));
+        const together = Math.max(one.down + two.seconds, one.seconds + two.slower);
+        return first.count * Math.max(0, one.seconds + two.seconds - together);
+      }),
+  );
+}
+
 /** Return the fastest way found to share out a multiplication; infinite seconds if none fits. */
 function shareOf(setup, gemm) {
   const { m, n, k } = gemm;
@@ -70,7 +85,7 @@ function shareOf(setup, gemm) {
         const tile = tileOf(setup, narrow, area / narrow, k / slabs, slabs === 1);
         if (tile.memoryBytes > USABLE_MEMORY * setup.memoryBytes) continue;
         const share = { ...best, ...tile, devices, pieces };
-        share.seconds = tilesSeconds(setup, share, rates);
+        share.seconds = tilesTimes(setup, share, rates).seconds;
         if (share.seconds < best.seconds) best = share;
         break;
       }
@@ -87,8 +102,11 @@ function tileOf({ elementBytes }, rows, columns, depth, full) {
   return { downBytes, upBytes, tileFlops, memoryBytes: downBytes + upBytes };
 }
 
-/** Return how long a device takes for its tiles of a multiplication, one after another. */
-function tilesSeconds(
+/**
+ * Return how long a device takes for its tiles of a multiplication, one after another: until all is
+ * back, and of that for what it is sent, and for the longer of computing and returning.
+ */
+function tilesTimes(
   { downRatio, sumRatio },
   { downBytes, upBytes, tileFlops, devices, pieces },
   rates,
@@ -98,5 +116,9 @@ function tilesSeconds(
   const up = upBytes / Math.min(rates.uplink / sumRatio, card);
   const slower = Math.max(tileFlops / rates.compute, up);
   const streamed = slower <= down / 2 ? down : slower + down ** 2 / (4 * slower);
-  return pieces * (streamed * (1 + FILL) + 2 / rates.latency);
+  return {
+    seconds: pieces * (streamed * (1 + FILL) + 2 / rates.latency),
+    down: pieces * down,
+    slower: pieces * slower,
+  };
 }
