@@ -90,12 +90,13 @@ class Batch:
             for each, found in zip(gemms, step.reports, strict=True)
         ]
         sent = [n for n, each in enumerate(times) if each.fleet_s < each.ps_s]
-        submitted = list[CountedTimes]()
+        submitted, held_bytes = list[CountedTimes](), 0
         for each in step.submissions:
             own = [times[n] for n in each.places]
             if set(each.places) <= set(sent):
-                here_s = sum(one.ps_s for one in own)
-                own = [CountedTimes(each.seconds, here_s, own[0].count)]
+                here_s, count = sum(one.ps_s for one in own), own[0].count
+                own = [CountedTimes(each.seconds, here_s, count)]
+                held_bytes += each.held_bytes * count
             submitted += own
         plans = [(step.reports[n], gemms[n].count) for n in sent]
         many, few = sum(each.count for each in times), sum(times[n].count for n in sent)
@@ -113,7 +114,7 @@ class Batch:
         return Alternative(
             Method.TILES,
             tiles_step_s(local_step_s(self.cut(1), ps), submitted),
-            sum(report.plan.egress_bytes * count for report, count in plans),
+            sum(report.plan.egress_bytes * count for report, count in plans) - held_bytes,
             sum(report.plan.ingress_bytes * count for report, count in plans),
             bound_by,
             max((report.memory_bytes for report, _ in plans), default=0),

@@ -17,7 +17,7 @@ from cleave.planner.bound import overlap_bound_s
 from cleave.planner.collector import collector_paused
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, PsRates
 from cleave.planner.shape import Floats, RateArrays
-from cleave.planner.streaming import finish_times_s
+from cleave.planner.streaming import HeldSide, finish_times_s, held_bytes
 from cleave.planner.tiles import box_sizes
 
 
@@ -110,7 +110,7 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
         plan.makespan_s / plan.bound_s - 1,
         # The isolated bound allows for its search; no bound is above a better one.
         min(plan.bound_s, overlap_bound_s(plan.gemm, element, fleet.rates, ps)),
-        _together_s([plan], element, fleet, ps),
+        _together_s([(plan, "")], element, fleet, ps),
         _bottleneck(plan, down, up, by_tile, alone, ps),
         int(np.bincount(owner, down).max()),
         int(np.bincount(owner, up).max()),
@@ -120,13 +120,15 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
     )
 
 
-def _together_s(plans: Sequence[Plan], element: ElementBytes, fleet: _Fleet, ps: PsRates) -> float:
+def _together_s(
+    work: Sequence[tuple[Plan, HeldSide]], element: ElementBytes, fleet: _Fleet, ps: PsRates
+) -> float:
     """Return the seconds of products that are submitted together, with their strips as cut."""
-    devices = dict.fromkeys(tile.device for plan in plans for tile in plan.tiles)
+    devices = dict.fromkeys(tile.device for plan, _ in work for tile in plan.tiles)
     used = np.array([fleet.places[device] for device in devices], np.intp)
     rates = fleet.rates.take(used).throttled(math.inf, ps.ingress_bytes_per_s)
     places = {device: place for place, device in enumerate(devices)}
-    return float(finish_times_s(plans, element, rates, places, ps.egress_bytes_per_s).max())
+    return float(finish_times_s(work, element, rates, places, ps.egress_bytes_per_s).max())
 
 
 def _bottleneck(
@@ -164,7 +166,8 @@ def _bottleneck(
 class CountedGemm(Protocol):
     """A GEMM and how often it occurs in a step (`cleave.workload.step.StepGemm`).
 
-    Neighbours with one `submission` are submitted together.
+    Neighbours with one `submission` are submitted together. Devices hold the side that `held` names
+    from an equal GEMM before this one.
     """
 
     @property
@@ -176,18 +179,23 @@ class CountedGemm(Protocol):
     @property
     def submission(self) -> Hashable: ...
 
+    @property
+    def held(self) -> HeldSide: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """GEMMs of a step that are submitted together, and are under way at the same time.
+    """GEMMs of a step that are submitted together, and are under way at the same time; or one.
 
     Attributes:
         places: theirs in the step.
         seconds: from the first byte of the first until all of them are done.
+        held_bytes: of their plans' downloads, what devices hold and are not sent.
     """
 
     places: tuple[int, ...]
     seconds: float
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +205,8 @@ class StepReport:
     Attributes:
         reports: one for each GEMM, in the order given.
         counts: how often each GEMM occurs in the step.
-        together: those that are not submitted alone.
+        together: those that take another time together, or with what devices hold, than each does
+            by itself.
     """
 
     reports: tuple[PlanReport, ...]
@@ -246,7 +255,8 @@ class StepReport:
 
     @property
     def egress_bytes(self) -> int:
-        return round(self._sum(r.plan.egress_bytes for r in self.reports))
+        held = sum(each.held_bytes * self.counts[each.places[0]] for each in self.together)
+        return round(self._sum(r.plan.egress_bytes for r in self.reports)) - held
 
     @property
     def ingress_bytes(self) -> int:
@@ -305,22 +315,25 @@ def plan_step(
             if each.gemm not in known:
                 plan = planner.plan(each.gemm, element, devices)
                 known[each.gemm] = _report(plan, element, fleet, ps)
-        seconds = cache(
-            lambda *together: _together_s([known[g].plan for g in together], element, fleet, ps)
+
+        @cache
+        def together(*work: tuple[Gemm, HeldSide]) -> tuple[float, int]:
+            plans = [(known[gemm].plan, held) for gemm, held in work]
+            seconds = _together_s(plans, element, fleet, ps)
+            return seconds, sum(held_bytes(plan, held, element) for plan, held in plans)
+
+        not_alone = tuple(
+            Together(places, *together(*((gemms[n].gemm, gemms[n].held) for n in places)))
+            for places in _submissions(gemms)
+            if len(places) > 1 or gemms[places[0]].held
         )
-        together = tuple(
-            Together(places, seconds(*(gemms[n].gemm for n in places)))
-            for places in _submitted_together(gemms)
-        )
-    return StepReport(tuple(known[g.gemm] for g in gemms), tuple(g.count for g in gemms), together)
+    return StepReport(tuple(known[g.gemm] for g in gemms), tuple(g.count for g in gemms), not_alone)
 
 
-def _submitted_together(gemms: Sequence[CountedGemm]) -> Iterator[tuple[int, ...]]:
-    """Yield the places of GEMMs that are submitted together, two or more."""
+def _submissions(gemms: Sequence[CountedGemm]) -> Iterator[tuple[int, ...]]:
+    """Yield the places of GEMMs that are submitted together."""
     for _, group in groupby(range(len(gemms)), key=lambda n: gemms[n].submission):
-        places = tuple(group)
-        if len(places) > 1:
-            yield places
+        yield tuple(group)
 
 
 _ADVICE = {

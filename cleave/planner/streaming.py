@@ -10,9 +10,10 @@ headers, a few dozen bytes each, are left out.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,9 @@ from cleave.planner.plan import (
 from cleave.planner.shape import Floats, RateArrays
 from cleave.planner.tiles import box_sizes
 
+HeldSide = Literal["", "a", "b"]
+"""A side of a product of which devices hold what they need; empty for none."""
+
 
 def finish_s(
     plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]
@@ -45,7 +49,9 @@ def finish_s(
     owners = list(dict.fromkeys(tile.device for tile in plan.tiles))
     rates = RateArrays.of([devices[device] for device in owners])
     places = {device: place for place, device in enumerate(owners)}
-    return dict(zip(owners, finish_times_s([plan], element, rates, places).tolist(), strict=True))
+    return dict(
+        zip(owners, finish_times_s([(plan, "")], element, rates, places).tolist(), strict=True)
+    )
 
 
 def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
@@ -54,7 +60,7 @@ def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceR
 
 
 def finish_times_s(
-    plans: Sequence[Plan],
+    work: Sequence[tuple[Plan, HeldSide]],
     element: ElementBytes,
     rates: RateArrays,
     places: Mapping[int, int],
@@ -66,7 +72,9 @@ def finish_times_s(
     then those of the second, and neither its link nor its processor waits in between.
 
     Args:
-        plans: in the order in which they are submitted.
+        work: plans in the order in which they are submitted, each with the side of its product of
+            which devices hold their strips. Of those that do several tiles for lack of memory none
+            does.
         element: bytes per element.
         rates: of the devices.
         places: of the devices in `rates`, by their ids.
@@ -76,8 +84,8 @@ def finish_times_s(
     def done(arrivals: Arrivals) -> _Done:
         count = len(rates)
         found = _Done(arrivals, np.zeros(count), np.zeros(count), np.zeros(count))
-        for plan in plans:
-            _follow(plan, element, rates, places, found)
+        for plan, held in work:
+            _follow(plan, held, element, rates, places, found)
         return found
 
     found = done(OwnLinks(rates.downlink))
@@ -85,6 +93,15 @@ def finish_times_s(
         found = done(SharedCard(found.sent_bytes, rates.downlink, egress_bytes_per_s))
     last_s: Floats = np.where(found.up_s > 0, found.up_s + rates.latency_s / 2, 0.0)
     return last_s
+
+
+def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
+    """Return what of a plan's downloads devices hold; see `finish_times_s`."""
+    if not held:
+        return 0
+    tiles = Counter(tile.device for tile in plan.tiles)
+    boxes = (tile.tile for tile in plan.tiles if tiles[tile.device] == 1)
+    return sum((b.m if held == "a" else b.n).size * b.k.size for b in boxes) * element.sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +121,12 @@ class _Done:
 
 
 def _follow(
-    plan: Plan, element: ElementBytes, rates: RateArrays, places: Mapping[int, int], done: _Done
+    plan: Plan,
+    held: HeldSide,
+    element: ElementBytes,
+    rates: RateArrays,
+    places: Mapping[int, int],
+    done: _Done,
 ) -> None:
     """Let devices do their tiles of a plan after what they have done."""
     own: dict[int, list[PlannedTile]] = {}
@@ -116,16 +138,19 @@ def _follow(
         if len(tiles) == 1 and isinstance(strips, EvenCut):
             alike[strips[1:]].append(place)
         else:
-            _follow_tiles(plan, element, rates, place, tiles, done)
+            _follow_tiles(plan, held, element, rates, place, tiles, done)
     for (rows, columns), group in alike.items():
         boxes = [own[place][0].tile for place in group]
-        if not _follow_even(plan, element, rates, np.array(group), boxes, rows, columns, done):
+        if not _follow_even(
+            plan, held, element, rates, np.array(group), boxes, rows, columns, done
+        ):
             for place in group:  # sides too short for as many strips as asked for
-                _follow_tiles(plan, element, rates, place, own[place], done)
+                _follow_tiles(plan, held, element, rates, place, own[place], done)
 
 
 def _follow_tiles(
     plan: Plan,
+    held: HeldSide,
     element: ElementBytes,
     rates: RateArrays,
     place: int,
@@ -135,7 +160,7 @@ def _follow_tiles(
     """Let one device do its tiles one after another; a strip that two share is sent once."""
     uplink, flops = float(rates.uplink[place]), float(rates.flops[place])
     here, latency_s = np.array([place]), float(rates.latency_s[place]) / 2
-    held: dict[tuple[str, Span, Span], float] = {}
+    there: dict[tuple[str, Span, Span], float] = {}
     sent_bytes = float(done.sent_bytes[place])
     compute_s, up_s = float(done.compute_s[place]), float(done.up_s[place])
     for cut in (tile.cut for tile in tiles):
@@ -144,11 +169,13 @@ def _follow_tiles(
             ready_s = 0.0
             for k in block.pieces:
                 for strip in (("a", block.m, k), ("b", k, block.n)):
-                    if strip not in held:
+                    if strip[0] == held and len(tiles) == 1:
+                        continue
+                    if strip not in there:
                         sent_bytes += strip[1].size * strip[2].size * element.sent
                         sent_s = done.arrivals.sent_s(here, np.array([sent_bytes]))
-                        held[strip] = float(sent_s[0]) + latency_s
-                    ready_s = max(ready_s, held[strip])
+                        there[strip] = float(sent_s[0]) + latency_s
+                    ready_s = max(ready_s, there[strip])
             compute_s = max(compute_s, ready_s) + block.flops / flops
             up_s = max(up_s, compute_s) + block.elements * each / uplink
     done.sent_bytes[place], done.compute_s[place], done.up_s[place] = sent_bytes, compute_s, up_s
@@ -156,6 +183,7 @@ def _follow_tiles(
 
 def _follow_even(
     plan: Plan,
+    held: HeldSide,
     element: ElementBytes,
     rates: RateArrays,
     chosen: npt.NDArray[np.intp],
@@ -183,7 +211,8 @@ def _follow_even(
     sent_s = done.arrivals.sent_s(chosen, sent_bytes)
     for i, j, new in _order(len(a), len(b)):
         for side, index in new:
-            sent_bytes = sent_bytes + (a if side == 0 else b)[index] * per_side_bytes
+            if "ab"[side] != held:
+                sent_bytes = sent_bytes + (a if side == 0 else b)[index] * per_side_bytes
             sent_s = done.arrivals.sent_s(chosen, sent_bytes)
         elements = a[i] * b[j]
         # The strip that came last is there last; of the others this is only more true.

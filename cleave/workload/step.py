@@ -10,8 +10,10 @@ Weight gradients are taken once per batch. Attention scores are not included: th
 computes them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Literal
 
 from cleave.errors import UsageError
 from cleave.gemm import Gemm
@@ -38,12 +40,25 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True)
 class StepGemm:
-    """One GEMM of a training step, which occurs ``count`` times (once in each layer)."""
+    """One GEMM of a training step, which occurs ``count`` times (once in each layer).
+
+    Attributes:
+        name: of the Linear, e.g. "fc1".
+        after_sibling: whether a Linear of the same shape that reads the same input comes before it.
+    """
 
     kind: GemmKind
     gemm: Gemm
     count: int
-    name: str  # of the Linear, e.g. "fc1"
+    name: str
+    after_sibling: bool = False
+
+    @property
+    def held(self) -> Literal["", "a", "b"]:
+        """Return which side devices hold: the input, after a sibling that is planned alike."""
+        if not self.after_sibling or self.kind is GemmKind.INPUT_GRADIENT:
+            return ""
+        return "a" if self.kind is GemmKind.FORWARD else "b"
 
     @property
     def submission(self) -> tuple[str, bool, int]:
@@ -138,15 +153,26 @@ def step_gemms(
     tokens = batch * seq
     shapes = linear_shapes(spec, fused_siblings)
     gemms = [
-        StepGemm(GemmKind.FORWARD, Gemm(tokens, s.outputs, s.inputs), s.count, s.name)
-        for s in shapes
+        StepGemm(GemmKind.FORWARD, Gemm(tokens, s.outputs, s.inputs), s.count, s.name, after)
+        for s, after in zip(shapes, _after_siblings(shapes), strict=True)
     ]
-    for s in reversed(shapes):
+    backward = tuple(reversed(shapes))
+    for s, after in zip(backward, _after_siblings(backward), strict=True):
         d_input = Gemm(tokens, s.inputs, s.outputs)
         d_weight = Gemm(s.outputs, s.inputs, tokens)
-        gemms.append(StepGemm(GemmKind.INPUT_GRADIENT, d_input, s.count, s.name))
-        gemms.append(StepGemm(GemmKind.WEIGHT_GRADIENT, d_weight, s.count, s.name))
+        gemms.append(StepGemm(GemmKind.INPUT_GRADIENT, d_input, s.count, s.name, after))
+        gemms.append(StepGemm(GemmKind.WEIGHT_GRADIENT, d_weight, s.count, s.name, after))
     return tuple(gemms)
+
+
+def _after_siblings(shapes: Sequence[LinearShape]) -> list[bool]:
+    """Say of each Linear whether a sibling of its shape comes before it, in this order."""
+
+    def alike(one: LinearShape, other: LinearShape) -> bool:
+        siblings = any({one.name, other.name} <= names for names in _SIBLINGS)
+        return siblings and one.outputs == other.outputs
+
+    return [any(alike(one, other) for other in shapes[:n]) for n, one in enumerate(shapes)]
 
 
 def step_flops(spec: ModelSpec, batch: int, seq: int) -> int:

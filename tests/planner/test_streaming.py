@@ -18,8 +18,11 @@ from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import plan_step
 from cleave.planner.streaming import even_sizes, finish_s, predicted_s
-from cleave.workload.step import GemmKind, StepGemm
-from emulator.virtual import Arithmetic, VirtualRuntime
+from cleave.scheduler.gemm_job import RESIDENCY_DEVICES
+from cleave.workload.registry import find_model
+from cleave.workload.step import GemmKind, StepGemm, step_gemms
+from emulator.sized_step import SizedStepper
+from emulator.virtual import Arithmetic, VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 from tests.examples import examples
@@ -107,6 +110,32 @@ def test_both_gradients_of_a_linear_take_together_what_is_predicted(
     took_s = runtime.now_s - begin_s
     assert took_s == pytest.approx(step.predicted_s, rel=0.02 if math.isinf(card) else 0.05)
     assert max(found.predicted_s for found in step.reports) <= step.predicted_s * (1 + 1e-9)
+
+
+def _step_s(model: str, devices: int, card: float) -> tuple[float, float]:
+    """What a step of training was predicted to take, and what it took."""
+    ps = PsRates(card, card)
+    fleet = emulated(paper_fleet(devices), compute=False, ps=ps, coding="off")
+    fleet.planner = TilePlanner(replace(ps, block_s=3e-4))
+    gemms = step_gemms(find_model(model), 8, 512)
+    step = plan_step(fleet.planner, gemms, ELEMENT, fleet.runtime.fleet_rates()[1], ps)
+    took = SizedStepper(fleet, find_model(model), 8 * 512, DType.BF16).step()
+    headers = took.counters.downlink_bytes / step.egress_bytes - 1
+    assert devices <= RESIDENCY_DEVICES or 0 <= headers < 0.1
+    return step.predicted_s, took.fleet_s
+
+
+@pytest.mark.parametrize("card", [math.inf, 1e9])
+@pytest.mark.parametrize("model", ["opt-tiny", "llama-tiny", "opt-125m"])
+def test_a_step_takes_what_is_predicted(model: str, card: float) -> None:
+    """Siblings read one input, which devices keep from the first to the last."""
+    predicted_s, took_s = _step_s(model, RESIDENCY_DEVICES + 6, card)
+    assert took_s == pytest.approx(predicted_s, rel=0.02 if math.isinf(card) else 0.05)
+
+
+def test_small_fleets_reuse_more_than_is_predicted() -> None:
+    predicted_s, took_s = _step_s("opt-tiny", 20, math.inf)
+    assert 0.9 * predicted_s < took_s < predicted_s
 
 
 def test_every_device_of_the_plan_has_a_time_and_the_last_one_counts() -> None:

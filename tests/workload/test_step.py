@@ -52,6 +52,17 @@ def test_order_is_forward_then_backward_from_the_head() -> None:
     assert inputs == forward[::-1]
 
 
+def test_devices_hold_the_input_after_a_sibling_of_the_same_shape() -> None:
+    held = {(g.name, g.kind): g.held for g in step_gemms(find_model("llama2-70b"), 1, 8)}
+    forward, d_weight = GemmKind.FORWARD, GemmKind.WEIGHT_GRADIENT
+    assert {key: side for key, side in held.items() if side} == {
+        ("v_proj", forward): "a",  # k has the same shape, q has more heads
+        ("up_proj", forward): "a",
+        ("k_proj", d_weight): "b",  # from the last to the first
+        ("gate_proj", d_weight): "b",
+    }
+
+
 @given(models, sizes, sizes)
 def test_fusing_changes_the_count_of_gemms_and_not_the_work(
     spec: ModelSpec, batch: int, seq: int
