@@ -213,7 +213,9 @@ def tiled_outcome(name: str, step: TiledStep) -> Outcome:
     head = step.linears(lambda gemm: gemm.name == "lm_head")
     attention = [share.times(layers) for share in step.attention]
     attention_s = math.fsum(share.seconds for share in attention)
-    down = step.linears(lambda gemm: True).download_bytes + sum(share.download_bytes for share in attention)
+    down = step.linears(lambda gemm: True).download_bytes + sum(
+        share.download_bytes for share in attention
+    )
     up = step.report.ingress_bytes + sum(share.upload_bytes for share in attention)
     needed, offered = step.tightest_bytes()
     peak_out, peak_in = step.peaks_bytes_per_s

@@ -100,6 +100,7 @@ def plan(
       cleave plan --gemm 4096,4096,4096 --fleet home.toml --tiles --json
     """
     from cleave.planner.coding import CodingPolicy, payload_rates
+    from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
     from cleave.planner.front import Objective
     from cleave.planner.methods import Method
     from cleave.planner.plan import ElementBytes, PsRates
@@ -142,7 +143,8 @@ def plan(
     by_link = rates_of(profiles, policy, ps)
     devices = payload_rates(by_link, dtype)  # tiles are planned by payloads
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
-    planner = TilePlanner(ps, choice_of(PlanMethod, "--tiling", tiling))
+    spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # as a server plans
+    planner = TilePlanner(spared, choice_of(PlanMethod, "--tiling", tiling))
     if gemm:
         if wanted is not Objective.TIME or by is not Method.AUTO or crossing:
             option = "--crossing" if crossing else f"--method {method}"

@@ -144,7 +144,7 @@ def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
             f"{g.gemm.m}x{g.gemm.n}x{g.gemm.k}",
             str(g.count),
             str(r.plan.devices_used),
-            f"{r.plan.makespan_s:.3g}",
+            f"{r.predicted_s:.3g}",
             f"{r.gap:.1%}",
             r.bottleneck.value,
         )
