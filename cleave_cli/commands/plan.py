@@ -55,8 +55,12 @@ def plan(
         str, typer.Option(help="3d, or 2d: rows and columns only, as published.")
     ] = "3d",
     fused: Annotated[
-        bool, typer.Option("--fused/--unfused", help="Siblings that read one input as one GEMM.")
-    ] = True,
+        bool,
+        typer.Option(
+            "--fused/--unfused",
+            help="As if siblings that read one input were one GEMM; training has them apart.",
+        ),
+    ] = False,
     ps_gflops: Annotated[
         float, typer.Option(help="GFLOP/s of the server alone; 0: measured on this machine.")
     ] = 0.0,
