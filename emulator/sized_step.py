@@ -18,9 +18,12 @@ from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.collector import collector_paused
+from cleave.planner.stage_prediction import local_step_s
+from cleave.planner.stages import PsCompute
 from cleave.scheduler.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import ModelSpec
-from cleave.workload.step import ONCE, LinearShape, siblings_in_order
+from cleave.workload.stages import StageSizes, cut_batch
+from cleave.workload.step import ONCE, LinearShape, siblings_in_order, step_flops
 from emulator.timeline import Timelines
 from emulator.virtual import VirtualRuntime
 
@@ -42,6 +45,21 @@ class SizedStep:
     events: int
     reused_events: int
     counters: FleetCounters
+
+
+def server_s(spec: ModelSpec, rows: int, sequence: int, flops_per_s: float) -> float:
+    """Return what the server does itself of a step by tiles, in seconds: attention.
+
+    As `cleave plan` counts it: what a step takes the server alone, less the multiplications.
+
+    Args:
+        spec: the model.
+        rows, sequence: the batch.
+        flops_per_s: of the server.
+    """
+    model = StageSizes(spec, sequence, 2, 2).costs(cut_batch(rows, sequence, 1))
+    alone_s = local_step_s(model, PsCompute(flops_per_s, 0.0))
+    return max(0.0, alone_s - step_flops(spec, rows, sequence) / flops_per_s)
 
 
 class SizedStepper:

@@ -74,7 +74,10 @@ def emulate(
     ] = 0.0,
     ps_gflops: Annotated[
         float,
-        typer.Option(help="By stages: GFLOP/s of the server alone; 0: measured on this machine."),
+        typer.Option(
+            help="With --model: GFLOP/s of the server; 0: by stages as measured on this machine, "
+            "by tiles what it does itself is left out."
+        ),
     ] = 0.0,
     coding: Annotated[
         str, typer.Option(help="With --model: count payloads as coded: auto, on, off.")
@@ -145,8 +148,8 @@ def emulate(
         )  # fmt: skip
     elif model:
         _virtual(
-            members, model, batch * seq, dtype, steps, ps_gbit, seed, start_hour, reuse, watch,
-            coding=coding, as_json=as_json,
+            members, model, batch, seq, dtype, steps, ps_gbit, ps_gflops, seed, start_hour, reuse,
+            watch, coding=coding, as_json=as_json,
         )  # fmt: skip
     else:
         if len(members) > MAX_REAL_TIME:
@@ -179,10 +182,12 @@ def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
 def _virtual(
     members: list[FleetDevice],
     model: str,
-    tokens: int,
+    rows: int,
+    sequence: int,
     dtype: str,
     steps: int,
     ps_gbit: float,
+    ps_gflops: float,
     seed: int,
     start_hour: float,
     reuse: bool,
@@ -199,7 +204,7 @@ def _virtual(
     from cleave.planner.plan import PsRates
     from cleave.planner.planner import TilePlanner
     from cleave.workload.registry import find_model
-    from emulator.sized_step import SizedStepper
+    from emulator.sized_step import SizedStepper, server_s
     from emulator.virtual import emulated
 
     card = ps_gbit * 1e9 / 8 or float("inf")
@@ -216,7 +221,8 @@ def _virtual(
         runtime: Any = fleet.runtime
         runtime.observers.extend(watch.observers)
         spec = find_model(model)
-        stepper = SizedStepper(fleet, spec, tokens, DType(dtype), reuse=reuse)
+        stepper = SizedStepper(fleet, spec, rows * sequence, DType(dtype), reuse=reuse)
+        here_s = server_s(spec, rows, sequence, ps_gflops * 1e9) if ps_gflops else None
         console = Console(stderr=True)
         hidden = as_json or not console.is_terminal
         try:
@@ -224,7 +230,7 @@ def _virtual(
                 # A bar for each step, gone before the step is printed: they share a terminal.
                 with Progress(console=console, transient=True, disable=hidden) as progress:
                     step = stepper.step(_advance(progress, f"step {number} of {model}", stepper))
-                _show_step(step, number, len(members), as_json=as_json)
+                _show_step(step, here_s, number, len(members), as_json=as_json)
         finally:
             watch.finish()  # what was seen until Ctrl-C as well
 
@@ -277,7 +283,8 @@ def _stages(
             continue
         text = (
             f"step {number}: {in_seconds(seconds)}, simulated, on "
-            f"{counted(len(members), 'device')}; the PS sends "
+            f"{counted(len(members), 'device')}, {in_seconds(found.ps.optimizer_s)} of it for the "
+            f"PS's optimizer, which plans leave out; the PS sends "
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
         typer.echo(filled(text))
@@ -300,7 +307,18 @@ def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], No
     return advance
 
 
-def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> None:
+def _show_step(
+    step: SizedStep, here_s: float | None, number: int, devices: int, *, as_json: bool
+) -> None:
+    """Show a step by tiles.
+
+    Args:
+        step: what the fleet does.
+        here_s: what the server does itself meanwhile; None if that is not counted.
+        number: of the step.
+        devices: how many.
+        as_json: for machines.
+    """
     from cleave.planner.stage_prediction import in_seconds
 
     done, seconds = step.counters, step.fleet_s
@@ -309,6 +327,7 @@ def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> 
         "step": number,
         "devices": devices,
         "fleet_s": seconds,
+        "server_s": here_s,
         "gemms": done.gemms,
         "tiles": done.tiles,
         "blocks": done.blocks,
@@ -326,8 +345,15 @@ def _show_step(step: SizedStep, number: int, devices: int, *, as_json: bool) -> 
     if as_json:
         typer.echo(json.dumps(values))
         return
+    counts = f"counted: every Linear and the LM head, {in_seconds(seconds)} on devices"
+    if here_s is None:
+        counts += "; not attention, which the server computes (--ps-gflops), nor its optimizer"
+    else:
+        counts += f"; attention, {in_seconds(here_s)} on the server; not its optimizer"
     text = (
-        f"step {number}: {in_seconds(seconds)}, simulated, on {counted(devices, 'device')}\n"
+        f"step {number}: {in_seconds(seconds + (here_s or 0.0))}, simulated, on "
+        f"{counted(devices, 'device')}\n"
+        f"  {counts}\n"
         f"  {counted(done.gemms, 'GEMM')}, {counted(done.tiles, 'tile')}, "
         f"{counted(done.blocks, 'block')}, {done.reissued:,} given out again\n"
         f"  the PS sends {human_bytes(done.downlink_bytes)} "

@@ -28,8 +28,9 @@ def show_methods(title: str, found: Comparison) -> None:
         typer.echo("\n".join(_lines(each)))
     typer.echo(
         textwrap.fill(
-            "down, up: what the server sends and gets; device, server: memory of the device that "
-            "needs most, and of the server.",
+            "A step is forward and backward pass: attention and loss are counted, the optimizer is "
+            "not. down, up: what the server sends and gets; device, server: memory of the device "
+            "that needs most, and of the server.",
             WIDTH,
         )
     )

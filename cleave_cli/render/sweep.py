@@ -42,6 +42,13 @@ class Churn:
         return None if found is None or not math.isfinite(found) else found
 
 
+_ABOUT_TILES: Final = (
+    "cleave, cleave-2d: multiplications one after another, attention on devices; cleave as if "
+    "siblings that read one input were one, and as if messages cost the server nothing; cleave "
+    "plan says what training takes. No method counts an optimizer on the server."
+)
+
+
 def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> None:
     """Print what a step takes by each method.
 
@@ -72,6 +79,8 @@ def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> 
             WIDTH,
         )
     )
+    if any(row.outcome.method in ("cleave", "cleave-2d") for row in rows):
+        typer.echo(textwrap.fill(_ABOUT_TILES, WIDTH))
 
 
 _ABOUT_LOSSES: Final = (

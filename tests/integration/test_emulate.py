@@ -390,6 +390,27 @@ def test_a_step_in_virtual_time_is_read_on_80_columns() -> None:
     assert lines[-1].startswith("  emulated here in ")
 
 
+def test_a_step_counts_what_its_plan_counts() -> None:
+    common = (
+        "--model", "opt-tiny", "--fleet", "paper-70", "--batch", "4", "--seq", "64", "--dtype",
+        "bf16", "--coding", "off", "--method", "tiles", "--ps-gflops", "0.1", "--json",
+    )  # fmt: skip
+    (step,) = records(here("emulate", *common).stdout)
+    planned = json.loads(here("plan", *common).stdout)
+    (tiles,) = (each for each in planned["methods"] if each["method"] == "tiles")
+    assert step["fleet_s"] == pytest.approx(planned["tiles"]["predicted_s"], rel=0.03)
+    assert step["fleet_s"] + step["server_s"] == pytest.approx(tiles["step_s"], rel=0.03)
+    assert step["gemms"] == sum(each["count"] for each in planned["tiles"]["gemms"])
+
+
+def test_what_is_not_counted_is_said() -> None:
+    command = ("emulate", "--model", "opt-nano", "--fleet", "paper-2", "--batch", "1", "--seq", "8")
+    without, counted = here(*command).stdout, here(*command, "--ps-gflops", "1").stdout
+    assert "not attention" in without
+    assert "attention," in counted
+    assert "not attention" not in counted
+
+
 def test_steps_by_stages_take_what_their_plan_says(tmp_path: Path) -> None:
     command = (
         "emulate", "--model", "opt-125m", "--fleet", "household-9", "--batch", "16", "--seq", "256",
