@@ -3,8 +3,9 @@
 `cost.streamed_s` is the time in the limit of many strips, and `shape.fill_s` is what a finite
 number of strips adds on average. For a known plan the time can be computed strip by strip: strips
 are sent in the order A0 B0 A1 B1 ..., a product starts when both of its strips have arrived and the
-previous product is done, and its block is sent when the link has sent the blocks before it. Message
-headers, a few dozen bytes each, are left out.
+previous product is done, and its block is sent when the link has sent the blocks before it. Plans
+of products that are submitted together follow one another so, without a wait. Message headers, a
+few dozen bytes each, are left out.
 """
 
 from __future__ import annotations
