@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import re
+import secrets
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
+from cleave.arrays import Buffer, DType, empty
+from cleave.fleet.product import Side
+from cleave.server.fleet_server import Server, serve
 from cleave.training.job import JobSpec
+from cleave.transport.join_url import parse_join_url
+from cleave.transport.tls import Security, TlsMode
 from tests.android.jvm import CORE, Classes
 from tests.faults.plan import Direction, Fault, Seen
 from tests.faults.proxy import Proxy
@@ -27,6 +35,7 @@ from tests.integration.processes import (
     started,
     training,
     training_job,
+    until,
     wait_for_event,
 )
 
@@ -136,6 +145,43 @@ def test_it_comes_back_by_itself_after_a_normal_stop_of_the_server(
             with started("serve", "--port", port, *data, cwd=tmp_path) as (_, again):
                 wait_for_event(again, "listening")
                 wait_for_event(said, "working")
+
+
+def ready(*servers: Server) -> tuple[int, ...]:
+    return tuple(server.fleet.device_count for server in servers)
+
+
+def multiplies(server: Server) -> bool:
+    ones = Buffer(np.ones((4, 4), np.float32), DType.FP32)
+    side = Side(server.fleet.operand(ones))
+    future = server.fleet.submit(side, side, empty(4, 4, DType.FP32))
+    return bool((future.result().array == 4).all())
+
+
+def without_credential(server: Server) -> str:
+    return replace(parse_join_url(server.url), credential="").text
+
+
+def test_it_goes_where_it_is_sent_and_back_where_nobody_is_there(
+    classes: Classes, tmp_path: Path
+) -> None:
+    """Each server has a certificate of its own, which the address of a move names."""
+    credential, tls = secrets.token_urlsafe(), Security(tls=TlsMode.AUTO)
+    with (
+        serve(credential=credential, security=tls) as home,
+        serve(credential=credential, security=tls) as other,
+        device(classes, home.url, tmp_path) as (_, said),
+    ):
+        until(lambda: ready(home, other) == (1, 0))
+        home.live.move(1, without_credential(other))
+        until(lambda: ready(home, other) == (0, 1))
+        assert multiplies(other)
+        other.close()
+        until(lambda: ready(home) == (1,))
+        assert multiplies(home)
+        reasons = [wait_for_event(said, "waiting")["reason"] for _ in range(3)]
+        assert reasons[:2] == ["another server needs it more", "the server is closing"]
+        assert urlsplit(other.url).netloc in reasons[2]
 
 
 def tell(process: subprocess.Popen[str], command: str) -> None:

@@ -188,7 +188,10 @@ public final class DeviceService extends Service implements DeviceListener {
 
     /** What it does, and why; empty before it did anything. */
     String line() {
-        return notice == null ? "" : words.state(notice, link.host);
+        if (notice == null) {
+            return "";
+        }
+        return words.state(notice, device == null ? link.host : device.host());
     }
 
     /** What it did, and with what. */

@@ -32,8 +32,8 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * A device of one server, from its start to its end: it chooses a kernel, joins, works, and comes
- * back when the connection is lost. {@code run} takes a thread; everything else may be called from
- * any.
+ * back when the connection is lost, or goes where the server sends it. {@code run} takes a thread;
+ * everything else may be called from any.
  */
 public final class Device implements Runnable {
     /** How often sensors are read; the first time soon after a session began. */
@@ -48,10 +48,12 @@ public final class Device implements Runnable {
     private final Random random = new Random();
     private final ScheduledExecutorService timer;
     private final ExecutorService kernelThread;
-    private final OkHttpTransport transport;
+    private final Whereabouts whereabouts; // only who connects uses it
     private final Guest guest;
     private final Readings readings = new Readings(); // only the timer uses it
     private OpenGraph graphs; // null for none; only who connects uses it
+    private OkHttpTransport transport; // to the server below; only who connects uses it
+    private volatile JoinLink reached;
     private volatile Chosen chosen;
     private volatile Session session;
     private volatile String given = ""; // a credential, also if it could not be kept
@@ -82,7 +84,8 @@ public final class Device implements Runnable {
         this.graphs = graphs;
         timer = Executors.newScheduledThreadPool(2, Device::timerThread);
         kernelThread = Executors.newSingleThreadExecutor(threads);
-        transport = transport(link, description.memoryBytes);
+        whereabouts = new Whereabouts(link);
+        reach(link);
         guest =
                 new Guest(
                         this::connect,
@@ -141,6 +144,11 @@ public final class Device implements Runnable {
         return guest.counts();
     }
 
+    /** The host of the server that it is with, or tries to reach; for people. */
+    public String host() {
+        return reached.host;
+    }
+
     private Visit connect() throws InterruptedException {
         Chosen with = chosen;
         if (with == null) {
@@ -155,6 +163,8 @@ public final class Device implements Runnable {
             graphs = exact(graphs);
             say(new Notice(State.CONNECTING, ""));
         }
+        follow();
+        // A server that sends the device elsewhere has this credential, and says who else takes it.
         String kept = given.isEmpty() ? credentials.find(link) : given;
         session =
                 new Session(
@@ -167,6 +177,24 @@ public final class Device implements Runnable {
                         new SessionEvents(with),
                         graphs);
         return session;
+    }
+
+    /** Turn to the server that is due after the last session. */
+    private void follow() {
+        Session last = session;
+        if (last != null) {
+            whereabouts.ended(last.wasWelcome(), last.movesTo());
+        }
+        JoinLink due = whereabouts.due();
+        if (due != reached) {
+            transport.close();
+            reach(due);
+        }
+    }
+
+    private void reach(JoinLink server) {
+        transport = transport(server, description.memoryBytes);
+        reached = server;
     }
 
     private Chosen choose() throws KernelException {

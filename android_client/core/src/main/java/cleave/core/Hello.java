@@ -36,7 +36,12 @@ final class Hello {
             names[i] = dtypes[i].wireName;
         }
         List<String> features = new ArrayList<>();
-        features.add((measure ? Feature.MEASURE : Feature.CODING).wireName);
+        if (measure) {
+            features.add(Feature.MEASURE.wireName);
+        } else {
+            features.add(Feature.CODING.wireName);
+            features.add(Feature.MOVES.wireName);
+        }
         if (graphs) {
             features.add(Feature.GRAPHS.wireName);
         }

@@ -9,7 +9,9 @@ public enum Feature {
     /** Arrays come and go coded. */
     CODING,
     /** Whole layers are run. */
-    GRAPHS;
+    GRAPHS,
+    /** A device goes where a server sends it. */
+    MOVES;
 
     /** Its name in messages. */
     public final String wireName;

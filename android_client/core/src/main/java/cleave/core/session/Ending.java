@@ -19,16 +19,26 @@ public final class Ending {
     /** Seconds to wait at least before coming back, a lost connection's wait aside. */
     public final double backS;
 
+    /** The join URL of the server that this one sent the device to; empty where it did not. */
+    public final String movesTo;
+
     private Ending(End end, String text, ErrorCode code, boolean isForGood) {
-        this(end, text, code, isForGood, 0);
+        this(end, text, code, isForGood, 0, "");
     }
 
-    private Ending(End end, String text, ErrorCode code, boolean isForGood, double backS) {
+    private Ending(
+            End end,
+            String text,
+            ErrorCode code,
+            boolean isForGood,
+            double backS,
+            String movesTo) {
         this.end = end;
         this.text = text;
         this.code = code;
         this.isForGood = isForGood;
         this.backS = Math.min(backS, Limits.MAX_RETRY_AFTER_S);
+        this.movesTo = movesTo;
     }
 
     /** The server said goodbye: perhaps only for now, unless the device got what it wanted. */
@@ -38,7 +48,8 @@ public final class Ending {
         boolean done =
                 ByeCode.DRAINED.is(code) || ByeCode.MEASURED.is(code) || ByeCode.LEAVING.is(code);
         String text = reason.isEmpty() ? "the server said bye" : reason;
-        return new Ending(End.BYE, text, null, done, bye.real("retry_after_s"));
+        String movesTo = ByeCode.MOVED.is(code) ? bye.text("address") : "";
+        return new Ending(End.BYE, text, null, done, bye.real("retry_after_s"), movesTo);
     }
 
     /** A refusal with a code that is perhaps not known here: then the server says when it passes. */
@@ -46,7 +57,7 @@ public final class Ending {
         ErrorCode code = ErrorCode.named(error.text("code"));
         double backS = error.real("retry_after_s");
         boolean passing = code == null ? backS > 0 : passes(code);
-        return new Ending(End.REFUSED, error.text("message"), code, !passing, backS);
+        return new Ending(End.REFUSED, error.text("message"), code, !passing, backS, "");
     }
 
     static Ending refused(ErrorCode code, String text) {

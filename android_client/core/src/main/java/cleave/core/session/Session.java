@@ -107,6 +107,20 @@ public final class Session implements Visit {
         }
     }
 
+    /** Whether the server has welcomed the device. */
+    public boolean wasWelcome() {
+        synchronized (lock) {
+            return core.welcome() != null;
+        }
+    }
+
+    /** The join URL of the server that this one sent the device to; empty where it did not. */
+    public String movesTo() {
+        synchronized (lock) {
+            return wasWelcome() && ending != null ? ending.movesTo : "";
+        }
+    }
+
     @Override
     public Ending run() throws InterruptedException {
         synchronized (lock) {

@@ -293,6 +293,45 @@ public class SessionTest {
         assertNull(server.received.poll());
     }
 
+    private static Message moved() {
+        return Message.of(MessageType.BYE)
+                .with("reason", "another server needs it more")
+                .with("code", "moved")
+                .with("address", "ws://h:2/ws#c=")
+                .build();
+    }
+
+    @Test
+    public void aServerThatWelcomedTheDeviceMaySendItElsewhere() throws Exception {
+        beginWork();
+        assertEquals("", session.movesTo());
+        server.say(moved());
+        assertTrue(!ending().isForGood);
+        assertTrue(session.wasWelcome());
+        assertEquals("ws://h:2/ws#c=", session.movesTo());
+    }
+
+    @Test
+    public void aServerThatDidNotMayNot() throws Exception {
+        begin();
+        server.say(moved());
+        assertSame(End.BYE, ending().end);
+        assertTrue(!session.wasWelcome());
+        assertEquals("", session.movesTo());
+    }
+
+    @Test
+    public void anAddressWithAnotherCodeMeansNothing() throws Exception {
+        beginWork();
+        server.say(
+                Message.of(MessageType.BYE)
+                        .with("code", "closing")
+                        .with("address", "ws://h:2/ws#c=")
+                        .build());
+        assertSame(End.BYE, ending().end);
+        assertEquals("", session.movesTo());
+    }
+
     @Test
     public void refusalsAreForGoodUnlessTheyPass() throws Exception {
         begin();

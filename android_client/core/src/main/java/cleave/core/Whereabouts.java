@@ -1,0 +1,43 @@
+package cleave.core;
+
+/**
+ * Where a device connects: to the server that its owner's link means, or to one that this sent it
+ * to. It stays with the latter as long as that welcomes it. Where it does not, it goes back to the
+ * former, which knows which servers there are.
+ */
+final class Whereabouts {
+    private final JoinLink home;
+    private JoinLink elsewhere; // null: it is at home
+
+    Whereabouts(JoinLink home) {
+        this.home = home;
+    }
+
+    /** The server that is due. */
+    JoinLink due() {
+        return elsewhere == null ? home : elsewhere;
+    }
+
+    /**
+     * Note how a session with that server ended.
+     *
+     * @param welcomed whether the server had welcomed the device
+     * @param movesTo the join URL of the server that it sent the device to; empty for none
+     */
+    void ended(boolean welcomed, String movesTo) {
+        if (!welcomed) {
+            elsewhere = null;
+        }
+        if (movesTo.isEmpty()) {
+            return;
+        }
+        try {
+            JoinLink moved = JoinLink.parse(movesTo);
+            if (moved.isSecure || !home.isSecure) {
+                elsewhere = moved;
+            }
+        } catch (InvalidLinkException error) {
+            // What is no address moves nobody.
+        }
+    }
+}
