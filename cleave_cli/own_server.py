@@ -56,14 +56,15 @@ def own_server(*options: str) -> Iterator[OwnServer]:
         start_new_session=True,
         env={**os.environ, "CLEAVE_CREDENTIAL": secrets.token_urlsafe(24)},
     )
+    assert process.stdout is not None
+    # Whatever it says further is read away: a full pipe would stop it.
+    reader = threading.Thread(target=process.stdout.read, daemon=True)
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise CleaveError("the server did not start; run `cleave serve` to see why")
         heard = json.loads(line)
-        # Whatever it says further is read away: a full pipe would stop it.
-        threading.Thread(target=process.stdout.read, daemon=True).start()
+        reader.start()
         yield OwnServer(heard["url"], heard["operator_url"], process)
     finally:
         process.terminate()
@@ -72,3 +73,6 @@ def own_server(*options: str) -> Iterator[OwnServer]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if reader.is_alive():
+            reader.join(_STOP_S)
+        process.stdout.close()
