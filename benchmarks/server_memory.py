@@ -1,9 +1,9 @@
-"""Memory of one server of several: the peak above what its process has before the model.
+"""Memory of one server of several: the peak above what its process needs for a tiny model.
 
     python -m benchmarks.server_memory [--model opt-350m] [--servers 1,2,4] [--memory plain]
 
-Each server trains on its own processor, in a process of its own, over gloo. The optimizer's moments
-are shared (ZeRO, stage 1), weights and gradients are not: 8 + 8 / N bytes for a parameter.
+Each server trains on its own processor, in a process of its own, over gloo. Gradients and the
+optimizer's moments are shared (ZeRO, stage 2), weights are not: 4 + 12 / N bytes for a parameter.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import tempfile
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -36,10 +37,12 @@ def serve(
         model, steps=2, batch=count, seq=64, method="local", memory=memory, checkpoint_every=0
     )
     context = TrainContext(None, lambda record: None, ranks=ranks)
+    tiny = replace(job, model="opt-nano")  # which loads all that training needs
+    train(tiny, RunFolder(Path(folder, "tiny")), context, dataset=prepare(tiny, context))
     dataset = prepare(job, context)
     base = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
-    train(job, RunFolder(Path(folder)), context, dataset=dataset)
+    train(job, RunFolder(Path(folder, "run")), context, dataset=dataset)
     out.send(status("VmHWM") - base)
     if count > 1:
         dist.destroy_process_group()
@@ -57,12 +60,13 @@ def peaks(count: int, model: str, memory: str) -> list[int]:
     """Return the peak of each of so many servers."""
     context = multiprocessing.get_context("spawn")
     folder = Path(tempfile.mkdtemp(prefix="cleave-memory-"))
-    (folder / "run").mkdir()
+    for name in ("tiny", "run"):
+        (folder / name).mkdir()
     found, processes = [], []
     for rank in range(count):
         ours, theirs = context.Pipe()
         arguments = (
-            rank, count, str(folder / "store"), model, memory, str(folder / "run"), theirs,
+            rank, count, str(folder / "store"), model, memory, str(folder), theirs,
         )  # fmt: skip
         process = context.Process(target=serve, args=arguments)
         process.start()

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from cleave.planner.alternatives import Alternative
+from cleave.planner.methods import Method
 from cleave.planner.plan import DeviceRates, PsRates
 
 _FP32_BYTES: Final = 4
 _MOMENT_BYTES: Final = 8  # of a parameter that is trained
+_GRADIENT_BYTES: Final = 4
 
 
 def exchanged_bytes(trained_parameters: int, servers: int) -> int:
@@ -60,7 +62,8 @@ class ServersPlan:
         rows: sequences of the server that does most.
         slowest: what the slowest server's fleet takes for its part.
         exchanged_bytes, exchange_s: see `exchanged_bytes` and `exchange_s`.
-        server_bytes: memory of a server; moments of the optimizer are shared.
+        server_bytes: memory of a server; they share the optimizer's moments, and gradients but by
+            stages, where each server's devices send all of them.
     """
 
     servers: int
@@ -101,7 +104,8 @@ def plan_servers(
         card: of each server.
     """
     slowest = max(found, key=lambda each: each.step_s)
-    spared = _MOMENT_BYTES * trained_parameters * (servers - 1) / servers
+    shared = _MOMENT_BYTES + (0 if slowest.method is Method.STAGES else _GRADIENT_BYTES)
+    spared = shared * trained_parameters * (servers - 1) / servers
     return ServersPlan(
         servers,
         -(-devices // servers),

@@ -6,14 +6,17 @@ Where several servers train one model, each updates the parameters that it owns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError
+from cleave.training.gradient_sums import GradientSums
 from cleave.training.job import JobSpec, OptimizerKind
 from cleave.training.loss_scale import LossScale
 from cleave.training.ranks import Alone, Ranks, owners_of
@@ -117,6 +120,8 @@ class Optimizer:
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         owners = owners_of(sizes, self._ranks.count)
         self._owners = dict(zip(self.parameters, owners, strict=True))
+        self._sums: GradientSums | None = None
+        self._found: list[str] = []  # parameters that have a gradient on any server
         outer = _outer_parameters(model)
         self._optimizers = {
             name: rule.optimizer(parameter, hidden=id(parameter) not in outer)
@@ -165,8 +170,32 @@ class Optimizer:
 
     def _begin(self, rate: float) -> None:
         self.forget_gradients()
+        if self._ranks.count > 1:
+            self._sums = GradientSums(self._ranks, self.parameters, self._owners)
         for optimizer in self._optimizers.values():
             optimizer.param_groups[0]["lr"] = rate
+
+    @contextmanager
+    def last_pass(self) -> Iterator[None]:
+        """Send gradients to the servers that own them, as the last backward pass completes them.
+
+        A context; one without effect where this server has no others.
+        """
+        sums = self._sums
+        if sums is None:
+            yield
+            return
+        hooks = {name: partial(_completed, sums, name) for name in self.parameters}
+        with self._hooked(hooks):
+            yield
+
+    def add_up(self) -> None:
+        """Add up the gradients of all servers: their owners have the sums then.
+
+        Each server calls this once a step, also when its own part of it failed.
+        """
+        assert self._sums is not None
+        self._found, self._sums = self._sums.finish(), None
 
     def forget_gradients(self) -> None:
         """Free all gradients."""
@@ -174,7 +203,6 @@ class Optimizer:
             parameter.grad = None
 
     def _step(self) -> None:
-        changed = self._sum_gradients() if self._ranks.count > 1 else self.parameters
         if self.scale is not None and not self._unscale(self.scale):
             return
         if self.clip:
@@ -182,28 +210,9 @@ class Optimizer:
         for name in self._optimizers:
             self._update(name)
         self._ranks.spread(
-            [self.parameters[name].detach() for name in changed],
-            [self._owners[name] for name in changed],
+            [self.parameters[name].detach() for name in self._found],
+            [self._owners[name] for name in self._found],
         )
-
-    def _sum_gradients(self) -> list[str]:
-        """Add up the gradients of all servers; return the names of parameters that have any.
-
-        Each server has the sums of the parameters that it owns afterwards, and no others.
-        """
-        here = "".join("01"[p.grad is not None] for p in self.parameters.values())
-        there = self._ranks.agree(here)
-        found = [name for i, name in enumerate(self.parameters) if any(t[i] == "1" for t in there)]
-        parameters = [self.parameters[name] for name in found]
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        self._ranks.sum_at_owners(gradients, [self._owners[name] for name in found])
-        for name in found:
-            if self._owners[name] != self._ranks.rank:
-                self.parameters[name].grad = None
-        return found
 
     def _clip(self) -> None:
         """Scale gradients down to the largest norm, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -277,12 +286,18 @@ class Optimizer:
     def _with_hooks(
         self, hooks: Mapping[str, Callable[[Tensor], None]], backward: Callable[[], float]
     ) -> float:
+        with self._hooked(hooks):
+            return backward()
+
+    @contextmanager
+    def _hooked(self, hooks: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
+        """Call a function with each parameter whose gradient is complete."""
         handles = [
             self.parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for name, hook in hooks.items()
         ]
         try:
-            return backward()
+            yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -323,6 +338,11 @@ class Optimizer:
             if self._files is not None:
                 self._files.move(state)
             optimizer.state[self.parameters[name]] = state
+
+
+def _completed(sums: GradientSums, name: str, parameter: Tensor) -> None:
+    """Note a complete gradient, as a hook of its parameter."""
+    sums.complete(name)
 
 
 def _outer_parameters(model: Any) -> set[int]:

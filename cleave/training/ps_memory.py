@@ -10,9 +10,9 @@ from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
 from cleave.training.job import JobSpec, MemoryMode
 
-_WEIGHT_AND_GRADIENT_BYTES: Final = 8  # of a parameter that is trained, both in fp32
+_WEIGHT_BYTES: Final = 4  # of a parameter
+_GRADIENT_BYTES: Final = 4
 _STATE_BYTES: Final = 8  # of it: two moments
-_FROZEN_BYTES: Final = 4
 _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
 """The share of the memory that these may take, without activations."""
 
@@ -23,7 +23,7 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     Args:
         job: the job.
         model: the model, with the parameters that are trained marked so.
-        servers: how many share the optimizer's state; several keep gradients, to sum them up.
+        servers: how many share gradients and the optimizer's state, see `GradientSums`.
 
     Returns:
         Any mode but `AUTO`.
@@ -43,9 +43,12 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     memory_bytes = total_memory_bytes()
     if memory_bytes is None:  # the system does not tell: spare it
         return least
-    trained = _WEIGHT_AND_GRADIENT_BYTES + (0.0 if job.state_dir else _STATE_BYTES / servers)
+    state = 0.0 if job.state_dir else _STATE_BYTES / servers
+    # Sums over micro-batches are on each server until the last one.
+    gradient = _GRADIENT_BYTES / (servers if job.accumulate == 1 else 1)
     needed_bytes = sum(
-        p.numel() * (trained if p.requires_grad else _FROZEN_BYTES) for p in model.parameters()
+        p.numel() * (_WEIGHT_BYTES + (gradient + state if p.requires_grad else 0.0))
+        for p in model.parameters()
     )
     needed_bytes += sum(b.nbytes for b in model.buffers())  # codes of quantized weights
     fits = (mode for mode, share in _MOST.items() if needed_bytes <= share * memory_bytes)

@@ -2,8 +2,8 @@
 
 Every rank has the whole model and draws the same batches. It does some of a batch's sequences with
 its own fleet; gradients are summed, and each rank updates the parameters that it owns, whose
-optimizer state it alone has (ZeRO, stage 1: arXiv 1910.02054). All ranks exchange the same things
-in the same order: one that did nothing takes part with zeros.
+optimizer state it alone has (ZeRO: arXiv 1910.02054). All ranks exchange the same things in the
+same order: one that did nothing takes part with zeros.
 """
 
 from __future__ import annotations
@@ -47,6 +47,22 @@ class Collected:
     fetch: Callable[[str], Tensor] | None = None
 
 
+class Exchange(Protocol):
+    """Something that ranks exchange just now."""
+
+    def done(self) -> bool:
+        """Say whether it is over, or has failed."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until it is over.
+
+        Raises:
+            LostServerError: when another rank is gone.
+        """
+        ...
+
+
 class Ranks(Protocol):
     """What several servers do together; every one calls the same methods in the same order.
 
@@ -62,8 +78,11 @@ class Ranks(Protocol):
         """Return what each rank gave, which is anything that JSON can hold."""
         ...
 
-    def sum_at_owners(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """Add up each tensor over the ranks; only its owner has the sum afterwards."""
+    def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
+        """Begin to add up a tensor over the ranks; only its owner has the sum in the end.
+
+        Nobody may touch the tensor meanwhile; on other ranks its values are lost.
+        """
         ...
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
@@ -82,6 +101,33 @@ class Ranks(Protocol):
         ...
 
 
+class _Over:
+    """An exchange with nobody."""
+
+    def done(self) -> bool:
+        """See `Exchange.done`."""
+        return True
+
+    def wait(self) -> None:
+        """See `Exchange.wait`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """An exchange of torch's process group."""
+
+    work: dist.Work
+
+    def done(self) -> bool:
+        """See `Exchange.done`."""
+        return self.work.is_completed()
+
+    def wait(self) -> None:
+        """See `Exchange.wait`."""
+        with _noticing_loss():
+            self.work.wait()
+
+
 class Alone:
     """One server, which exchanges nothing."""
 
@@ -92,8 +138,9 @@ class Alone:
         """See `Ranks.agree`."""
         return [value]
 
-    def sum_at_owners(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """See `Ranks.sum_at_owners`."""
+    def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
+        """See `Ranks.sum_at`."""
+        return _Over()
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
         """See `Ranks.spread`."""
@@ -124,11 +171,10 @@ class TorchRanks:
         pairs = zip(texts, sizes, strict=True)
         return [json.loads(bytes(text[: int(size)].tolist())) for text, size in pairs]
 
-    def sum_at_owners(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """See `Ranks.sum_at_owners`."""
-        for owner, bucket in _buckets(tensors, owners):
-            with _noticing_loss(), _flat(bucket, unpack=owner == self.rank) as flat:
-                dist.reduce(flat, owner)
+    def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
+        """See `Ranks.sum_at`."""
+        with _noticing_loss():
+            return _UnderWay(dist.reduce(tensor, owner, async_op=True))
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
         """See `Ranks.spread`."""
@@ -227,15 +273,19 @@ def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
 
 
 def owners_of(sizes: Sequence[int], count: int) -> list[int]:
-    """Return which rank owns each parameter, so that all have about as much.
+    """Return which rank owns each parameter, so that all need about as much memory.
+
+    An owner holds a gradient and two moments. The largest parameter is as a rule the embedding,
+    whose gradient comes last: the others hold that as well until it is added up.
 
     Args:
         sizes: elements of each parameter.
         count: of ranks.
     """
-    load = [0] * count
+    held = 3
+    load = [max(sizes, default=0)] * count
     owners = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):  # the largest first
+    for number, index in enumerate(sorted(range(len(sizes)), key=lambda i: -sizes[i])):
         owners[index] = load.index(min(load))
-        load[owners[index]] += sizes[index]
+        load[owners[index]] += held * sizes[index] - (0 if number else sizes[index])
     return owners

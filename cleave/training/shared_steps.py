@@ -83,12 +83,15 @@ class SharedSteps:
             return 0, 0, 1
         return servers.index(self._ranks.rank), None, len(servers)
 
-    def do(self, part: Sequence[Batch], work: Callable[[], float]) -> float:
+    def do(
+        self, part: Sequence[Batch], work: Callable[[], float], add_up: Callable[[], None]
+    ) -> float:
         """Do this server's part of a step, and note how long it took.
 
         Args:
             part: what it is.
             work: computes its gradients; returns what it adds to the loss.
+            add_up: adds up the gradients of all servers; called in any case, as others wait for it.
 
         Returns:
             The loss of the whole step.
@@ -101,8 +104,11 @@ class SharedSteps:
 
         def timed() -> float:
             nonlocal took_s
-            loss = work() if part else 0.0
-            took_s = self._now() - began_s
+            try:
+                loss = work() if part else 0.0
+                took_s = self._now() - began_s
+            finally:
+                add_up()
             return loss
 
         losses = self.together(timed)

@@ -555,7 +555,8 @@ class Trainer:
         if self.shared.several:
             part = self.shared.part(batches)
             work = partial(self._gradients, part, learned)
-            return self.optimizer.step(rate, lambda: self.shared.do(part, work))
+            add_up = self.optimizer.add_up
+            return self.optimizer.step(rate, lambda: self.shared.do(part, work, add_up))
         if (fleet := self.fleet) is not None:
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches))
             if loss is not None:
@@ -578,7 +579,8 @@ class Trainer:
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for batch in batches:
                 loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
-                (loss * self._factor).backward()  # type: ignore[no-untyped-call]
+                with self.optimizer.last_pass() if batch is batches[-1] else nullcontext():
+                    (loss * self._factor).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
         return total
 

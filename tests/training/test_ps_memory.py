@@ -37,3 +37,11 @@ def test_what_is_frozen_or_in_files_takes_less(monkeypatch: pytest.MonkeyPatch) 
     assert memory_mode(replace(JOB, state_dir="states"), MODEL) is MemoryMode.PLAIN
     frozen = nn.Linear(1000, 1000, bias=False).requires_grad_(False)
     assert memory_mode(JOB, frozen) is MemoryMode.PLAIN
+
+
+def test_several_servers_share_gradients_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = sum(p.numel() for p in MODEL.parameters())
+    monkeypatch.setattr(ps_memory, "total_memory_bytes", lambda: 21 * parameters)
+    assert memory_mode(JOB, MODEL, 1) is MemoryMode.LEAN
+    assert memory_mode(JOB, MODEL, 2) is MemoryMode.PLAIN
+    assert memory_mode(replace(JOB, accumulate=2), MODEL, 2) is MemoryMode.RECOMPUTE

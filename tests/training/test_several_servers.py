@@ -96,31 +96,42 @@ def test_other_text_on_one_server_is_refused_on_all(servers: Servers, tmp_path: 
     assert all("server 3 has another text" in str(each) for each in said)
 
 
-def test_what_fails_on_one_server_ends_all_and_says_where(servers: Servers, tmp_path: Path) -> None:
-    job = replace(JOB, method="stages")
+@pytest.mark.parametrize("method", ["stages", "local"])
+def test_what_fails_on_one_server_ends_all_and_says_where(
+    servers: Servers, tmp_path: Path, method: str
+) -> None:
+    job, devices = replace(JOB, method=method), [3, 3] if method == "stages" else [0, 0]
     first, second = servers.do(
-        2, tmp_path / "store", _without_memory, job, tmp_path / "run", [3, 3]
+        2, tmp_path / "store", _with_broken_disk, job, tmp_path / "run", devices
     )
     assert isinstance(second, CleaveError)
     assert "of 2" not in str(second)
     assert f"server 2 of 2 failed: {second}" in str(first)
 
 
-def _without_memory(ranks: Ranks, job: JobSpec, folder: Path, devices: list[int]) -> Any:
-    """Train while the second server's step fails."""
+def _with_broken_disk(ranks: Ranks, job: JobSpec, folder: Path, devices: list[int]) -> Any:
+    """Train while the second server's step fails, by stages at once, else in its backward pass."""
     import cleave.training.trainer as trainer
 
-    def broken(*_: object) -> float:
+    def broken(*_: object) -> Any:
         raise CleaveError("this disk broke")
 
-    if ranks.rank != 1:
-        return losses_of(ranks, job, folder, devices)
-    kept = trainer.Trainer._gradients
-    trainer.Trainer._gradients = broken  # type: ignore[method-assign, assignment]
+    def loss(self: Any, batch: Any) -> torch.Tensor:
+        found = kept_loss(self, batch)
+        middle = list(self.model.parameters())[len(list(self.model.parameters())) // 2]
+        middle.register_hook(broken)
+        return found
+
+    kept, kept_loss = trainer.Trainer._gradients, trainer.Trainer._loss
+    if ranks.rank == 1 and job.method == "stages":
+        trainer.Trainer._gradients = broken  # type: ignore[method-assign, assignment]
+    elif ranks.rank == 1:
+        trainer.Trainer._loss = loss  # type: ignore[method-assign]
     try:
         return losses_of(ranks, job, folder, devices)
     finally:
         trainer.Trainer._gradients = kept  # type: ignore[method-assign]
+        trainer.Trainer._loss = kept_loss  # type: ignore[method-assign]
 
 
 def test_several_servers_refuse_to_be_lean(servers: Servers, tmp_path: Path) -> None:
@@ -174,5 +185,5 @@ def test_a_server_that_is_killed_is_noticed_by_the_others(servers: Servers, tmp_
 
 def test_owners_share_what_there_is() -> None:
     owners = owners_of([100, 10, 10, 10, 10, 60], 2)
-    assert owners == [0, 1, 1, 1, 1, 1]
+    assert owners == [0, 1, 0, 1, 0, 1]  # both hold the gradient of the first one
     assert owners_of([], 3) == []

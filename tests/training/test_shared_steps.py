@@ -106,7 +106,7 @@ def test_rows_go_by_what_is_predicted_then_by_what_was_shown() -> None:
         return 1.0
 
     ranks._others = (lambda said: {"done": 0.0},)
-    steps.do(part, slow)
+    steps.do(part, slow, lambda: None)
     ranks._others = (lambda speed: 1.0,)
     assert [len(batch.ids) for batch in steps.part(batches(12))] == [7]
     assert said == [
