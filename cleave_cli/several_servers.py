@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cleave.errors import UsageError
 from cleave.ray_cluster import need_ray, ray_cluster, ray_here
 from cleave.transport.addresses import outside_address
+from cleave_cli.cluster_options import ClusterOptions
 from cleave_cli.fleet_options import FleetOptions
 from cleave_cli.options import need_train_extra
 from cleave_cli.render.training import Display
@@ -52,10 +53,7 @@ class EmulatedFleets:
 def train_on_several(
     request: dict[str, Any],
     options: FleetOptions,
-    servers: int,
-    address: str | None,
-    listen: str,
-    runs: Path,
+    cluster: ClusterOptions,
     display: Display,
 ) -> None:
     """Train on several servers; see `cleave train`.
@@ -63,10 +61,7 @@ def train_on_several(
     Args:
         request: what to train, as an operator's `submit` says it.
         options: the emulated devices, which all servers share.
-        servers: how many.
-        address: of a Ray cluster; None for one of this machine.
-        listen: where devices join, host:port; empty to emulate them.
-        runs: the folder for run folders, which all servers see.
+        cluster: the servers.
         display: shows what is reported.
 
     Raises:
@@ -81,16 +76,17 @@ def train_on_several(
 
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # refuse before anything is started
-    members = [] if listen else options.members(spec.dtype, spec.seed)
+    servers = cluster.servers
+    members = [] if cluster.listen else options.members(spec.dtype, spec.seed)
     if members and len(members) < servers:
         raise UsageError(
             f"--servers is {servers} and there are {len(members)} devices; give each server at "
             "least one"
         )
-    at = _listen_address(listen) if listen else None
+    at = _listen_address(cluster.listen) if cluster.listen else None
     display.start(spec.steps)
     prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
-    with _cluster(address, servers) as ray, ExitStack() as open_here:
+    with _ray(cluster) as ray, ExitStack() as open_here:
         fleets: FleetOf = EmulatedFleets(members, spec.seed, options.coding)
         spread: Callable[[], None] = lambda: None  # noqa: E731 - of devices that join
         if at is not None:
@@ -98,7 +94,7 @@ def train_on_several(
         if asked.resume:
             folder = RunFolder(Path(asked.resume).resolve())
         else:
-            folder = RunFolder.create(runs.resolve(), asked.name or None)
+            folder = RunFolder.create(Path(cluster.runs).resolve(), asked.name or None)
         if at is None:
             options.keep(folder.path)
         shared = SharedJob(spec, folder.path, Path.cwd(), bool(asked.resume), asked.restart, fleets)
@@ -138,21 +134,21 @@ def _opened(
     return doors, lambda: doors.spread(ray, balance)
 
 
-def _cluster(address: str | None, servers: int) -> AbstractContextManager[Any]:
+def _ray(cluster: ClusterOptions) -> AbstractContextManager[Any]:
     """Return a context in which there is a Ray cluster: the given one, or one of this machine.
 
     Raises:
         UsageError: when this machine is in no network.
     """
-    if address is not None:
-        return ray_cluster(address)
+    if cluster.ray:
+        return ray_cluster(cluster.ray)
     own = outside_address()
     if not own:
         raise UsageError(
             "--servers needs an address of this machine in a network, as Ray hangs on loopback, "
             "and it has none; connect it, or give --ray HOST:PORT"
         )
-    return ray_here(own, max(servers, os.cpu_count() or 1))
+    return ray_here(own, max(cluster.servers, os.cpu_count() or 1))
 
 
 def _listen_address(text: str) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cleave.errors import UsageError
+from cleave_cli.cluster_options import TABLE, ClusterOptions
 from cleave_cli.fleet_options import DEVICES, FLEET_FILE, FleetOptions
 from cleave_cli.operator_link import server_of_this_machine
 from cleave_cli.options import need_train_extra, not_empty, was_given
@@ -68,7 +69,8 @@ def train(
         ),
     ] = "",
     config: Annotated[
-        Path | None, typer.Option(help="Settings: a TOML file, as the config.toml of a run.")
+        Path | None,
+        typer.Option(help="Settings: a TOML file, as the config.toml of a run; see docs/scale.md."),
     ] = None,
     data: Annotated[
         str,
@@ -156,7 +158,7 @@ def train(
     fallback_after_s: Annotated[
         float, typer.Option("--fallback-after", help="Seconds without devices before local.")
     ] = 30.0,
-    runs: Annotated[Path, typer.Option(help="Folder for run folders.")] = Path("runs"),
+    runs: Annotated[str, typer.Option(help="Folder for run folders.")] = "runs",
     name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
     resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",
     restart: Annotated[
@@ -212,16 +214,16 @@ def train(
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
-    if servers < 1:
-        raise UsageError(f"--servers is {servers}; give 1 or more")
-    if ray_address and servers == 1:
-        raise UsageError("--ray starts several servers; give --servers as well")
-    if listen and (servers == 1 or given.keys() & _EMULATED):
+    told = _settings_of(config) if config is not None else {}
+    cluster = ClusterOptions.of(
+        told.pop(TABLE, {}),
+        {"ray" if key == "ray_address" else key: value for key, value in given.items()},
+    )
+    if cluster.listen and given.keys() & _EMULATED:
         raise UsageError(
-            "--listen is where devices join several servers; give --servers, and no --devices or "
-            "--fleet (for one server: cleave serve)"
+            "--listen is where devices join several servers; give no --devices or --fleet with it"
         )
-    if servers > 1 and (server or attach):
+    if cluster.servers > 1 and (server or attach):
         raise UsageError(
             "--servers starts servers for this training and --server trains on one that runs; "
             "give one of the two"
@@ -229,7 +231,7 @@ def train(
     display = make_display(as_json=as_json, verbose=verbose)
     where = f"--server {server if server.startswith('@') else 'URL'} " if server else ""
     trained_here = bool(resume) and (Path(resume) / FLEET_FILE).is_file()
-    if not (server or servers > 1 or trained_here or given.keys() & _EMULATED):
+    if not (server or cluster.servers > 1 or trained_here or given.keys() & _EMULATED):
         server = server_of_this_machine()
         if server and not attach:
             display.note(
@@ -247,13 +249,14 @@ def train(
             )
     if attach and not server:
         raise UsageError(f"--attach {attach}: no server runs here; say which with --server URL")
-    if config is not None:
+    if told:
         if resume:
             raise UsageError(
-                "--config begins a run and --resume goes on with one; give one of them"
+                "the settings of --config begin a run and --resume goes on with one; give one of "
+                f"them, or a file that has no more than [{TABLE}]"
             )
         ours = {key: value for key, value in settings.items() if key in given and value != ""}
-        settings = {**_settings_of(config), **ours}
+        settings = {**told, **ours}
         model = settings.get("model", "")
     if not (model or resume or attach):
         raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
@@ -284,12 +287,12 @@ def train(
             if "fleet" in asked and "devices" not in asked:  # their number was that of another
                 kept = replace(kept, devices=None)
             options = replace(kept, **asked)
-        if servers > 1:
+        if cluster.servers > 1:
             from cleave_cli.several_servers import train_on_several
 
-            train_on_several(request, options, servers, ray_address or None, listen, runs, display)
+            train_on_several(request, options, cluster, display)
             return
-        _here(request, options, runs, grid, display)
+        _here(request, options, Path(cluster.runs), grid, display)
 
 
 def _settings_of(path: Path) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""The servers of a cluster: options of `cleave train`, or `[cluster]` in the file of `--config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from cleave.errors import UsageError
+
+TABLE: Final = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Tells how many servers train together, and where.
+
+    Attributes:
+        servers: how many.
+        ray: the address of the Ray cluster that starts them, or auto; empty for one of this
+            machine.
+        listen: where devices join, host:port or a port; empty to emulate them.
+        runs: the folder for run folders, which all servers see.
+    """
+
+    servers: int = 1
+    ray: str = ""
+    listen: str = ""
+    runs: str = "runs"
+
+    @classmethod
+    def of(cls, table: object, given: Mapping[str, Any]) -> ClusterOptions:
+        """Return what a file says, where the command line does not say otherwise.
+
+        Args:
+            table: of the file; empty for none.
+            given: the options that are on the command line, by name.
+
+        Raises:
+            UsageError: when either is wrong.
+        """
+        names = [field.name for field in fields(cls)]
+        if not isinstance(table, dict) or table.keys() - names:
+            wrong = sorted(table.keys() - names)[0] if isinstance(table, dict) else table
+            raise UsageError(f"[{TABLE}] of --config has {wrong!r}; it takes {', '.join(names)}")
+        for name, value in table.items():
+            if type(value) is not type(getattr(cls(), name)):
+                kind = "a whole number" if name == "servers" else "a text"
+                raise UsageError(f"{name} in [{TABLE}] of --config is {value!r}; give {kind}")
+        found = cls(**{**table, **{name: given[name] for name in names if name in given}})
+        if found.servers < 1:
+            raise UsageError(f"--servers is {found.servers}; give 1 or more")
+        if found.ray and found.servers == 1:
+            raise UsageError("--ray starts several servers; give --servers as well")
+        if found.listen and found.servers == 1:
+            raise UsageError(
+                "--listen is where devices join several servers; give --servers as well (for one "
+                "server: cleave serve)"
+            )
+        return found
