@@ -4,7 +4,7 @@ import type { Plain } from "../protocol/messages";
 import type { LinkState } from "./link";
 import type { FinishedGemm, FleetEvent, JobPart, Overview } from "./overview";
 import type { EvalRecord, StepRecord } from "./records";
-import { thin } from "./series";
+import { largestDifference, thin } from "./series";
 
 /** Events kept; the PS keeps no more either. */
 export const MAX_EVENTS = 500;
@@ -35,6 +35,8 @@ export interface JobModel {
   readonly next_record: number;
   readonly step_records: readonly StepRecord[];
   readonly eval_records: readonly EvalRecord[];
+  /** Of losses from the compared run's, of all steps and not only those kept; null: not compared. */
+  readonly largest_difference: number | null;
   readonly notes: readonly string[];
 }
 
@@ -151,13 +153,14 @@ function takeJob(
   const old = known !== null && known.job === part.job ? known : null;
   const next = old?.next_record ?? 0;
   if (part.first_record > next) {
-    const fresh = { ...about, next_record: 0, step_records: [], eval_records: [], notes: [] };
-    return { job: fresh, behind: true };
+    const none = { step_records: [], eval_records: [], largest_difference: null, notes: [] };
+    return { job: { ...about, next_record: 0, ...none }, behind: true };
   }
   const follows = part.first_record === next;
   const records = follows ? part.records : [];
   const texts = records.flatMap((record) => ("text" in record ? [record.text] : []));
-  const step_records = thin([...(old?.step_records ?? []), ...records.filter(isStep)]);
+  const steps = records.filter(isStep);
+  const step_records = thin([...(old?.step_records ?? []), ...steps]);
   const advanced = follows && part.next_record > next;
   return {
     job: {
@@ -165,6 +168,7 @@ function takeJob(
       next_record: follows ? part.next_record : next,
       step_records,
       eval_records: thin([...(old?.eval_records ?? []), ...records.filter(isEval)]),
+      largest_difference: largestDifference(old?.largest_difference ?? null, steps),
       notes: [...(old?.notes ?? []), ...texts].slice(-MAX_NOTES),
     },
     // The PS cuts a reply by records and by bytes: only its latest step tells whether it did.

@@ -5,6 +5,8 @@ export interface StepRecord {
   readonly step: number;
   /** Not finite where training went wrong. */
   readonly loss: number;
+  /** Of the same step in the run that the job is compared with; null where there is none. */
+  readonly against_loss: number | null;
   readonly tokens: number;
   /** What `fleet_s` counts: `wall` or `virtual`. */
   readonly clock: string;
@@ -61,7 +63,8 @@ function readRecord(value: unknown): JobRecord | null {
     case "step": {
       const read = Object.fromEntries(STEP_NUMBERS.map((name) => [name, real(map[name])]));
       const clock = map.clock === "virtual" ? "virtual" : "wall";
-      return { ...read, event: "step", clock } as unknown as StepRecord;
+      const against_loss = realOrNull(map.against_loss);
+      return { ...read, event: "step", clock, against_loss } as unknown as StepRecord;
     }
     case "eval":
       return { event: "eval", step: real(map.step), eval_loss: real(map.eval_loss) };
@@ -77,6 +80,10 @@ function readRecord(value: unknown): JobRecord | null {
 
 /** A loss may be NaN or infinite, and stays so; a number that is not there counts nothing. */
 function real(value: unknown): number {
+  return realOrNull(value) ?? 0;
+}
+
+function realOrNull(value: unknown): number | null {
   if (typeof value === "bigint") return Number(value);
-  return typeof value === "number" ? value : 0;
+  return typeof value === "number" ? value : null;
 }

@@ -54,15 +54,37 @@ export function pace(records: readonly StepRecord[], steps: number | null): Pace
   };
 }
 
-/** Training and held-out loss over steps, aligned: `[step, loss, held-out loss]`. */
+/** Losses over steps, aligned: `[step, loss, held-out loss, compared run's loss]`. */
 export function lossSeries(
   steps: readonly StepRecord[],
   evals: readonly EvalRecord[],
-): [number[], (number | null)[], (number | null)[]] {
+): [number[], (number | null)[], (number | null)[], (number | null)[]] {
   const held = new Map(evals.map((record) => [record.step, record.eval_loss]));
   const losses = new Map(steps.map((record) => [record.step, record.loss]));
+  const against = new Map(steps.map((record) => [record.step, record.against_loss]));
   const at = [...new Set([...losses.keys(), ...held.keys()])].sort((a, b) => a - b);
-  return [at, at.map((step) => finite(losses.get(step))), at.map((step) => finite(held.get(step)))];
+  const aligned = (values: ReadonlyMap<number, number | null>) =>
+    at.map((step) => finite(values.get(step)));
+  return [at, aligned(losses), aligned(held), aligned(against)];
+}
+
+/**
+ * How far losses are at most from those of the compared run, as a share of the latter.
+ *
+ * @param known the most of earlier steps; null where none was compared
+ * @returns infinite if one of the two losses alone is no finite number
+ */
+export function largestDifference(
+  known: number | null,
+  records: readonly StepRecord[],
+): number | null {
+  return records.reduce<number | null>((most, { loss, against_loss }) => {
+    if (against_loss === null || against_loss === 0) return most;
+    const [here, there] = [Number.isFinite(loss), Number.isFinite(against_loss)];
+    if (!here && !there) return most;
+    const off = here && there ? Math.abs((loss - against_loss) / against_loss) : Infinity;
+    return Math.max(most ?? 0, off);
+  }, known);
 }
 
 /** Step time over steps, stacked: `[step, PS, PS and fleet]`, seconds. */
@@ -108,6 +130,6 @@ export function smooth(values: readonly (number | null)[]): (number | null)[] {
   });
 }
 
-function finite(value: number | undefined): number | null {
-  return value !== undefined && Number.isFinite(value) ? value : null;
+function finite(value: number | null | undefined): number | null {
+  return value != null && Number.isFinite(value) ? value : null;
 }

@@ -30,6 +30,13 @@ export function loss(value: number): string {
   return Number.isNaN(value) ? "not a number" : "infinite";
 }
 
+/** A relative difference with two digits, e.g. `1.2e-6`, `0.034`. */
+export function difference(value: number): string {
+  if (!Number.isFinite(value)) return loss(value);
+  if (value === 0) return "0";
+  return value < 0.00995 ? value.toExponential(1) : String(Number(value.toPrecision(2)));
+}
+
 /** Energy, in watt hours from a kilojoule on. */
 export function energy(joules: number | null): string {
   if (joules === null) return DASH;

@@ -73,6 +73,18 @@ test("a long run keeps a bounded number of points, its first and its newest amon
   expect(steps.slice(-1000)).toEqual(range(19_001, 20_001).map((record) => record.step));
 });
 
+test("the largest difference from the compared run is of all steps, also of those not kept", () => {
+  let model = after(EMPTY, { job: job(0, [step(1, { against_loss: 10 })]) });
+  expect(model.job?.largest_difference).toBe(0);
+  model = after(model, { job: job(1, [step(2, { loss: 6, against_loss: 4 })]) });
+  for (let first = 2; first < 10_002; first += 500)
+    model = after(model, { job: job(first, range(first + 1, first + 501)) });
+  expect(model.job?.step_records.some((record) => record.step === 2)).toBe(false);
+  expect(model.job?.largest_difference).toBe(0.5);
+  const other = after(model, { job: job(0, [step(1)], { job: "j2" }) });
+  expect(other.job?.largest_difference).toBeNull();
+});
+
 test("events come once each, and the next question asks for later ones", () => {
   const once = after(EMPTY, { events: events(1, 2) });
   const twice = after(once, { events: events(2, 3) });

@@ -108,6 +108,22 @@ test("records keep a loss that is no number, and leave out what is not known her
   expect(part?.next_record).toBe(8);
 });
 
+test("a step has the compared run's loss where the PS sent one", () => {
+  const sent = [{}, { against_loss: 9.5 }, { against_loss: 9n }, { against_loss: Number.NaN }];
+  const wrong = [{ against_loss: null }, { against_loss: "9.5" }, { against_loss: [9.5] }];
+  const records = [...sent, ...wrong].map((more, index) => step(index + 1, more));
+  const read = readOverview(overviewData({ job: job(0, records) })).job?.records;
+  expect(read?.map((record) => "loss" in record && record.against_loss)).toEqual([
+    null,
+    9.5,
+    9,
+    Number.NaN,
+    null,
+    null,
+    null,
+  ]);
+});
+
 test("what is no overview is refused with a sentence", () => {
   for (const data of [null, [], {}, { server: 3 }])
     expect(() => readOverview(data)).toThrow(OverviewError);

@@ -1,6 +1,13 @@
 import { expect, test } from "vitest";
 import { type EvalRecord, readRecords, type StepRecord } from "../../src/dashboard/records";
-import { lossSeries, pace, scaleTop, smooth, timeSeries } from "../../src/dashboard/series";
+import {
+  largestDifference,
+  lossSeries,
+  pace,
+  scaleTop,
+  smooth,
+  timeSeries,
+} from "../../src/dashboard/series";
 import { busyShare, busyWithin, extent } from "../../src/dashboard/timeline";
 import { step } from "./example";
 
@@ -24,7 +31,41 @@ test("losses by step; what is no number is a gap", () => {
     [1, 2, 3],
     [10, null, 10 / 3],
     [null, 4, null],
+    [null, null, null],
   ]);
+  const compared = [
+    step(1, { against_loss: 9 }),
+    step(2),
+    step(3, { against_loss: Number.NaN }),
+    step(4, { against_loss: 2 }),
+  ];
+  const [, , , against] = lossSeries(readRecords(compared) as StepRecord[], EVALS);
+  expect(against).toEqual([9, null, null, 2]);
+});
+
+/** The largest difference of steps, each with its loss and that of the compared run. */
+function largest(known: number | null, ...losses: (readonly [number, number | null])[]) {
+  const steps = losses.map(([loss, against_loss], i) => step(i + 1, { loss, against_loss }));
+  return largestDifference(known, readRecords(steps) as StepRecord[]);
+}
+
+test("the largest difference is a share of the compared run's loss", () => {
+  expect(largest(null, [4, null], [5, 4], [3, 4], [2, 2])).toBe(0.25);
+  expect(largest(0.5, [5, 4])).toBe(0.5);
+  expect(largest(null, [2, 2])).toBe(0);
+});
+
+test("nothing is compared without the other run's loss, or with one of 0", () => {
+  expect(largestDifference(null, STEPS)).toBeNull();
+  expect(largest(0.1, [3, null], [3, 0])).toBe(0.1);
+});
+
+test("one loss that is no number, of the two, is no small difference", () => {
+  for (const wrong of [Number.NaN, Number.POSITIVE_INFINITY]) {
+    expect(largest(0.1, [wrong, 4], [4, 4])).toBe(Number.POSITIVE_INFINITY);
+    expect(largest(0.1, [4, wrong])).toBe(Number.POSITIVE_INFINITY);
+    expect(largest(0.1, [wrong, wrong])).toBe(0.1);
+  }
 });
 
 test("step time is stacked", () => {

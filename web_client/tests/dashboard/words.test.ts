@@ -4,6 +4,7 @@ import type { FleetEvent } from "../../src/dashboard/overview";
 import {
   carbon,
   counted,
+  difference,
   energy,
   energyOf,
   loss,
@@ -45,6 +46,18 @@ test("figures in words", () => {
   expect([carbon(0.0123), carbon(1500)]).toEqual(["12.3 mg", "1.50 kg"]);
   expect([loss(Number.NaN), loss(2.5)]).toEqual(["not a number", "2.5000"]);
   expect([counted(1, "device"), counted(2, "device")]).toEqual(["1 device", "2 devices"]);
+});
+
+test("relative differences, from rounding to runs that went wrong", () => {
+  expect([0, 1.234e-6, 9.96e-3, 0.0345, 0.999, 123, Infinity].map(difference)).toEqual([
+    "0",
+    "1.2e-6",
+    "0.01",
+    "0.035",
+    "1",
+    "120",
+    "infinite",
+  ]);
 });
 
 test("what happened before the page was opened is not told", () => {

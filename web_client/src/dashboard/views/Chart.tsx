@@ -26,6 +26,8 @@ interface Props {
   readonly summary: string;
   readonly series: readonly Series[];
   readonly data: uPlot.AlignedData;
+  /** What stands after the legend; `summary` has to say it too. */
+  readonly note?: string;
   /** What stands below the x axis; else x are whole numbers, of steps or the like. */
   readonly xText?: (value: number) => string;
   /** y begins at 0. */
@@ -82,6 +84,7 @@ export function Chart(props: Props) {
               {label} <b>{shown >= 0 ? value(shown) : "–"}</b>
             </li>
           ))}
+          {props.note !== undefined && <li>{props.note}</li>}
         </ul>
       </figcaption>
       <div class="plot" ref={place} role="img" aria-label={`${title}. ${summary}`} />

@@ -1,16 +1,16 @@
 /** The job: how far, at which loss, where a step's time goes. */
 
 import { useMemo } from "preact/hooks";
-import type uPlot from "uplot";
 import type { JobModel } from "../model";
 import type { FinishedGemm } from "../overview";
-import { lossSeries, type Pace, pace, scaleTop, smooth, timeSeries } from "../series";
+import { type Pace, pace, scaleTop, timeSeries } from "../series";
 import { count } from "../../ui/figures";
-import { loss, percent, seconds, timeOfDay } from "../text";
+import { percent, seconds, timeOfDay } from "../text";
 import { Chart } from "./Chart";
 import { Figure } from "./Figure";
 import { GemmChart } from "./GemmChart";
 import { stepOf } from "./Headline";
+import { lossLines } from "./lossLines";
 
 export function JobView(props: {
   readonly job: JobModel | null;
@@ -94,41 +94,12 @@ function NoJob(props: { readonly devices: number }) {
 }
 
 function LossChart(props: { readonly job: JobModel }) {
-  const { step_records, eval_records } = props.job;
-  const [at, losses, held] = useMemo(
-    () => lossSeries(step_records, eval_records),
-    [step_records, eval_records],
+  const { step_records, eval_records, largest_difference } = props.job;
+  const lines = useMemo(
+    () => lossLines(step_records, eval_records, largest_difference),
+    [step_records, eval_records, largest_difference],
   );
-  const trend = useMemo(() => smooth(losses), [losses]);
-  const data = useMemo(
-    () => [at, losses, trend, held] as uPlot.AlignedData,
-    [at, losses, trend, held],
-  );
-  const first = step_records[0];
-  const last = step_records.at(-1);
-  const summary =
-    first === undefined || last === undefined
-      ? "No step yet."
-      : `From ${loss(first.loss)} at step ${first.step} to ${loss(last.loss)} at step ${last.step}.`;
-  const figure = (values: readonly (number | null)[]) => (index: number) => {
-    const value = values[index];
-    return value == null ? "–" : loss(value);
-  };
-  return (
-    <Chart
-      title="Loss"
-      summary={summary}
-      data={data}
-      axisText={fourDigits}
-      series={[
-        { label: "step", colour: "soft", value: figure(losses) },
-        { label: "running mean", colour: "accent", thick: true, value: figure(trend) },
-        ...(eval_records.length > 0
-          ? [{ label: "held out", colour: "warning" as const, points: true, value: newest(held) }]
-          : []),
-      ]}
-    />
-  );
+  return <Chart title="Loss" axisText={fourDigits} {...lines} />;
 }
 
 function TimeChart(props: { readonly job: JobModel }) {
@@ -164,17 +135,6 @@ function TimeChart(props: { readonly job: JobModel }) {
 
 function fourDigits(value: number): string {
   return String(Number(value.toPrecision(4)));
-}
-
-/** The newest value up to an index: held-out losses are few. */
-function newest(values: readonly (number | null)[]): (index: number) => string {
-  return (index) => {
-    for (let i = index; i >= 0; i -= 1) {
-      const value = values[i];
-      if (value != null) return loss(value);
-    }
-    return "–";
-  };
 }
 
 function part(recent: Pace | null, of: "ps_s" | "fleet_s"): string {
