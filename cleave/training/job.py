@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from cleave.errors import UsageError
 from cleave.planner.methods import Method
@@ -84,6 +84,14 @@ class OptimizerKind(Enum):
     vectors, embeddings and the LM head."""
 
 
+MAY_CHANGE: Final = (
+    "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
+    "early_stop", "report_to", "memory", "state_dir", "method", "audit",
+    "offload", "journal", "fallback", "fallback_after_s", "against",
+)  # fmt: skip
+"""Settings that may be others when a run goes on."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """What to train and how.
@@ -127,6 +135,7 @@ class JobSpec:
         journal: keep finished products on disk between checkpoints (`cleave.training.journal`).
         fallback: see `FallbackMode`.
         fallback_after_s: seconds without any device after which `local` begins.
+        against: a run folder whose losses are shown beside this run's; empty for none.
     """
 
     model: str
@@ -166,6 +175,7 @@ class JobSpec:
     journal: bool = False
     fallback: str = "wait"
     fallback_after_s: float = 30.0
+    against: str = ""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "seq", "accumulate", "eval_batches", "save_total_limit"):

@@ -47,6 +47,8 @@ class StepRecord:
         journal_saved_s: seconds that products taken from the journal had taken before.
         traffic: `downlink_bytes` and `uplink_bytes` by what they are for.
         saved: bytes that would have been more without coding, by what they are for.
+        against_loss: the loss of this step in the run that this one is compared with, if any; left
+            out of what is written where there is none.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -71,6 +73,7 @@ class StepRecord:
     journal_saved_s: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
     saved: Traffic = field(default_factory=Traffic)
+    against_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,4 +247,7 @@ Record: TypeAlias = (
 
 def to_dict(record: Record) -> dict[str, Any]:
     """Return the record as it is written, with its event's name first."""
-    return {"event": record.EVENT, **asdict(record)}
+    values = asdict(record)
+    if values.get("against_loss", 0.0) is None:
+        del values["against_loss"]
+    return {"event": record.EVENT, **values}

@@ -185,13 +185,14 @@ class RunFolder:
             raise cannot_write(self.metrics_path, error) from error
 
     def plot(self) -> Path | None:
-        """Draw "loss" and, if recorded, "eval_loss" over "step" into loss.png.
+        """Draw "loss" and, if recorded, "eval_loss" and "against_loss" over "step" into loss.png.
 
         Returns its path, or None when no loss has been recorded yet.
         """
         records = list(self.records())
         train = _curve(records, "loss")
         evaluation = _curve(records, "eval_loss")
+        compared = _curve(records, "against_loss")
         if not train and not evaluation:
             return None
 
@@ -204,6 +205,8 @@ class RunFolder:
         axes = figure.add_subplot()
         if train:
             axes.plot(*zip(*train, strict=True), linewidth=1, label="train")
+        if compared:
+            axes.plot(*zip(*compared, strict=True), linewidth=1, ls="--", label="compared run")
         if evaluation:
             axes.plot(*zip(*evaluation, strict=True), marker="o", markersize=4, label="validation")
         axes.set(title=f"Loss of {self.path.name}", xlabel="step", ylabel="loss (nats per token)")

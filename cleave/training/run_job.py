@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import AbandonedError
+from cleave.training.compared import check_compared
 from cleave.training.documents import check_source
 from cleave.training.job import JobSpec
 from cleave.training.records import DoneRecord, Record, StepRecord, to_dict
@@ -175,6 +176,7 @@ class JobRunner:
         for source in (spec.data, spec.eval_data):
             if source:  # else a typing error would be told when its turn has come
                 check_source(source)
+        check_compared(spec)
         return spec.model, spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:

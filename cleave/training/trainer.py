@@ -44,6 +44,7 @@ from cleave.training.checkpoint import (
     save_checkpoint,
     set_aside,
 )
+from cleave.training.compared import ComparedRun, check_compared
 from cleave.training.data import (
     IGNORED,
     Batch,
@@ -59,6 +60,7 @@ from cleave.training.documents import read_documents
 from cleave.training.export import keep_description
 from cleave.training.held_out import HeldOut
 from cleave.training.job import (
+    MAY_CHANGE,
     FallbackMode,
     JobSpec,
     MemoryMode,
@@ -164,6 +166,7 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     if job.lora:
         LoraSpec.of(job.lora).config()  # says at once when peft is missing
     tracker_kinds(job.report_to)
+    check_compared(job)
     if job.state_dir:
         check_folder(Path(job.state_dir))
     for path in filter(None, (job.data, job.eval_data)):
@@ -368,6 +371,7 @@ class Trainer:
         self.saved: int | None = None  # the step of the last checkpoint
         self.saved_s = context.clock()
         self.heldout = HeldOut()
+        self.compared = ComparedRun()
         self.loader = BatchLoader(
             self.corpus.train,
             batch=job.batch,
@@ -414,6 +418,7 @@ class Trainer:
         if not self.ranks.rank:
             self.context.report(StartRecord(self.step, job.steps, where))
             self.trackers = Trackers.open(job, self.folder, self.step, self._note)
+            self.compared = ComparedRun.of(job, self._note)
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         if self.step >= job.steps:
@@ -450,6 +455,8 @@ class Trainer:
                     f"the loss of step {self.step} is {loss}; "
                     f"lower --learning-rate (now {self.schedule.peak:g}) or set --clip"
                 )
+        if text := self.compared.found(job.against):
+            self._note(text)
         spent = self.shared.counted(self._counters() - first)
         kept = self._kept()
         journal = self._journal_counters()
@@ -547,6 +554,7 @@ class Trainer:
             journal_saved_s=journal.saved_s - journal_before.saved_s,
             traffic=spent.traffic,
             saved=spent.saved,
+            against_loss=self.compared.against(self.step, loss),
         )
 
     def _update(self, rate: float, batches: list[Batch]) -> float:
@@ -796,20 +804,13 @@ def _open_journal(
     return Journal(folder, base, say=say, clock=context.clock, patience=patience)
 
 
-_MAY_CHANGE = (
-    "steps", "eval_every", "eval_batches", "checkpoint_every", "save_total_limit", "keep_best",
-    "early_stop", "report_to", "memory", "state_dir", "method", "audit",
-    "offload", "journal", "fallback", "fallback_after_s",
-)  # fmt: skip
-
-
 def _check_same(checkpoint: LoadedCheckpoint, job: JobSpec, tokenizer: TextTokenizer) -> None:
     """Refuse a resumed run with other settings or another tokenizer: its losses would differ."""
     saved: dict[str, Any] = checkpoint.meta.get("job", {})
     for setting in fields(JobSpec):
         # Checkpoints from before a setting was there were made with its default.
         before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
-        if setting.name not in _MAY_CHANGE and before != now:
+        if setting.name not in MAY_CHANGE and before != now:
             raise CleaveError(
                 f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
                 f"resume with the same settings, or start a new run without --resume"

@@ -41,7 +41,7 @@ _NOT_OF_THE_JOB = (
 )
 _EMULATED: Final = ("devices", "fleet", "churn", "coding")
 """Options of devices that are emulated in this process."""
-_PATHS: Final = {"model", "data", "eval_data", "state_dir"}
+_PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}
 """Options of the job that may be paths."""
 
 
@@ -158,6 +158,9 @@ def train(
     fallback_after_s: Annotated[
         float, typer.Option("--fallback-after", help="Seconds without devices before local.")
     ] = 30.0,
+    against: Annotated[
+        str, typer.Option(help="Run folder, as of plain PyTorch: show its losses beside these.")
+    ] = "",
     runs: Annotated[str, typer.Option(help="Folder for run folders.")] = "runs",
     name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
     resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",

@@ -222,6 +222,8 @@ def make_display(*, as_json: bool, verbose: bool = False) -> Display:
 def _step_line(record: dict[str, Any], *, verbose: bool) -> str:
     wall_s = record["wall_s"]
     parts = [f"loss {record['loss']:.4f}"]
+    if (other := record.get("against_loss")) is not None:
+        parts[0] += f" ({other:.4f})"
     if record["downlink_bytes"] and record["clock"] == "virtual":
         parts += [f"{record['fleet_s']:.3g} s simulated", f"{wall_s:.3g} s here"]
     else:
