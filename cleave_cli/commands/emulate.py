@@ -14,6 +14,7 @@ from cleave_cli.emulate_files import Watch
 from cleave_cli.emulate_real_time import real_time
 from cleave_cli.fleet_options import choose_fleet
 from cleave_cli.options import counted, human_bytes, not_empty, was_given
+from cleave_cli.render.form import Csv, Form, form_of, write_csv
 from cleave_cli.render.narrow import filled
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 MAX_REAL_TIME = 20_000
 _DTYPES = ("fp32", "bf16", "fp16")
 _REAL_TIME = ("duration", "speed")
-_VIRTUAL = ("method", "batch", "seq", "steps", "ps_gbit", "ps_gflops", "coding", "reuse")
+_VIRTUAL = (
+    "method", "batch", "seq", "steps", "ps_gbit", "ps_gflops", "coding", "reuse", "as_csv",
+)  # fmt: skip
 
 
 def emulate(
@@ -87,6 +90,7 @@ def emulate(
         typer.Option("--reuse/--no-reuse", help="With --model: reuse timelines of equal GEMMs."),
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    as_csv: Csv = False,
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """Emulate a fleet: device sessions that pace themselves by measured profiles.
@@ -131,6 +135,7 @@ def emulate(
     if model and server:
         raise UsageError("--model emulates without a server; leave out --server")
     _need_meaning(context, virtual=bool(model))
+    form = form_of(as_json=as_json, as_csv=as_csv)
     members = choose_fleet(
         fleet,
         devices,
@@ -144,12 +149,12 @@ def emulate(
     if model and method == "stages":
         _stages(
             members, model, batch, seq, dtype, steps, ps_gbit, ps_gflops, seed, watch,
-            coding=coding, as_json=as_json,
+            coding=coding, form=form,
         )  # fmt: skip
     elif model:
         _virtual(
             members, model, batch, seq, dtype, steps, ps_gbit, ps_gflops, seed, start_hour, reuse,
-            watch, coding=coding, as_json=as_json,
+            watch, coding=coding, form=form,
         )  # fmt: skip
     else:
         if len(members) > MAX_REAL_TIME:
@@ -166,7 +171,7 @@ def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
     """Refuse options for the other kind of time, which would be ignored silently."""
     for name in _REAL_TIME if virtual else _VIRTUAL:
         if was_given(context, name):
-            option = f"--{name.replace('_', '-')}"
+            option = f"--{name.removeprefix('as_').replace('_', '-')}"
             raise UsageError(
                 f"{option} is for real time and --model emulates in virtual time, until its "
                 f"--steps are done; leave one of them out"
@@ -194,7 +199,7 @@ def _virtual(
     watch: Watch,
     *,
     coding: str,
-    as_json: bool,
+    form: Form,
 ) -> None:
     from rich.console import Console
     from rich.progress import Progress
@@ -224,15 +229,22 @@ def _virtual(
         stepper = SizedStepper(fleet, spec, rows * sequence, DType(dtype), reuse=reuse)
         here_s = server_s(spec, rows, sequence, ps_gflops * 1e9) if ps_gflops else None
         console = Console(stderr=True)
-        hidden = as_json or not console.is_terminal
+        hidden = form is not Form.PEOPLE or not console.is_terminal
+        rows_done = list[dict[str, Any]]()
         try:
             for number in range(1, steps + 1):
                 # A bar for each step, gone before the step is printed: they share a terminal.
                 with Progress(console=console, transient=True, disable=hidden) as progress:
                     step = stepper.step(_advance(progress, f"step {number} of {model}", stepper))
-                _show_step(step, here_s, number, len(members), as_json=as_json)
+                rows_done.append(_step_values(step, here_s, number, len(members)))
+                if form is Form.JSON:
+                    typer.echo(json.dumps(rows_done[-1]))
+                elif form is Form.PEOPLE:
+                    _show_step(step, here_s, number, len(members))
         finally:
             watch.finish()  # what was seen until Ctrl-C as well
+            if form is Form.CSV and rows_done:
+                write_csv(rows_done)
 
 
 def _stages(
@@ -248,7 +260,7 @@ def _stages(
     watch: Watch,
     *,
     coding: str,
-    as_json: bool,
+    form: Form,
 ) -> None:
     from rich.console import Console
 
@@ -270,17 +282,23 @@ def _stages(
             )  # fmt: skip
     finally:
         watch.finish()
+    values = [
+        {
+            "event": "step", "step": number, "devices": len(members), "method": "stages",
+            "fleet_s": step.seconds, "optimizer_s": found.ps.optimizer_s,
+            "downlink_bytes": step.downlink_bytes, "uplink_bytes": step.uplink_bytes,
+            "alone_s": found.alone_s,
+        }
+        for number, step in enumerate(found.steps, 1)
+    ]  # fmt: skip
+    if form is Form.CSV:
+        write_csv(values)
+        return
+    if form is Form.JSON:
+        typer.echo("\n".join(map(json.dumps, values)))
+        return
     for number, step in enumerate(found.steps, 1):
         seconds = step.seconds + found.ps.optimizer_s
-        if as_json:
-            values = {
-                "event": "step", "step": number, "devices": len(members), "method": "stages",
-                "fleet_s": step.seconds, "optimizer_s": found.ps.optimizer_s,
-                "downlink_bytes": step.downlink_bytes, "uplink_bytes": step.uplink_bytes,
-                "alone_s": found.alone_s,
-            }  # fmt: skip
-            typer.echo(json.dumps(values))
-            continue
         text = (
             f"step {number}: {in_seconds(seconds)}, simulated, on "
             f"{counted(len(members), 'device')}, {in_seconds(found.ps.optimizer_s)} of it for the "
@@ -288,14 +306,13 @@ def _stages(
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
         typer.echo(filled(text))
-    if not as_json:
-        whose = "of --ps-gflops" if ps_gflops else "of this machine"
-        text = (
-            f"  the PS alone: {in_seconds(found.alone_s)}, simulated, at the "
-            f"{speed / 1e9:.3g} GFLOP/s {whose}\n"
-            f"  {found.plan.described(found.model)}"
-        )
-        typer.echo(filled(text))
+    whose = "of --ps-gflops" if ps_gflops else "of this machine"
+    text = (
+        f"  the PS alone: {in_seconds(found.alone_s)}, simulated, at the "
+        f"{speed / 1e9:.3g} GFLOP/s {whose}\n"
+        f"  {found.plan.described(found.model)}"
+    )
+    typer.echo(filled(text))
 
 
 def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], None]:
@@ -307,22 +324,12 @@ def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], No
     return advance
 
 
-def _show_step(
-    step: SizedStep, here_s: float | None, number: int, devices: int, *, as_json: bool
-) -> None:
-    """Show a step by tiles.
-
-    Args:
-        step: what the fleet does.
-        here_s: what the server does itself meanwhile; None if that is not counted.
-        number: of the step.
-        devices: how many.
-        as_json: for machines.
-    """
-    from cleave.planner.stage_prediction import in_seconds
-
+def _step_values(
+    step: SizedStep, here_s: float | None, number: int, devices: int
+) -> dict[str, Any]:
+    """Return what a step by tiles comes to; for the arguments see `_show_step`."""
     done, seconds = step.counters, step.fleet_s
-    values = {
+    return {
         "event": "step",
         "step": number,
         "devices": devices,
@@ -342,9 +349,20 @@ def _show_step(
         "reused_events": step.reused_events,
         "wall_s": step.wall_s,
     }
-    if as_json:
-        typer.echo(json.dumps(values))
-        return
+
+
+def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int) -> None:
+    """Show a step by tiles.
+
+    Args:
+        step: what the fleet does.
+        here_s: what the server does itself meanwhile; None if that is not counted.
+        number: of the step.
+        devices: how many.
+    """
+    from cleave.planner.stage_prediction import in_seconds
+
+    done, seconds = step.counters, step.fleet_s
     counts = f"counted: every Linear and the LM head, {in_seconds(seconds)} on devices"
     if here_s is None:
         counts += "; not attention, which the server computes (--ps-gflops), nor its optimizer"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 import re
 import resource
@@ -540,3 +542,24 @@ def test_a_low_limit_of_file_descriptors_is_raised_where_that_is_allowed(
         process.send_signal(signal.SIGINT)
         assert wait_for_event(lines, "summary")["joined"] == 70
         assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("method", ["tiles", "stages"])
+def test_steps_are_rows_of_csv(method: str) -> None:
+    command = (
+        "emulate", "--model", "opt-nano", "--fleet", "paper-4", "--batch", "4", "--seq", "16",
+        "--method", method, "--steps", "2",
+    )  # fmt: skip
+    done = here(*command, "--csv")
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    as_json = [json.loads(line) for line in here(*command, "--json").stdout.splitlines()]
+    assert [row["step"] for row in rows] == ["1", "2"]
+    assert list(rows[0]) == list(as_json[0])
+    assert float(rows[1]["fleet_s"]) == pytest.approx(as_json[1]["fleet_s"])
+
+
+def test_csv_is_of_virtual_time() -> None:
+    done = here("emulate", "--devices", "2", "--csv")
+    assert done.returncode == 2
+    assert "--csv is for steps of a model in virtual time" in " ".join(done.stderr.split())
