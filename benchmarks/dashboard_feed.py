@@ -45,12 +45,14 @@ class Feed:
         start_s: Unix time of the first overview.
         seed: seed of all made-up values.
         by_stages: whether the job goes by stages, and not by tiles.
+        compared: whether the job is compared with another run.
     """
 
     devices: int
     start_s: float
     seed: int = 0
     by_stages: bool = False
+    compared: bool = False
     replies: int = 0
 
     def overview(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -169,10 +171,12 @@ class Feed:
     def _record(self, index: int) -> dict[str, Any]:
         random = np.random.default_rng((self.seed, 7, index))
         fleet_s, ps_s = float(random.normal(6, 0.3)), float(random.normal(1.5, 0.1))
+        loss = 3 + 7 * float(np.exp(-index / 150)) + float(random.normal(0, 0.08))
         return {
             "event": "step",
             "step": index + 1,
-            "loss": 3 + 7 * float(np.exp(-index / 150)) + float(random.normal(0, 0.08)),
+            "loss": loss,
+            **({"against_loss": loss * (1 + 1e-6)} if self.compared else {}),
             "tokens": 16384,
             "learning_rate": 2e-4,
             "clock": "wall",
@@ -351,6 +355,7 @@ async def _serve(connection: ServerConnection, feed: Feed, token: str) -> None:
         return
 
 
-def made_up(devices: int, *, by_stages: bool = False) -> Feed:
+def made_up(devices: int, *, by_stages: bool = False, compared: bool = False) -> Feed:
     """Return a feed that begins now."""
-    return Feed(devices, start_s=float(int(time.time())), by_stages=by_stages)
+    start_s = float(int(time.time()))
+    return Feed(devices, start_s, by_stages=by_stages, compared=compared)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.dashboard_states [--folder dashboard-states]
 
-A real server: nobody there and no job; a job that waits for devices; a job that trains; the same
-after its only device was killed. Each state in light and dark, on a desktop and on a phone. Exit
-code 1 where axe finds something grave or the console has an error. The state of many devices is
-that of `benchmarks.screenshots`.
+A real server: nobody there and no job; a job that waits for devices; a job that trains, beside the
+losses of plain PyTorch; the same after its only device was killed. Each state in light and dark, on
+a desktop and on a phone. Exit code 1 where axe finds something grave or the console has an error.
+The state of many devices is that of `benchmarks.screenshots`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from playwright.sync_api import Browser, expect
 from tests.integration.processes import PATIENCE_S, started, wait_for_event
 from tests.web.browser import chromium
 from tests.web.watched import serious_findings, watched
+
+STEPS = 20
 
 
 def main() -> None:
@@ -49,15 +51,19 @@ def main() -> None:
 
         take("empty", "Nothing is being trained.")
         train = ("train", "--model", "opt-tiny", "--steps", "4000", "--batch", "1", "--seq", "16")
-        operator = ("--server", str(address["operator_url"]), "--json")
+        alone = ("--devices", "0", "--name", "plain", "--json")
+        with started(*train, *alone, cwd=place) as (_, plain):
+            for _ in range(STEPS):
+                wait_for_event(plain, "step")
+        operator = ("--server", str(address["operator_url"]), "--against", "runs/plain", "--json")
         _, records = stack.enter_context(started(*train, "--method", "tiles", *operator, cwd=place))
         wait_for_event(records, "fleet")
         take("waiting", "Waiting.")
         join = ("join", str(address["url"]), "--json")
         device, _ = stack.enter_context(started(*join))
-        for _ in range(20):
+        for _ in range(STEPS):
             wait_for_event(records, "step")
-        take("training", "Loss")
+        take("training", "compared run")
         device.kill()
         wait_for_event(records, "fleet")
         take("lost", "Waiting.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -63,7 +64,8 @@ class ComparedRun:
         other = self.losses.get(step)
         if other:
             self.steps += 1
-            self.most = max(self.most, abs(loss - other) / abs(other))
+            apart = abs(loss - other) / abs(other)
+            self.most = max(self.most, apart) if math.isfinite(apart) else math.inf
         return other
 
     def found(self, name: str) -> str:

@@ -26,6 +26,7 @@ from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import ForRuntime, Send
 from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.stage_view import HolderView, StageView, StepView
+from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import (
@@ -40,6 +41,7 @@ from cleave.server.api.rates import Look, Rates
 from cleave.server.api.stages import MAX_HOLDERS, stages_answer
 from cleave.server.block_times import KEPT, BlockTimes, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.training.records import StepRecord, to_dict
 from profiles.library import load_profiles
 from tests.scheduler.stage_devices import step_work
 from tests.server.clocks import Clock
@@ -390,6 +392,7 @@ def test_any_fleet_fits_a_reply(
     assert seen["devices"]["total"] == 5000
     assert seen["devices"]["by"] == [[None, "ready", 5000]]
     assert 0 < len(seen["devices"]["rows"]) < 5000
+    assert len(msgpack.packb(_long_step())) <= overviews.STEP_BYTES
     room = overviews.MAX_RECORDS_BYTES + overviews.MAX_TILES * 46
     holder = HolderView(10**6, *[10**4] * 4)
     stage = StageView(100, 100, False, 10**4, 10**4, 10**4, (holder,) * 100)
@@ -483,3 +486,15 @@ def test_block_times_follow_the_order_of_runs() -> None:
     spans = times.spans()
     assert len(spans) == 3 * KEPT
     assert all(span.start_s <= span.end_s for span in spans)
+
+
+def _long_step() -> dict[str, Any]:
+    """Return a step's record with the longest numbers."""
+    most = 2**53
+    kinds = BytesByKind(**{each.name: most for each in dataclasses.fields(BytesByKind)})
+    traffic = Traffic(kinds, kinds)
+    numbers = {
+        each.name: most for each in dataclasses.fields(StepRecord) if each.type in ("int", "float")
+    }
+    step = StepRecord(**numbers, clock="virtual", traffic=traffic, saved=traffic)
+    return to_dict(dataclasses.replace(step, against_loss=1.5))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cleave.errors import UsageError
+from cleave.training.compared import ComparedRun
 from cleave.training.job import JobSpec
 from cleave.training.records import NoteRecord, Record, StepRecord, to_dict
 from cleave.training.run_folder import RunFolder
@@ -59,6 +60,14 @@ def test_the_largest_difference_is_said(tmp_path: Path) -> None:
     said = trained(replace(JOB, against=str(tmp_path / "plain")), tmp_path / "again")
     assert f"losses of 3 steps are at most 0.0e+00 off those of {tmp_path / 'plain'}" in notes(said)
     assert "other settings" not in notes(said)
+
+
+def test_a_loss_that_is_no_number_is_as_far_off_as_can_be() -> None:
+    run = ComparedRun({1: 5.0, 2: 4.0})
+    assert run.against(1, 5.0) == 5.0
+    assert run.against(2, float("nan")) == 4.0
+    assert run.against(3, 4.0) is None
+    assert run.found("it") == "losses of 2 steps are at most inf off those of it"
 
 
 def nothing(folder: Path) -> None:

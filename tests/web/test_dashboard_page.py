@@ -160,6 +160,17 @@ def test_charts_and_the_plan_are_told_in_words(seen: Watched, url: str) -> None:
         expect(page.get_by_role("img", name=re.compile(words))).to_be_visible()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_losses_are_shown_beside_those_of_the_compared_run(browser: Browser, scheme: str) -> None:
+    with serving(made_up(4, compared=True)) as url, watched(browser, scheme=scheme) as seen:
+        open_dashboard(seen.page, url)
+        told = r"^Loss\. From .*The compared run had \d.* largest difference 1\.0e-6\.$"
+        expect(seen.page.get_by_role("img", name=re.compile(told))).to_be_visible()
+        expect(seen.page.get_by_text("compared run").first).to_be_visible()
+        assert serious_findings(seen.page) == []
+        assert seen.complaints == []
+
+
 @pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
 def test_stages_take_the_place_of_the_plan(browser: Browser, phone: bool) -> None:
     with serving(made_up(40, by_stages=True)) as url, watched(browser, phone=phone) as seen:

@@ -51,8 +51,11 @@ MAX_STREAMS: Final = 24
 STREAM_S: Final = 30.0
 """How far back a stream of tasks reaches."""
 
+STEP_BYTES: Final = 900
+"""Of a step's record, at most."""
+
 _ROW_BYTES: Final = 173  # of a device's row, without its texts
-_STEP_BYTES: Final = 700  # of a step's record, at most
+
 _MAX_REASON: Final = 120
 
 
@@ -273,7 +276,7 @@ class Overview:
         first = min(question.after_record, len(job.records))
         for record in job.records[first : first + MAX_RECORDS]:
             plain = record.get("event") in ("step", "eval")
-            room -= _STEP_BYTES if plain else len(repr(record).encode())
+            room -= STEP_BYTES if plain else len(repr(record).encode())
             if room < 0 and records:
                 break
             records.append(record)
