@@ -302,7 +302,7 @@ def _stages(
         text = (
             f"step {number}: {in_seconds(seconds)}, simulated, on "
             f"{counted(len(members), 'device')}, {in_seconds(found.ps.optimizer_s)} of it for the "
-            f"PS's optimizer, which plans leave out; the PS sends "
+            f"PS's optimizer, which cleave plan leaves out; the PS sends "
             f"{human_bytes(step.downlink_bytes)} and receives {human_bytes(step.uplink_bytes)}"
         )
         typer.echo(filled(text))
