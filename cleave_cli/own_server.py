@@ -75,4 +75,5 @@ def own_server(*options: str) -> Iterator[OwnServer]:
             process.wait()
         if reader.is_alive():
             reader.join(_STOP_S)
-        process.stdout.close()
+        if not reader.is_alive():  # else to close it would wait for the reader
+            process.stdout.close()

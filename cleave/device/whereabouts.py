@@ -23,8 +23,9 @@ class _Moving(Protocol):
 class Whereabouts:
     """Remembers where the last session was, and whether that sent the device elsewhere.
 
-    A device stays with the server that it was sent to as long as that welcomes it. Where it does
-    not, it goes back to the one that it was told: that knows which servers there are.
+    A device stays with the server that it was sent to as long as that welcomes it. Where that does
+    not answer, or has no room, it goes back to the one that it was told, which knows what servers
+    there are. One that refuses it for good ends it, as the first one would.
     """
 
     def __init__(self) -> None:

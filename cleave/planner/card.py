@@ -15,7 +15,8 @@ import numpy.typing as npt
 from cleave.planner.shape import Floats
 
 _MOST_TIMES: Final = 256
-"""Of a larger fleet some devices are taken to have been sent everything at the same time."""
+"""Of a larger fleet several devices are taken to have been sent all they get at one time: the last
+one's, so that a prediction is rather too long."""
 
 Places = npt.NDArray[np.intp]
 

@@ -234,7 +234,10 @@ class StepReport:
 
     @property
     def apart_s(self) -> float:
-        """Return what all GEMMs would take if each was submitted when the one before is done."""
+        """Return what all GEMMs would take if each was submitted when the one before is done.
+
+        Behind a full card that may be sooner: what devices are sent together shares it.
+        """
         return self._sum(r.predicted_s for r in self.reports)
 
     @property

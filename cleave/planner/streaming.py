@@ -74,8 +74,8 @@ def finish_times_s(
 
     Args:
         work: plans in the order in which they are submitted, each with the side of its product of
-            which devices hold their strips. Of those that do several tiles for lack of memory none
-            does.
+            which devices hold their strips. A device that does several tiles of a plan, for lack of
+            memory, holds none.
         element: bytes per element.
         rates: of the devices.
         places: of the devices in `rates`, by their ids.

@@ -1,14 +1,16 @@
 """Adds up the gradients of several servers while the backward pass runs (ZeRO, stage 2).
 
-A gradient that is complete travels to the server that owns its parameter, and the others free it:
-none ever holds all of them (arXiv 1910.02054, section 5). All servers send the same parameters in
-the same order, whatever each computes: the last ones first, as a backward pass completes them.
+A gradient that is complete travels to the server that owns its parameter, and the others free it
+(arXiv 1910.02054, section 5). All servers send the same parameters in the same order, whatever each
+computes: the last ones first, as a backward pass completes them. So one that gets no gradient in a
+pass holds those before it back until the pass is over.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,11 +43,21 @@ class GradientSums:
         ranks: the servers.
         parameters: all that are trained, by name.
         owners: the rank that owns each, by name.
+        clock: in seconds.
+
+    Attributes:
+        waited_s: how long `complete` has waited for other servers.
     """
 
     def __init__(
-        self, ranks: Ranks, parameters: Mapping[str, nn.Parameter], owners: Mapping[str, int]
+        self,
+        ranks: Ranks,
+        parameters: Mapping[str, nn.Parameter],
+        owners: Mapping[str, int],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.waited_s = 0.0
+        self._clock = clock
         self._ranks = ranks
         self._parameters = parameters
         self._owners = owners
@@ -118,7 +130,9 @@ class GradientSums:
 
     def _take(self, sent: _Sent) -> None:
         """Wait for sums; give their parameters them, on the server that owns these."""
+        began_s = self._clock()
         sent.exchange.wait()
+        self.waited_s += self._clock() - began_s
         if sent.owner != self._ranks.rank:
             return
         parameters = [self._parameters[name] for name in sent.names]

@@ -189,6 +189,11 @@ class Optimizer:
         with self._hooked(hooks):
             yield
 
+    @property
+    def waited_s(self) -> float:
+        """Return how long the backward pass of this step has waited for other servers."""
+        return self._sums.waited_s if self._sums is not None else 0.0
+
     def add_up(self) -> None:
         """Add up the gradients of all servers: their owners have the sums then.
 

@@ -48,7 +48,7 @@ class Collected:
 
 
 class Exchange(Protocol):
-    """Something that ranks exchange just now."""
+    """A collective operation that was begun, and may still be under way."""
 
     def done(self) -> bool:
         """Say whether it is over, or has failed."""
@@ -101,7 +101,7 @@ class Ranks(Protocol):
         ...
 
 
-class _Over:
+class _Finished:
     """An exchange with nobody."""
 
     def done(self) -> bool:
@@ -113,7 +113,7 @@ class _Over:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
+class _PendingReduce:
     """An exchange of torch's process group."""
 
     work: dist.Work
@@ -140,7 +140,7 @@ class Alone:
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
         """See `Ranks.sum_at`."""
-        return _Over()
+        return _Finished()
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
         """See `Ranks.spread`."""
@@ -174,7 +174,7 @@ class TorchRanks:
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
         """See `Ranks.sum_at`."""
         with _noticing_loss():
-            return _UnderWay(dist.reduce(tensor, owner, async_op=True))
+            return _PendingReduce(dist.reduce(tensor, owner, async_op=True))
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
         """See `Ranks.spread`."""

@@ -76,6 +76,8 @@ class JobRequest:
             saved = RunFolder(_existing(self.resume)).read_config()
             spec = JobSpec.from_dict({**saved, **self.job})
         spec.check_model(resolve_model(spec.model).spec)
+        if self.job.get("against"):  # of a resumed run it may be gone
+            check_compared(spec)
         return spec
 
 
@@ -176,7 +178,6 @@ class JobRunner:
         for source in (spec.data, spec.eval_data):
             if source:  # else a typing error would be told when its turn has come
                 check_source(source)
-        check_compared(spec)
         return spec.model, spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from cleave.errors import CleaveError, FleetError
 from cleave.fleet.counters import FleetCounters
@@ -14,12 +14,25 @@ from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.training.data import Batch
 from cleave.training.dealing import Dealer, Pace, part_of
 from cleave.training.job_fleet import JobFleet
-from cleave.training.ranks import Ranks
+from cleave.training.ranks import LostServerError, Ranks
 
 GIVES_BACK_S: Final = 10.0
 """So long without any device, and a server's part of a step is dealt to those that have some."""
 
 _Value = TypeVar("_Value")
+
+
+class Sums(Protocol):
+    """Adds up the gradients of all servers, as `Optimizer` does."""
+
+    @property
+    def waited_s(self) -> float:
+        """Return how long the backward pass of this step has waited for other servers."""
+        ...
+
+    def add_up(self) -> None:
+        """Add up what is left; see `Optimizer.add_up`."""
+        ...
 
 
 class SharedSteps:
@@ -83,15 +96,13 @@ class SharedSteps:
             return 0, 0, 1
         return servers.index(self._ranks.rank), None, len(servers)
 
-    def do(
-        self, part: Sequence[Batch], work: Callable[[], float], add_up: Callable[[], None]
-    ) -> float:
+    def do(self, part: Sequence[Batch], work: Callable[[], float], sums: Sums) -> float:
         """Do this server's part of a step, and note how long it took.
 
         Args:
             part: what it is.
             work: computes its gradients; returns what it adds to the loss.
-            add_up: adds up the gradients of all servers; called in any case, as others wait for it.
+            sums: adds up the gradients of all servers.
 
         Returns:
             The loss of the whole step.
@@ -106,9 +117,15 @@ class SharedSteps:
             nonlocal took_s
             try:
                 loss = work() if part else 0.0
-                took_s = self._now() - began_s
-            finally:
-                add_up()
+            except LostServerError:
+                raise
+            except CleaveError:
+                sums.add_up()  # others wait for what this server has of it
+                raise
+            took_s = self._now() - began_s
+            if self._on_wall_clock:
+                took_s -= sums.waited_s
+            sums.add_up()
             return loss
 
         losses = self.together(timed)
@@ -173,9 +190,13 @@ class SharedSteps:
 
     def _now(self) -> float:
         """Return seconds on the clock that counts: of the fleet, where that is a virtual one."""
-        if self._fleet is None or self._fleet.clock == "wall":
+        if self._fleet is None or self._on_wall_clock:
             return self._clock()
         return self._fleet.counters().fleet_s
+
+    @property
+    def _on_wall_clock(self) -> bool:
+        return self._fleet is None or self._fleet.clock == "wall"
 
 
 def _counters(values: dict[str, Any]) -> FleetCounters:

@@ -44,7 +44,7 @@ from cleave.training.checkpoint import (
     save_checkpoint,
     set_aside,
 )
-from cleave.training.compared import ComparedRun, check_compared
+from cleave.training.compared import ComparedRun
 from cleave.training.data import (
     IGNORED,
     Batch,
@@ -166,7 +166,6 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     if job.lora:
         LoraSpec.of(job.lora).config()  # says at once when peft is missing
     tracker_kinds(job.report_to)
-    check_compared(job)
     if job.state_dir:
         check_folder(Path(job.state_dir))
     for path in filter(None, (job.data, job.eval_data)):
@@ -418,7 +417,10 @@ class Trainer:
         if not self.ranks.rank:
             self.context.report(StartRecord(self.step, job.steps, where))
             self.trackers = Trackers.open(job, self.folder, self.step, self._note)
-            self.compared = ComparedRun.of(job, self._note)
+            try:
+                self.compared = ComparedRun.of(job, self._note)
+            except CleaveError as error:  # it may be gone since this run began
+                self._note(f"not compared: {error}")
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
         if self.step >= job.steps:
@@ -563,8 +565,8 @@ class Trainer:
         if self.shared.several:
             part = self.shared.part(batches)
             work = partial(self._gradients, part, learned)
-            add_up = self.optimizer.add_up
-            return self.optimizer.step(rate, lambda: self.shared.do(part, work, add_up))
+            sums = self.optimizer
+            return self.optimizer.step(rate, lambda: self.shared.do(part, work, sums))
         if (fleet := self.fleet) is not None:
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches))
             if loss is not None:

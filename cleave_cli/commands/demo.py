@@ -165,7 +165,9 @@ def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
             for process in started:
                 process.terminate()
             for process in started:
-                process.communicate()  # closes the pipe as well
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()
 
 
 # --- a large model, by sizes ---

@@ -217,9 +217,9 @@ def train(
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
-    told = _settings_of(config) if config is not None else {}
+    in_file = _settings_of(config) if config is not None else {}
     cluster = ClusterOptions.of(
-        told.pop(TABLE, {}),
+        in_file.pop(TABLE, {}),
         {"ray" if key == "ray_address" else key: value for key, value in given.items()},
     )
     if cluster.listen and given.keys() & _EMULATED:
@@ -228,8 +228,8 @@ def train(
         )
     if cluster.servers > 1 and (server or attach):
         raise UsageError(
-            "--servers starts servers for this training and --server trains on one that runs; "
-            "give one of the two"
+            f"--servers, or [{TABLE}] of --config, starts servers for this training and --server "
+            "trains on one that runs; give one of the two"
         )
     display = make_display(as_json=as_json, verbose=verbose)
     where = f"--server {server if server.startswith('@') else 'URL'} " if server else ""
@@ -252,14 +252,14 @@ def train(
             )
     if attach and not server:
         raise UsageError(f"--attach {attach}: no server runs here; say which with --server URL")
-    if told:
+    if in_file:
         if resume:
             raise UsageError(
                 "the settings of --config begin a run and --resume goes on with one; give one of "
                 f"them, or a file that has no more than [{TABLE}]"
             )
         ours = {key: value for key, value in settings.items() if key in given and value != ""}
-        settings = {**told, **ours}
+        settings = {**in_file, **ours}
         model = settings.get("model", "")
     if not (model or resume or attach):
         raise UsageError("nothing to train; give --model, as in: cleave train --model opt-125m")
@@ -270,7 +270,8 @@ def train(
                 f"server's; give one of the two"
             )
     if resume:  # only what was asked for changes; the rest comes from the run folder
-        settings = {key: value for key, value in settings.items() if key in given and value != ""}
+        changed = given if model else given.keys() - {"model"}
+        settings = {key: value for key, value in settings.items() if key in changed}
     request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
     if restart:
         request["restart"] = True

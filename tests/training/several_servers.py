@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
+from cleave.training import gradient_sums
 from cleave.training.job import JobSpec
 from cleave.training.ranks import Alone, Ranks, TorchRanks
 from cleave.training.records import EvalRecord, Record, StepRecord
@@ -30,6 +31,8 @@ Work = Callable[..., Any]
 def _serve(rank: int, tasks: Connection) -> None:
     """Do what comes, as one rank, until the pipe is closed."""
     torch.set_num_threads(1)
+    # So that tiny models send in the backward pass, too.
+    setattr(gradient_sums, "BUCKET_BYTES", 4096)  # noqa: B010 - it is final
     while True:
         try:
             work, count, store, arguments = tasks.recv()

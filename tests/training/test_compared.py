@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from cleave.training.compared import ComparedRun
 from cleave.training.job import JobSpec
 from cleave.training.records import NoteRecord, Record, StepRecord, to_dict
 from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import TrainContext, prepare, train
+from cleave.training.run_job import JobRequest, JobRunner
+from cleave.training.trainer import TrainContext, train
 from emulator.virtual import emulated
 from profiles.fleets import paper_fleet
 
@@ -92,4 +94,16 @@ def test_what_is_no_run_is_refused(tmp_path: Path, made: Callable[[Path], None],
     made(tmp_path / "other")
     job = replace(JOB, against=str(tmp_path / "other"))
     with pytest.raises(UsageError, match=said):
-        prepare(job, TrainContext(None, lambda record: None))
+        JobRequest(job.to_dict()).spec()
+
+
+def test_a_run_goes_on_without_the_compared_one(tmp_path: Path) -> None:
+    trained(JOB, tmp_path / "plain")
+    job = replace(JOB, against=str(tmp_path / "plain"), checkpoint_every=1)
+    trained(job, tmp_path / "again")
+    shutil.rmtree(tmp_path / "plain")
+    goes_on = JobRequest({"steps": 4}, resume=str(tmp_path / "again"))
+    said: list[Record] = []
+    JobRunner(tmp_path).train(goes_on, TrainContext(None, said.append))
+    assert "not compared: " in notes(said)
+    assert [record.step for record in steps(said)] == [4]

@@ -13,7 +13,7 @@ from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError
 from cleave.scheduler.traffic import TrafficKind
 from cleave.training.data import Batch
-from cleave.training.ranks import Alone
+from cleave.training.ranks import Alone, LostServerError
 from cleave.training.shared_steps import GIVES_BACK_S, SharedSteps
 
 
@@ -26,6 +26,17 @@ class Others(Alone):
 
     def agree(self, value: Any) -> list[Any]:
         return [value, *(other(value) for other in self._others)]
+
+
+class Added:
+    """Sums of gradients, for which the backward pass waited so long."""
+
+    def __init__(self, waited_s: float) -> None:
+        self.waited_s = waited_s
+        self.times = 0
+
+    def add_up(self) -> None:
+        self.times += 1
 
 
 class Fleet:
@@ -106,13 +117,44 @@ def test_rows_go_by_what_is_predicted_then_by_what_was_shown() -> None:
         return 1.0
 
     ranks._others = (lambda said: {"done": 0.0},)
-    steps.do(part, slow, lambda: None)
+    steps.do(part, slow, Added(waited_s=0.0))
     ranks._others = (lambda speed: 1.0,)
     assert [len(batch.ids) for batch in steps.part(batches(12))] == [7]
     assert said == [
         "the servers do 9 + 3 sequences of each step",
         "the servers do 7 + 5 sequences of each step",
     ]
+
+
+def test_waiting_for_slower_servers_does_not_make_a_server_slow() -> None:
+    now_s = 0.0
+    ranks: Any = Others(lambda speed: 1.0)
+    steps = SharedSteps(ranks, Fleet(predicted_s=12.0), lambda: now_s)  # type: ignore[arg-type]
+    part = steps.part(batches(12))
+    assert [len(batch.ids) for batch in part] == [6]
+
+    def ahead() -> float:
+        nonlocal now_s
+        now_s += 6.0  # of them 4 until the others came
+        return 1.0
+
+    ranks._others = (lambda said: {"done": 0.0},)
+    steps.do(part, ahead, Added(waited_s=4.0))
+    ranks._others = (lambda speed: 1.0,)
+    assert [len(batch.ids) for batch in steps.part(batches(12))] == [8]
+
+
+def test_gradients_are_added_up_where_a_part_failed_too_but_not_after_a_loss() -> None:
+    ranks = Others(lambda said: {"done": 1.0})
+    for error, times in ((CleaveError("disk"), 1), (LostServerError("gone"), 0)):
+        added = Added(0.0)
+        with pytest.raises(CleaveError):
+            shared(ranks).do(batches(1), fails(error), added)
+        assert added.times == times
+    added = Added(0.0)
+    with pytest.raises(RuntimeError):
+        shared(ranks).do(batches(1), fails(RuntimeError("a defect")), added)
+    assert added.times == 0  # the process ends, which others notice at once
 
 
 def test_a_server_without_devices_has_no_part_and_gives_up_one_after_a_while() -> None:

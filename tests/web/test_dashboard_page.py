@@ -160,6 +160,19 @@ def test_charts_and_the_plan_are_told_in_words(seen: Watched, url: str) -> None:
         expect(page.get_by_role("img", name=re.compile(words))).to_be_visible()
 
 
+def test_all_columns_fit_into_a_window_of_1440_pixels(seen: Watched, url: str) -> None:
+    page = seen.page
+    page.set_viewport_size({"width": 1440, "height": 900})
+    open_dashboard(page, url)
+    for heading in page.locator(".devices thead button").all():
+        heading.click()  # with the arrow of its order
+        assert heading.evaluate("e => e.scrollWidth <= e.clientWidth"), heading.inner_text()
+    table = page.locator(".devices")
+    assert table.evaluate("e => e.scrollWidth <= e.clientWidth")
+    cut = "cells => cells.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"
+    assert page.locator(".devices tbody td:not(.gap)").evaluate_all(cut) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_losses_are_shown_beside_those_of_the_compared_run(browser: Browser, scheme: str) -> None:
     with serving(made_up(4, compared=True)) as url, watched(browser, scheme=scheme) as seen:

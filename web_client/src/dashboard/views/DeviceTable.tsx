@@ -146,6 +146,7 @@ function Heading(props: {
 function headingClass(column: Column): string {
   if (column === COLUMNS[0]) return "first";
   if (column.isText) return "word";
+  if (column.hasWord) return "number figure-and-word";
   return column.share === undefined ? "number figure-alone" : "number";
 }
 

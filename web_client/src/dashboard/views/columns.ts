@@ -14,6 +14,8 @@ export interface Column {
   /** A share below this stands out. */
   readonly low?: number;
   readonly isText?: boolean;
+  /** Its figures are followed by a word. */
+  readonly hasWord?: boolean;
 }
 
 /** The first names the row. */
@@ -50,7 +52,7 @@ export const COLUMNS: readonly [Column, ...Column[]] = [
   { key: "round_trip_s", title: "Round trip", text: (device) => seconds(device.round_trip_s) },
   { key: "down_bytes", title: "Sent to it", text: (device) => quantity(device.down_bytes, "B") },
   { key: "up_bytes", title: "Sent back", text: (device) => quantity(device.up_bytes, "B") },
-  { key: "energy_j", title: "Energy", text: (device) => energyOf(device) },
+  { key: "energy_j", title: "Energy", text: (device) => energyOf(device), hasWord: true },
 ];
 
 function whole(number: number | null): string {

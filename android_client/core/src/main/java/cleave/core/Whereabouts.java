@@ -2,8 +2,9 @@ package cleave.core;
 
 /**
  * Where a device connects: to the server that its owner's link means, or to one that this sent it
- * to. It stays with the latter as long as that welcomes it. Where it does not, it goes back to the
- * former, which knows which servers there are.
+ * to. It stays with the latter as long as that welcomes it. Where that does not answer, or has no
+ * room, it goes back to the former, which knows what servers there are. One that refuses it for
+ * good ends it, as the first one would.
  */
 final class Whereabouts {
     private final JoinLink home;
