@@ -145,6 +145,7 @@ function Heading(props: {
 /** Widths are those of the headings; a figure with its share needs more room than one alone. */
 function headingClass(column: Column): string {
   if (column === COLUMNS[0]) return "first";
+  if (column.isShort) return "short-word";
   if (column.isText) return "word";
   if (column.hasWord) return "number figure-and-word";
   return column.share === undefined ? "number figure-alone" : "number";

@@ -14,6 +14,8 @@ export interface Column {
   /** A share below this stands out. */
   readonly low?: number;
   readonly isText?: boolean;
+  /** All of its texts are short. */
+  readonly isShort?: boolean;
   /** Its figures are followed by a word. */
   readonly hasWord?: boolean;
 }
@@ -21,7 +23,7 @@ export interface Column {
 /** The first names the row. */
 export const COLUMNS: readonly [Column, ...Column[]] = [
   { key: "device", title: "Device", text: nameOf, isText: true },
-  { key: "kind", title: "Kind", text: kindOf, isText: true },
+  { key: "kind", title: "Kind", text: kindOf, isText: true, isShort: true },
   { key: "state", title: "State", text: (device) => device.state, isText: true },
   {
     key: "reputation",
