@@ -24,19 +24,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from typer.testing import CliRunner
 
+from benchmarks.stage_fleets import card_of
 from cleave.arrays import DType
-from cleave.gemm import Gemm
 from cleave.planner.coding import CodingPolicy, payload_rates
 from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates, Residency
+from cleave.planner.plan import ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import StepReport, plan_step
 from cleave.workload.registry import find_model
@@ -45,6 +44,7 @@ from cleave_cli.main import app
 from cleave_cli.weighing import fleet_devices, rates_of
 from emulator.sized_step import SizedStepper, server_s
 from emulator.virtual import emulated
+from tests.planner.afresh import Afresh
 
 LEFT: Final = 0.03
 _BF16: Final = ElementBytes(2, 2)
@@ -81,8 +81,7 @@ class Setup:
     @property
     def card(self) -> PsRates:
         """Return the server's card."""
-        rate = self.gbit * 1e9 / 8 or math.inf
-        return PsRates(rate, rate)
+        return card_of(self.gbit)
 
     @property
     def spared(self) -> PsRates:
@@ -167,26 +166,9 @@ def nothing_held_s(setup: Setup) -> float:
     """Return the virtual seconds of a step by tiles if no plan follows what devices hold."""
     members = fleet_devices(f"{setup.fleet}-{setup.devices}", 0.0, "bf16")
     with emulated(members, compute=False, ps=setup.card, coding="off") as fleet:
-        fleet.planner = _Afresh(TilePlanner(setup.spared))
+        fleet.planner = Afresh(TilePlanner(setup.spared))
         tokens = setup.rows * setup.sequence
         return SizedStepper(fleet, find_model(setup.model), tokens, DType.BF16).step().fleet_s
-
-
-@dataclass(frozen=True)
-class _Afresh:
-    """A planner that is not told what devices hold."""
-
-    planner: TilePlanner
-
-    def plan(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        devices: Sequence[DeviceRates],
-        residencies: Sequence[Residency] = (),
-    ) -> Plan:
-        """See `Planner.plan`."""
-        return self.planner.plan(gemm, element, devices)
 
 
 def counted_otherwise(setup: Setup, attention_s: float) -> dict[str, float]:

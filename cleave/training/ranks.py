@@ -282,10 +282,13 @@ def owners_of(sizes: Sequence[int], count: int) -> list[int]:
         sizes: elements of each parameter.
         count: of ranks.
     """
-    held = 3
-    load = [max(sizes, default=0)] * count
+    largest_first = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    gradient = max(sizes, default=0)
+    load = [gradient] * count
     owners = [0] * len(sizes)
-    for number, index in enumerate(sorted(range(len(sizes)), key=lambda i: -sizes[i])):
+    for index in largest_first:
         owners[index] = load.index(min(load))
-        load[owners[index]] += held * sizes[index] - (0 if number else sizes[index])
+        load[owners[index]] += 3 * sizes[index]
+        if index == largest_first[0]:  # its gradient counts already
+            load[owners[index]] -= gradient
     return owners

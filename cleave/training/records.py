@@ -247,7 +247,8 @@ Record: TypeAlias = (
 
 def to_dict(record: Record) -> dict[str, Any]:
     """Return the record as it is written, with its event's name first."""
-    values = asdict(record)
-    if values.get("against_loss", 0.0) is None:
-        del values["against_loss"]
-    return {"event": record.EVENT, **values}
+    values = asdict(record).items()
+    return {"event": record.EVENT, **{k: v for k, v in values if (k, v) != _NOT_COMPARED}}
+
+
+_NOT_COMPARED = ("against_loss", None)

@@ -190,9 +190,9 @@ class SharedSteps:
 
     def _now(self) -> float:
         """Return seconds on the clock that counts: of the fleet, where that is a virtual one."""
-        if self._fleet is None or self._on_wall_clock:
-            return self._clock()
-        return self._fleet.counters().fleet_s
+        if self._fleet is not None and not self._on_wall_clock:
+            return self._fleet.counters().fleet_s
+        return self._clock()
 
     @property
     def _on_wall_clock(self) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, even_cuts
-from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, PsRates, Residency
+from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import plan_step
 from cleave.planner.streaming import even_sizes, finish_s, predicted_s
@@ -27,6 +26,7 @@ from emulator.virtual import Arithmetic, VirtualRuntime, emulated
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import paper_fleet
 from tests.examples import examples
+from tests.planner.afresh import Afresh
 
 pytestmark = pytest.mark.slow
 
@@ -74,22 +74,6 @@ def test_equal_devices_take_what_is_predicted(
 def test_unequal_devices_take_what_is_predicted(m: int, n: int, k: int, devices: int) -> None:
     _, predicted, took = _emulate(Gemm(m, n, k), paper_fleet(devices), PsRates(block_s=3e-4))
     assert took == pytest.approx(predicted, rel=0.02)
-
-
-@dataclass(frozen=True)
-class Afresh:
-    """A planner that is not told what devices hold, as those of large fleets are not."""
-
-    planner: TilePlanner
-
-    def plan(
-        self,
-        gemm: Gemm,
-        element: ElementBytes,
-        devices: Sequence[DeviceRates],
-        residencies: Sequence[Residency] = (),
-    ) -> Plan:
-        return self.planner.plan(gemm, element, devices)
 
 
 @settings(max_examples=examples(12), deadline=None)
