@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cleave.fleet.fleet import Fleet
 from cleave.planner.methods import Method
+from cleave.training.adapters import load_adapted
 from cleave.training.job import JobSpec
+from cleave.training.lora import LoraSpec
 from cleave.training.records import Record
 from cleave.training.run_folder import RunFolder
 from cleave.training.trainer import TrainContext, Trainer, prepare
 from cleave.transport.url_file import url_file
-from cleave.workload.models.build import build_model
+from cleave.workload.models.build import load_model
 
 
-def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
+def make_trainer(
+    job: JobSpec, fleet: Fleet | None, reshape: Callable[[Any], Any] = lambda model: model
+) -> Trainer:
     """Return a trainer that writes to a temporary folder and reports nothing.
+
+    Args:
+        job: what to train.
+        fleet: the fleet that multiplies; None for plain PyTorch.
+        reshape: changes the model before anything else sees it.
 
     Raises:
         ValueError: where the job may choose what it does, so that what is measured is not known.
@@ -33,8 +45,24 @@ def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
     context = TrainContext(fleet, _ignore)
     dataset = prepare(job, context)
     folder = RunFolder.create(Path(tempfile.mkdtemp(prefix="cleave-benchmark-")))
-    spec = dataset.source.spec
-    return Trainer(job, spec, build_model(spec, seed=job.seed), dataset, folder, context)
+    model: Any
+    if job.lora:
+        adapted, spec = load_adapted(dataset.source, LoraSpec.of(job.lora), seed=job.seed)
+        model = adapted.get_base_model()
+    else:
+        model, spec = load_model(dataset.source, seed=job.seed)
+    return Trainer(job, spec, reshape(model), dataset, folder, context)
+
+
+def machine() -> str:
+    """Return the machine in words: its cores and what they are."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("model name"):
+            name = line.partition(":")[2].strip()
+            break
+    return f"{os.cpu_count()} cores, {name}"
 
 
 def _ignore(record: Record) -> None:

@@ -1,4 +1,7 @@
-"""Network namespaces of this machine behind rate-limited links (veth pairs with tbf): Linux, root.
+"""Network namespaces of this machine behind rate-limited links: Linux, root.
+
+A link is a veth pair with tbf, or, where it also delays, a pair of TUN interfaces with tbf between
+which `benchmarks.delayed_link` carries packets.
 
 Every namespace reaches every address of this machine. Namespaces reach one another through this
 machine, after `let_reach_one_another`: a byte then takes the uplink of one and the downlink of the
@@ -11,10 +14,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from benchmarks.delayed_link import MTU
 
 MBIT: Final = 125_000.0
 """Bytes a second of 1 Mbit/s."""
@@ -50,20 +55,28 @@ class LimitedNamespace:
 
 
 @contextmanager
-def limited_namespace(number: int, down: float, up: float) -> Iterator[LimitedNamespace]:
+def limited_namespace(
+    number: int, down: float, up: float, delay_s: float = 0.0
+) -> Iterator[LimitedNamespace]:
     """Yield a network namespace behind a limited link, and delete it with the block.
 
     Args:
         number: tells apart the namespaces of one process, below 256.
         down, up: rates of the link to and from the namespace, in bytes a second.
+        delay_s: how long a byte takes each way besides.
     """
     own = os.getpid() % 10_000  # another run, or one that was killed, has others
     name, here, there = f"cleave-{own}-{number}", f"cv{own}-{number}a", f"cv{own}-{number}b"
     network = f"10.{64 + own % 128}.{number}"
     made = LimitedNamespace(name, f"{network}.1", f"{network}.2", here, there)
-    try:
+    with ExitStack() as stack:
+        stack.callback(_delete, f"ip netns del {name}")
         run_in_shell(f"ip netns add {name}")
-        run_in_shell(f"ip link add {here} type veth peer name {there}")
+        if delay_s:
+            stack.enter_context(_delayed_pair(here, there, delay_s))
+        else:
+            stack.callback(_delete, f"ip link del {here}")
+            run_in_shell(f"ip link add {here} type veth peer name {there}")
         run_in_shell(f"ip link set {there} netns {name}")
         run_in_shell(f"ip addr add {made.host}/24 dev {here}")
         run_in_shell(f"ip link set {here} up")
@@ -75,9 +88,27 @@ def limited_namespace(number: int, down: float, up: float) -> Iterator[LimitedNa
         run_in_shell(f"tc qdisc add dev {here} root tbf rate {down * 8:.0f}bit {_LIMIT}")
         run_in_shell(f"{inside} tc qdisc add dev {there} root tbf rate {up * 8:.0f}bit {_LIMIT}")
         yield made
+
+
+@contextmanager
+def _delayed_pair(here: str, there: str, delay_s: float) -> Iterator[None]:
+    """Make two interfaces with a delay between them; both are on this machine at first."""
+    command = [sys.executable, "-m", "benchmarks.delayed_link", here, there, str(delay_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "ready":
+            raise RuntimeError(f"no delayed link: {' '.join(command)} ended")
+        for name in (here, there):
+            run_in_shell(f"ip link set {name} mtu {MTU} txqueuelen 2000")
+        yield
     finally:
-        for command in (f"ip link del {here}", f"ip netns del {name}"):
-            subprocess.run(command.split(), capture_output=True, check=False)
+        process.terminate()
+        process.wait()
+
+
+def _delete(command: str) -> None:
+    subprocess.run(command.split(), capture_output=True, check=False)
 
 
 def let_reach_one_another(namespaces: Sequence[LimitedNamespace]) -> None:

@@ -46,7 +46,7 @@ import numpy as np
 import torch
 from transformers import OPTConfig, OPTForCausalLM
 
-from benchmarks.stage_links import machine
+from benchmarks.common import machine
 from cleave import graph_names as names
 from cleave.arrays import Array, DType
 from cleave.graphs.graph_cache import GraphCache

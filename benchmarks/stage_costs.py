@@ -44,9 +44,8 @@ import torch
 from torch import nn
 
 import cleave
-from benchmarks.common import joined, make_trainer, resident_bytes
+from benchmarks.common import joined, machine, make_trainer, resident_bytes
 from benchmarks.layer_graphs import inputs_of
-from benchmarks.stage_links import machine
 from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs

@@ -33,8 +33,7 @@ from unittest.mock import patch
 import torch
 
 import cleave
-from benchmarks.common import make_trainer, spread
-from benchmarks.stage_links import machine
+from benchmarks.common import machine, make_trainer, spread
 from benchmarks.step_overhead import seconds
 from cleave.device import compute_thread
 from cleave.machine import graph_run

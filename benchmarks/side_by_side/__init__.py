@@ -1,0 +1,1 @@
+"""What one would pick instead of Cleave, beside it: the same work behind the same links."""

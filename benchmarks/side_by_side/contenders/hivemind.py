@@ -1,0 +1,86 @@
+"""hivemind: a peer in each namespace, which find one another by a DHT of their own.
+
+Its packages live in an environment of their own, which
+`python -m benchmarks.side_by_side.hivemind_environment FOLDER` makes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from benchmarks.links import let_reach_one_another
+from benchmarks.side_by_side.contenders.options import options
+from benchmarks.side_by_side.processes import AbsentError
+from benchmarks.side_by_side.run import Run
+
+ENVIRONMENT: Final = "CLEAVE_HIVEMIND"
+"""The variable that names the environment's folder."""
+
+_USUAL: Final = "build/hivemind"
+_PORT: Final = 31_337
+_MODULE: Final = "benchmarks.side_by_side.workers.hivemind"
+_MOST_TIMES: Final = 2.0
+"""How long averaging may take, in times of what its bytes take: as hivemind's guide has it."""
+
+_ELEMENT_BYTES: Final = 4
+
+
+def python() -> Path:
+    """Return the interpreter that has hivemind.
+
+    Raises:
+        AbsentError: when there is none.
+    """
+    folder = Path(os.environ.get(ENVIRONMENT, _USUAL)).absolute()
+    found = folder / "bin" / "python"
+    if not found.exists():
+        raise AbsentError(
+            f"hivemind is not in {str(folder)!r}; make it with `python -m "
+            f"benchmarks.side_by_side.hivemind_environment {folder}`, or name another folder in "
+            f"{ENVIRONMENT}"
+        )
+    return found
+
+
+def averaging_s(parameters: int, devices: int, up: float) -> float:
+    """Return the seconds that an all-reduce of all gradients may take, a minute at least.
+
+    Args:
+        parameters: that are trained.
+        devices: how many average.
+        up: bytes a second of the slower way of a link.
+    """
+    sent = 2 * (devices - 1) / devices * parameters * _ELEMENT_BYTES
+    return max(60.0, _MOST_TIMES * sent / up)
+
+
+def run(run: Run) -> None:
+    """Train with a peer in each namespace."""
+    let_reach_one_another(run.namespaces)
+    link = run.setting.link
+    slower = min(link.down, link.up)
+    compressed = {"": "none", "fp16": "Float16Compression", "8bit": "Uniform8BitQuantization"}
+    run.row.best = (
+        f"Optimizer(use_local_updates=False, average_state_every=never, reuse_grad_buffers=True, "
+        f"offload_optimizer=False, matchmaking_time=10, groups begin when all have come), "
+        f"its compression: "
+        f"{compressed[run.method.variant]}; the averaging of a step begins when all have done "
+        f"their part of the batch"
+    )
+    workers = [
+        run.processes.start(
+            f"worker-{rank}",
+            namespace.inside(
+                str(python()), "-m", _MODULE, *options(run), "--worker", str(rank),
+                "--workers", str(len(run.namespaces)),
+                "--here", f"/ip4/{namespace.guest}/tcp/{_PORT}",
+                "--bytes-per-s", str(slower), "--meeting", str(run.logs),
+            ),
+            OMP_NUM_THREADS="1",
+            PYTHONPATH=str(Path.cwd()),
+        )
+        for rank, namespace in enumerate(run.namespaces)
+    ]  # fmt: skip
+    run.follow(run.processes.records(workers[0]), workers)

@@ -1,0 +1,84 @@
+"""Which rows are measured, and in which order: those that decide a claim come first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from benchmarks.side_by_side.method import Method
+from benchmarks.side_by_side.row import Key
+from benchmarks.side_by_side.setting import Fault, Link, Setting, usual_seq
+from benchmarks.side_by_side.shapes import SMOLLM2
+
+OPT: Final = "opt-125m"
+RANK: Final = 16
+
+_HOME: Final = Link(100, 20)
+_SLOW: Final = Link(50, 10)
+_LAN: Final = Link(1000, 1000)
+_MANY: Final = 8192
+_FEW: Final = 1024
+
+_PEERS: Final = "ddp:fp32:halved,fsdp:fp32,pipeline:fp32,hivemind:fp32:fp16"
+_ALL: Final = (
+    "plain:fp32,plain:bf16,stages:fp32,stages:bf16,stages:fp32:off,stages:bf16:off,"
+    "ddp:fp32,ddp:fp32:halved,ddp:bf16,pipeline:fp32,pipeline:bf16,pipeline:fp32:1f1b,"
+    "fsdp:fp32,fsdp:bf16,hivemind:fp32,hivemind:fp32:fp16,hivemind:fp32:8bit,"
+    "tiles:fp32,tiles:bf16"
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that differ in their method alone.
+
+    Attributes:
+        methods: as on the command line.
+        link, tokens, rank, model, fault: the setting.
+    """
+
+    methods: str
+    link: Link
+    tokens: int
+    rank: int = 0
+    model: str = OPT
+    fault: Fault = Fault.NONE
+    also: Sequence[Fault] = field(default=())
+
+    def __iter__(self) -> Iterator[Key]:
+        """Yield its rows."""
+        setting = Setting(self.model, self.tokens, usual_seq(self.tokens, 4), self.link, self.rank)
+        for text in self.methods.split(","):
+            for fault in (self.fault, *self.also):
+                yield Key(Method.of(text), replace(setting, fault=fault))
+
+
+_ORDER: Final = (
+    # Stages at most a third of DDP's and hivemind's time.
+    Group("plain:fp32,stages:fp32,stages:bf16,ddp:fp32,hivemind:fp32", _HOME, _MANY),
+    # LoRA at most 1.5 times the step's arithmetic.
+    Group("plain:fp32,plain:bf16,stages:fp32,stages:bf16,ddp:fp32,ddp:bf16", _SLOW, _MANY, RANK),
+    Group("plain:bf16,ddp:fp32:halved,ddp:bf16,hivemind:fp32:fp16,pipeline:fp32", _HOME, _MANY),
+    # Stop and kill.
+    Group("plain:fp32", _HOME, _FEW),
+    Group(
+        "stages:fp32,ddp:fp32,hivemind:fp32,pipeline:fp32,fsdp:fp32,tiles:fp32",
+        _HOME, _FEW, fault=Fault.STOP, also=(Fault.KILL,),
+    ),
+    Group(_ALL, _HOME, _MANY),
+    Group("pipeline:fp32,pipeline:bf16,hivemind:fp32,fsdp:fp32", _SLOW, _MANY, RANK),
+    Group(f"plain:fp32,stages:fp32,ddp:fp32,{_PEERS}", _LAN, _MANY),
+    Group(f"plain:fp32,stages:fp32,ddp:fp32,{_PEERS}", _SLOW, _MANY),
+    Group(f"plain:fp32,stages:fp32,ddp:fp32,{_PEERS}", _HOME, _MANY, model=SMOLLM2),
+    Group(
+        f"plain:fp32,plain:bf16,stages:fp32,stages:bf16,ddp:fp32,{_PEERS}",
+        _SLOW, _MANY, RANK, SMOLLM2,
+    ),
+    Group(_ALL, _HOME, _FEW),
+)  # fmt: skip
+
+
+def default_order() -> list[Key]:
+    """Return all rows of the report, each once."""
+    return [*dict.fromkeys(key for group in _ORDER for key in group)]

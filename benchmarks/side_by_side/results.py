@@ -1,0 +1,69 @@
+"""The file that rows are kept in: what was measured already is not measured again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from benchmarks.side_by_side.row import Key, Row, from_json, to_json
+
+MEASURED_FOLDERS: Final = ("cleave", "cleave_cli", "emulator", "profiles", "benchmarks")
+"""What rows are measured with. Other changes leave them valid."""
+
+_UNSAVED: Final = "-with-changes"
+
+
+class Results:
+    """Rows in a JSON file, in the order in which they were measured.
+
+    Args:
+        path: the file. It need not be there; None to keep rows in memory alone.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        if path is not None and path.exists():
+            self.rows = [from_json(told) for told in json.loads(path.read_text())["rows"]]
+
+    def find(self, key: Key, commit: str) -> Row | None:
+        """Return the row that was measured at a commit; None if there is none.
+
+        One that was measured with changes that no commit has is not found: what they were is not
+        known.
+        """
+        if commit.endswith(_UNSAVED):
+            return None
+        for row in self.rows:
+            if row.key == key and row.commit == commit:
+                return row
+        return None
+
+    def add(self, row: Row) -> None:
+        """Keep a row in the place of an earlier one of the same key, and write the file."""
+        self.rows = [kept for kept in self.rows if kept.key != row.key]
+        self.rows.append(row)
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        written = self.path.with_name(f"{self.path.name}.new")
+        rows = [to_json(row) for row in self.rows]
+        written.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        os.replace(written, self.path)
+
+
+def measured_commit(root: Path) -> str:
+    """Return the last commit that changed what is measured, and whether more is changed since."""
+
+    def git(*command: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(root), *command], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *MEASURED_FOLDERS)
+    commit = git("log", "-1", "--format=%h", "--abbrev=12", "--", *MEASURED_FOLDERS)
+    return commit + (_UNSAVED if changed else "")

@@ -1,0 +1,208 @@
+"""Rows beside one another, as text: seconds, bytes, memory, losses, and how they are checked."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from benchmarks.side_by_side.method import LOSS_LIMITS, Method, Way
+from benchmarks.side_by_side.row import Row
+from benchmarks.side_by_side.setting import Fault, Setting
+from cleave.planner.coding import LINK_BYTES_PER_S
+
+FLOOR_LIMIT: Final = 1.1
+"""The bytes of a step over the least, as `StepWork.floor_bytes` says."""
+
+VIRTUAL_LIMIT: Final = 0.15
+"""How much longer or shorter a step may take than in virtual time."""
+
+PLAIN: Final = Method(Way.PLAIN, "fp32")
+_WIDTH: Final = 80
+_COLUMNS: Final = 4  # in 80 characters
+
+
+def reference_of(row: Row, rows: Iterable[Row]) -> Row | None:
+    """Return the row whose losses a row is compared with: plain PyTorch's; None if there is none.
+
+    Links and faults change no loss of plain PyTorch.
+    """
+    alike = [
+        other
+        for other in rows
+        if other.method == PLAIN and other.losses and _work(other) == _work(row)
+    ]
+    # Steps of one run need not be as many as those of another.
+    return max(alike, key=lambda other: len(other.losses), default=None)
+
+
+def _work(row: Row) -> tuple[object, ...]:
+    setting = row.setting
+    return setting.model, setting.tokens, setting.seq, setting.rank
+
+
+def difference(row: Row, reference: Row) -> float:
+    """Return the largest relative difference of losses, in the steps that both have."""
+    pairs = zip(row.losses, reference.losses, strict=False)
+    return max((abs(mine - other) / abs(other) for mine, other in pairs), default=0.0)
+
+
+def agrees(row: Row, reference: Row | None) -> bool:
+    """Say whether a row's losses are those of the reference, within its dtype's limit."""
+    if reference is None:
+        return True
+    return difference(row, reference) <= LOSS_LIMITS[row.method.dtype]
+
+
+def other(row: Row, rows: Iterable[Row], method: Method) -> Row | None:
+    """Return another method's row in the same setting; None if it has no time."""
+    for found in rows:
+        if found.method == method and found.setting == row.setting and found.measured:
+            return found
+    return None
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What coding saves of a step's time.
+
+    Attributes:
+        ratio: the time of its step over that without coding.
+        limit: what that may be.
+    """
+
+    ratio: float
+    limit: float
+
+
+def saving(row: Row, rows: Iterable[Row]) -> Saving | None:
+    """Return what coding saves; None where that was not measured.
+
+    The share of a step that the busiest link takes may shrink to 0.70, with 0.03 for coding. Where
+    links are too fast to be worth coding, a step may take 1.02 times as long.
+    """
+    if not row.method.way.of_cleave or row.method.variant:
+        return None
+    plain = other(row, rows, replace(row.method, variant="off"))
+    if plain is None or not row.measured:
+        return None
+    slow = min(row.setting.link.down, row.setting.link.up) <= LINK_BYTES_PER_S
+    elsewhere = max(0.0, 1 - plain.links_s / plain.step_s)
+    limit = 0.70 + 0.30 * elsewhere + 0.03 if slow else 1.02
+    return Saving(row.step_s / plain.step_s, limit)
+
+
+def settings_of(rows: Iterable[Row]) -> list[Setting]:
+    """Return the settings of rows, each once, in their order."""
+    return [*dict.fromkeys(row.setting for row in rows)]
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print rows, a table for each setting."""
+    for setting in settings_of(rows):
+        _show_setting(setting, [row for row in rows if row.setting == setting], rows)
+
+
+def heading(setting: Setting) -> str:
+    """Return what a setting is, in a sentence."""
+    adapters = f"; adapters of rank {setting.rank} are trained" if setting.rank else ""
+    faults = {
+        Fault.NONE: "",
+        Fault.STOP: "; one device is stopped for a minute",
+        Fault.KILL: "; one device is killed",
+    }
+    return (
+        f"{setting.model}, {setting.batch} x {setting.seq} tokens a step, {setting.devices} "
+        f"devices behind {setting.link.name} Mbit/s (down/up), {setting.round_trip_ms:g} ms there "
+        f"and back{adapters}{faults[setting.fault]}"
+    )
+
+
+def _show_setting(setting: Setting, some: Sequence[Row], rows: Sequence[Row]) -> None:
+    say(heading(setting))
+    print(f"\n{'':17} {'':8} {'MB a device and step':>21} {'peak memory, MB':>16}")
+    head = ("method", "s a step", "down", "up", "server", "device", "losses off")
+    print("{:17} {:>8} {:>10} {:>10} {:>8} {:>7} {:>10}".format(*head))
+    for row in some:
+        reference = reference_of(row, rows)
+        off = f"{difference(row, reference):.1e}" if reference and row.losses else "-"
+        step = f"{row.step_s:.2f}" if row.measured else row.ending.value
+        print(
+            f"{row.method.name:17} {step:>8} {_mb(max(row.down_bytes, default=0)):>10} "
+            f"{_mb(max(row.up_bytes, default=0)):>10} {_mb(row.server_peak_bytes):>8} "
+            f"{_mb(row.device_peak_bytes):>7} {off:>10}"
+        )
+    print()
+    _show_losses([row for row in some if row.losses])
+    for row in some:
+        for text in [*checks(row, rows)]:
+            say(f"{row.method.name}: {text}")
+    print()
+
+
+def checks(row: Row, rows: Sequence[Row]) -> Iterable[str]:
+    """Yield what a row is checked by, and what it was run with."""
+    if row.best:
+        yield row.best
+    if not row.whole:
+        yield f"{row.ending.value}: {row.reason} (limit: {row.limit_s:g} s)"
+    if row.fault_step:
+        shown = ", ".join(f"{seconds:.1f}" for seconds in row.seconds)
+        yield f"the fault came in step {row.fault_step}; seconds of steps from 2 on: {shown}"
+    elif (reference := reference_of(row, rows)) and row.losses and row.method != PLAIN:
+        limit = LOSS_LIMITS[row.method.dtype]
+        yield (
+            f"losses {difference(row, reference):.1e} off {PLAIN.name} (at most {limit:g}): "
+            f"{_met(agrees(row, reference))}"
+        )
+    if saved := saving(row, rows):
+        yield (
+            f"with coding a step takes {saved.ratio:.3f} of the time without (at most "
+            f"{saved.limit:.3f}): {_met(saved.ratio <= saved.limit)}"
+        )
+    if row.floor_ratio and row.method.way is Way.STAGES:
+        yield (
+            f"without coding a step would send {row.floor_ratio:.3f} times the least bytes (at "
+            f"most {FLOOR_LIMIT:g}): {_met(row.floor_ratio <= FLOOR_LIMIT)}"
+        )
+    if not row.measured:
+        return
+    alone = other(row, rows, Method(Way.PLAIN, row.method.dtype))
+    if alone is not None and alone is not row:
+        yield f"{row.step_s / alone.step_s:.2f} times the step of this machine alone"
+    in_virtual = other(row, rows, replace(row.method, way=Way.VIRTUAL))
+    if in_virtual is not None and row.method.way is Way.STAGES:
+        ratio = row.step_s / in_virtual.step_s
+        yield (
+            f"{ratio:.3f} times the step in virtual time (1 +/- {VIRTUAL_LIMIT:g}): "
+            f"{_met(abs(ratio - 1) <= VIRTUAL_LIMIT)}"
+        )
+    if row.plan:
+        yield row.plan
+    if row.lost:
+        yield f"devices left {row.lost} times"
+
+
+def _met(right: bool) -> str:
+    return "met" if right else "NOT met"
+
+
+def _show_losses(rows: Sequence[Row]) -> None:
+    """Print the losses of each step beside one another."""
+    for first in range(0, len(rows), _COLUMNS):
+        some = rows[first : first + _COLUMNS]
+        print("loss" + "".join(f"{row.method.name:>18}" for row in some))
+        for step in range(max(len(row.losses) for row in some)):
+            told = (f"{row.losses[step]:.6f}" if step < len(row.losses) else "-" for row in some)
+            print(f"{step + 1:4}" + "".join(f"{text:>18}" for text in told))
+        print()
+
+
+def say(text: str) -> None:
+    """Print a text in lines of at most 80 columns."""
+    print(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.0f}" if nbytes >= 1e8 else f"{nbytes / 1e6:.1f}" if nbytes else "-"

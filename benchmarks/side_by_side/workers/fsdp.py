@@ -1,0 +1,50 @@
+"""One process of FSDP2 (`fully_shard`) over gloo; the environment is that of `workers.ddp`.
+
+In bf16 weights are gathered, used and their gradients reduced as bf16; the shards stay fp32.
+Weights stay whole from a layer's forward pass to its backward pass; with the variant `reshard` they
+are freed in between and gathered again, for less memory. gloo has no reduce-scatter of its own: it
+adds up all gradients everywhere, and so a step moves 1.5 times the bytes of DDP.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from benchmarks.common import make_trainer
+from benchmarks.side_by_side.workers.parts import layers_of
+from benchmarks.side_by_side.workers.replicas import train
+from benchmarks.side_by_side.workers.worker import read_options
+
+
+def sharded(model: nn.Module, *, dtype: str, reshard: bool) -> nn.Module:
+    """Shard each layer, and then the rest of the model, between all ranks."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    narrow = torch.bfloat16 if dtype == "bf16" else None
+    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=narrow)
+    for part in (*layers_of(model), model):
+        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    return model
+
+
+def main() -> None:
+    """Train; see the module's docstring."""
+    options = read_options(__doc__, int(os.environ["WORLD_SIZE"]))
+    dist.init_process_group("gloo")
+    reshard = options.variant == "reshard"
+    train(
+        make_trainer(
+            options.job,
+            None,
+            lambda model: sharded(model, dtype=options.job.dtype, reshard=reshard),
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

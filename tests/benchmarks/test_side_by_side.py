@@ -1,0 +1,294 @@
+"""The comparison's own parts: settings, rows and their file, faults, memory, stages of a model."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
+
+from benchmarks.delayed_link import Delay
+from benchmarks.side_by_side.contenders.hivemind import averaging_s
+from benchmarks.side_by_side.faults import AFTER_STEP, STOPPED_S, Disturber
+from benchmarks.side_by_side.measure import CONTENDERS
+from benchmarks.side_by_side.memory import Resident, resident, together
+from benchmarks.side_by_side.method import VARIANTS, Method, Way
+from benchmarks.side_by_side.order import default_order
+from benchmarks.side_by_side.processes import last_words
+from benchmarks.side_by_side.results import Results
+from benchmarks.side_by_side.row import Ending, Row, from_json, to_json
+from benchmarks.side_by_side.setting import Fault, Link, Setting, usual_seq
+from benchmarks.side_by_side.tables import agrees, difference, reference_of, saving
+from benchmarks.side_by_side.workers.parts import StageModule, dealt, in_line, in_v
+
+SETTING = Setting("opt-125m", 1024, 256, Link(100, 20))
+METHODS = [
+    Method(way, dtype, variant)
+    for way in Way
+    for dtype in ("fp32", "bf16")
+    for variant in ("", *VARIANTS[way])
+]
+
+
+def row(name: str, seconds: float = 1.0, **more: object) -> Row:
+    """Return a row of one method in `SETTING`."""
+    made = Row(Method.of(name), SETTING, seconds=[seconds, seconds], losses=[4.0, 3.0, 2.0])
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_method_is_read_as_it_is_written(method: Method) -> None:
+    assert Method.of(method.name) == method
+
+
+@pytest.mark.parametrize("text", ["ddq:fp32", "ddp:fp8", "ddp:fp32:off", "ddp:fp32:halved:more"])
+def test_what_is_no_method_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Method.of(text)
+
+
+@pytest.mark.parametrize("text", ["100", "fast/slow", "100/0"])
+def test_what_is_no_link_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Link.of(text)
+
+
+def test_a_batch_that_cannot_be_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be split 4 ways"):
+        Setting("opt-tiny", 300, 100, Link(100, 20))
+
+
+@given(st.integers(1, 1 << 16), st.integers(1, 64))
+def test_a_usual_sequence_leaves_one_to_each_device(tokens: int, devices: int) -> None:
+    assert 1 <= usual_seq(tokens, devices) <= max(1, tokens // devices)
+
+
+def test_every_way_has_a_contender() -> None:
+    assert set(CONTENDERS) == set(Way)
+
+
+def test_the_report_has_each_row_once_and_decides_first() -> None:
+    keys = default_order()
+    assert len(keys) == len(set(keys))
+    first = keys[:5]
+    assert {key.method.way for key in first} == {Way.PLAIN, Way.STAGES, Way.DDP, Way.HIVEMIND}
+    assert {key.setting.tokens for key in first} == {8192}
+    # Everything that is compared with plain PyTorch has it beside it.
+    works = {(k.setting.model, k.setting.tokens, k.setting.rank) for k in keys}
+    plain = {
+        (k.setting.model, k.setting.tokens, k.setting.rank)
+        for k in keys
+        if k.method == Method(Way.PLAIN, "fp32")
+    }
+    assert works == plain
+
+
+# --- rows and their file ---
+
+
+@given(st.sampled_from(METHODS), st.sampled_from([*Fault]), st.sampled_from([*Ending]))
+def test_a_row_is_the_same_after_json(method: Method, fault: Fault, ending: Ending) -> None:
+    made = Row(method, replace(SETTING, fault=fault), seconds=[1.5], losses=[3.0, 2.0])
+    made.ending, made.down_bytes, made.reason = ending, [1.0, 2.0], "a reason"
+    assert from_json(to_json(made)) == made
+
+
+def test_a_row_of_the_same_commit_is_found_again(tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.json")
+    results.add(row("ddp:fp32", commit="one"))
+    again = Results(tmp_path / "rows.json")
+    assert again.find(row("ddp:fp32").key, "one") == results.rows[0]
+    assert again.find(row("ddp:fp32").key, "two") is None
+    assert again.find(row("ddp:bf16").key, "one") is None
+
+
+def test_a_row_with_changes_that_no_commit_has_is_measured_again(tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.json")
+    results.add(row("ddp:fp32", commit="one-with-changes"))
+    assert results.find(row("ddp:fp32").key, "one-with-changes") is None
+
+
+def test_a_new_row_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.json")
+    results.add(row("ddp:fp32", 1.0, commit="one"))
+    results.add(row("plain:fp32", 1.0, commit="one"))
+    results.add(row("ddp:fp32", 2.0, commit="two"))
+    again = Results(tmp_path / "rows.json").rows
+    assert [(kept.method.name, kept.step_s) for kept in again] == [
+        ("plain:fp32", 1.0),
+        ("ddp:fp32", 2.0),
+    ]
+
+
+def test_a_disturbed_step_does_not_count_for_the_step_time() -> None:
+    made = row("ddp:fp32", seconds=1.0)
+    made.seconds, made.fault_step = [2.0, 60.0, 2.5], 3
+    assert made.step_s == 2.0
+
+
+# --- comparing ---
+
+
+def test_losses_are_compared_with_plain_fp32_of_the_same_work() -> None:
+    plain = row("plain:fp32")
+    slower = replace(row("plain:fp32"), setting=replace(SETTING, link=Link(50, 10)))
+    other = replace(row("plain:fp32"), setting=replace(SETTING, tokens=2048))
+    mine = row("ddp:fp32", losses=[4.0, 3.0, 2.0 * (1 + 1e-3)])
+    assert reference_of(mine, [other, slower, mine]) is slower
+    assert difference(mine, plain) == pytest.approx(1e-3)
+    assert not agrees(mine, plain)
+    assert agrees(replace(mine, method=Method.of("ddp:bf16")), plain)
+
+
+def test_what_coding_saves_is_of_the_time_without() -> None:
+    rows = [row("stages:fp32", 7.0), row("stages:fp32:off", 10.0, links_s=10.0)]
+    found = saving(rows[0], rows)
+    assert found is not None
+    assert found.ratio == pytest.approx(0.7)
+    assert found.limit == pytest.approx(0.73)
+    assert saving(row("ddp:fp32"), rows) is None
+
+
+# --- faults ---
+
+
+class _Clock:
+    """Keeps what is to be called later, with when."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waiting: list[tuple[float, Callable[[], None]]] = []
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        self.waiting.append((self.now + seconds, act))
+
+    def run(self) -> None:
+        while self.waiting:
+            self.now, act = self.waiting.pop(0)
+            act()
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (Fault.NONE, []),
+        (Fault.STOP, [(2.0, signal.SIGSTOP), (2.0 + STOPPED_S, signal.SIGCONT)]),
+        (Fault.KILL, [(2.0, signal.SIGKILL)]),
+    ],
+)
+def test_a_fault_comes_once_in_the_middle_of_a_step(
+    fault: Fault, expected: list[tuple[float, signal.Signals]]
+) -> None:
+    clock, sent = _Clock(), list[tuple[float, signal.Signals]]()
+    disturber = Disturber(fault, lambda number: sent.append((clock.now, number)), clock.later)
+    due = [disturber.step_ended(step, 4.0) for step in range(1, AFTER_STEP + 3)]
+    clock.run()
+    assert sent == expected
+    assert sum(due) == (fault is not Fault.NONE)
+
+
+def test_packets_come_late_and_in_their_order() -> None:
+    came: list[bytes] = []
+    delay = Delay(0.010, came.append)
+    delay.take(b"one", 0.0)
+    delay.take(b"two", 0.005)
+    delay.deliver(0.009)
+    assert came == []
+    delay.deliver(0.011)
+    assert came == [b"one"]
+    assert delay.due_s == pytest.approx(0.015)
+    delay.deliver(0.015)
+    assert came == [b"one", b"two"]
+    assert delay.due_s is None
+
+
+def test_averaging_may_take_twice_what_its_bytes_take() -> None:
+    assert averaging_s(1_000_000, 4, 1e9) == 60.0
+    assert averaging_s(125_000_000, 4, 2.5e6) == pytest.approx(600.0)
+
+
+# --- processes ---
+
+
+def test_memory_that_is_shared_counts_once() -> None:
+    assert together([Resident(10, 4), Resident(9, 4)]) == 6 + 5 + 4
+    assert together([]) == 0
+
+
+def test_resident_memory_is_read_from_the_system() -> None:
+    status = "Name:\tx\nVmHWM:\t    2048 kB\nRssShmem:\t  4 kB\n"
+    assert resident(status) == Resident(2048 * 1024, 4096)
+
+
+def test_the_reason_is_the_last_error_and_not_what_follows_it() -> None:
+    text = "[rank1]: Traceback\n[rank1]: RuntimeError: Connection closed\n[rank1]:  \nwarning\n"
+    assert last_words(text) == "RuntimeError: Connection closed"
+    assert last_words("one\ntwo\n\n") == "two"
+    assert last_words("") == ""
+
+
+# --- stages of a pipeline ---
+
+
+@given(st.integers(0, 100), st.floats(0, 30), st.integers(1, 16))
+def test_stages_hold_each_layer_once_and_in_order(layers: int, head: float, ranks: int) -> None:
+    for cuts in (in_line(layers, head, ranks), in_v(layers, head, ranks)):
+        assert [layer for part in cuts for layer in part] == list(range(layers))
+    assert len(in_line(layers, head, ranks)) == ranks
+    assert len(in_v(layers, head, ranks)) == 2 * ranks
+
+
+@given(st.integers(1, 100), st.floats(0, 30), st.integers(2, 16))
+def test_no_rank_has_more_than_it_must(layers: int, head: float, ranks: int) -> None:
+    sizes = dealt(layers, head, ranks, 0)
+    work = [sizes[0] + head, *sizes[1:]]
+    assert max(work) <= max(head, (layers + head) / ranks + 1)
+
+
+def test_opt_125m_leaves_the_head_to_a_rank_of_its_own() -> None:
+    assert dealt(12, 5.45, 4, 0) == [0, 4, 4, 4]
+    assert [len(part) for part in in_v(12, 5.45, 4)] == [0, 2, 2, 2, 2, 2, 2, 0]
+
+
+CONFIGS = {
+    "opt": OPTConfig(
+        hidden_size=16, ffn_dim=32, num_hidden_layers=3, num_attention_heads=2, dropout=0.0,
+        word_embed_proj_dim=16, vocab_size=64, max_position_embeddings=32,
+    ),
+    "llama": LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=64, max_position_embeddings=32, tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("in_turn", [in_line, in_v])
+def test_stages_one_after_another_are_the_model(
+    family: str, in_turn: Callable[[int, float, int], list[range]]
+) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family])
+    ids = torch.arange(24).reshape(2, 12)
+    expected = model(input_ids=ids, use_cache=False).logits
+    expected.square().mean().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    cuts = in_turn(3, 1.0, 3)
+    stages = [
+        StageModule(model, part, first=index == 0, last=index == len(cuts) - 1)
+        for index, part in enumerate(cuts)
+    ]
+    x = ids
+    for stage in stages:
+        x = stage(x)
+    x.square().mean().backward()
+    assert torch.equal(x, expected)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.grad, gradients[name]), name
