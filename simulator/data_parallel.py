@@ -13,6 +13,8 @@ the lost device's samples and do them again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,10 +23,17 @@ from simulator.peers import RECOMPUTE, all_reduce_s, dealt, misfit, stage_need, 
 from simulator.work import LayerWork, edge_parameters, layer_work, train_flops
 
 
+@dataclass(frozen=True, slots=True)
 class DataParallel:
-    """Data parallelism over a ring of devices."""
+    """Data parallelism over a ring of devices.
 
-    name = "data-parallel"
+    Attributes:
+        every_device: use all devices that there are samples for; otherwise use the number that is
+            fastest.
+    """
+
+    name: str = "data-parallel"
+    every_device: bool = False
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
         """Return one row."""
@@ -38,9 +47,15 @@ class DataParallel:
         tried = [
             self._on(conditions, members[:size])
             for members in (fastest, fastest[np.array(roomy)])
-            for size in _sizes(min(conditions.batch, len(members)))
+            for size in self._sizes(min(conditions.batch, len(members)))
         ]
         return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]
+
+    def _sizes(self, most: int) -> list[int]:
+        """Return the numbers of devices to try, at most `most`."""
+        if self.every_device or not most:
+            return [most] if most else []
+        return sorted({*(1 << i for i in range(1, most.bit_length())), most})
 
     def _on(self, conditions: Conditions, members: npt.NDArray[np.intp]) -> Outcome:
         spec, rates, n = conditions.spec, conditions.rates.take(members), len(members)
@@ -77,8 +92,3 @@ def _held(conditions: Conditions) -> tuple[LayerWork, float]:
     spec = conditions.spec
     layer = layer_work(spec, conditions.seq, conditions.element.sent)
     return layer, spec.layers + edge_parameters(spec) / layer.parameters
-
-
-def _sizes(most: int) -> list[int]:
-    """Return the numbers of devices to try, at most `most`."""
-    return sorted({*(1 << i for i in range(1, most.bit_length())), *([most] if most else [])})

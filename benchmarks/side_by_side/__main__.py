@@ -42,7 +42,7 @@ from benchmarks.side_by_side.order import OPT, default_order
 from benchmarks.side_by_side.results import Results, measured_commit
 from benchmarks.side_by_side.row import Key, Row
 from benchmarks.side_by_side.setting import Fault, Link, Setting, usual_seq
-from benchmarks.side_by_side.tables import agrees, reference_of, show
+from benchmarks.side_by_side.tables import agrees, named, reference_of, show
 
 _ROOT = Path(__file__).parents[2]
 
@@ -99,17 +99,6 @@ def chosen(options: argparse.Namespace) -> list[Key]:
 def sensible(key: Key) -> bool:
     """Say whether a row can be measured: a fault needs a device that is a process."""
     return key.setting.fault is Fault.NONE or key.method.way.needs_links
-
-
-def named(key: Key) -> str:
-    """Return what a row is of, in a line."""
-    setting = key.setting
-    adapters = f", adapters of rank {setting.rank}" if setting.rank else ""
-    fault = f", {setting.fault.value}" if setting.fault is not Fault.NONE else ""
-    return (
-        f"{key.method.name} {setting.model} {setting.batch} x {setting.seq} behind "
-        f"{setting.link.name}{adapters}{fault}"
-    )
 
 
 def _read_arguments() -> tuple[argparse.Namespace, list[Key]]:

@@ -8,6 +8,10 @@ from typing import Final
 
 from benchmarks.links import MBIT
 
+SCHEDULE: Final = "constant"
+"""Of the learning rate: it may not depend on how many steps a run has, as losses are compared."""
+
+WARMUP_STEPS: Final = 1
 _SHORT_BATCH: Final = 2048  # tokens, up to which sequences are short
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from cleave.workload.registry import Family, ModelSpec
+
 SMOLLM2: Final = "smollm2-135m"
+SMOLLM2_SPEC: Final = ModelSpec(
+    name=SMOLLM2, family=Family.LLAMA, layers=30, width=576, heads=9, kv_heads=3, head_width=64,
+    ffn_width=1536, vocabulary=49152, max_positions=8192, embedding_width=576, tied_head=True,
+)  # fmt: skip
 _TOKENS: Final = 4096  # of the tokenizer: those of the default corpus
 
 
@@ -26,20 +32,12 @@ def model_path(name: str, folder: Path) -> str:
 
 def _write_smollm2(folder: Path) -> None:
     """Write a model of SmolLM2-135M's sizes, as its published config has them."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from cleave.training.tokenizer import default_tokenizer
+    from cleave.workload.models.build import build_model
 
-    config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
-        rms_norm_eps=1e-5, rope_theta=100000.0, tie_word_embeddings=True,
-        bos_token_id=0, eos_token_id=0, pad_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
+    build_model(SMOLLM2_SPEC, seed=0).save_pretrained(folder)
     text = default_tokenizer(vocab_size=_TOKENS, progress=lambda _: None)
     held = text.library_tokenizer
     wrapped = PreTrainedTokenizerFast(

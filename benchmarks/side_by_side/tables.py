@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.side_by_side.method import LOSS_LIMITS, Method, Way
-from benchmarks.side_by_side.row import Row
+from benchmarks.side_by_side.row import Key, Row
 from benchmarks.side_by_side.setting import Fault, Setting
 from cleave.planner.coding import LINK_BYTES_PER_S
 
@@ -116,6 +116,17 @@ def heading(setting: Setting) -> str:
         f"{setting.model}, {setting.batch} x {setting.seq} tokens a step, {setting.devices} "
         f"devices behind {setting.link.name} Mbit/s (down/up), {setting.round_trip_ms:g} ms there "
         f"and back{adapters}{faults[setting.fault]}"
+    )
+
+
+def named(key: Key) -> str:
+    """Return what a row is of, in a line."""
+    setting = key.setting
+    adapters = f", adapters of rank {setting.rank}" if setting.rank else ""
+    fault = f", {setting.fault.value}" if setting.fault is not Fault.NONE else ""
+    return (
+        f"{key.method.name} {setting.model} {setting.batch} x {setting.seq} behind "
+        f"{setting.link.name}{adapters}{fault}"
     )
 
 

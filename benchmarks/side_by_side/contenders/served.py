@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.side_by_side.run import Run
+from benchmarks.side_by_side.setting import SCHEDULE, WARMUP_STEPS
 
 
 def training(run: Run, *options: str) -> list[str]:
@@ -17,6 +18,7 @@ def training(run: Run, *options: str) -> list[str]:
         sys.executable, "-m", "cleave_cli", "train", "--json", "--checkpoint-every", "0",
         "--model", run.model, "--dtype", run.method.dtype, "--steps", str(run.steps),
         "--batch", str(setting.batch), "--seq", str(setting.seq),
+        "--schedule", SCHEDULE, "--warmup-steps", str(WARMUP_STEPS),
         *(["--lora", f"r={setting.rank}"] if setting.rank else []), *options,
     ]  # fmt: skip
 

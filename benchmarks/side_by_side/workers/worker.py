@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.side_by_side.setting import SCHEDULE, WARMUP_STEPS
 from cleave.training.data import Batch, BatchLoader
 from cleave.training.job import JobSpec
 
@@ -46,6 +47,8 @@ def read_options(description: str | None, workers: int) -> Options:
         dtype=given.dtype,
         lora=f"r={given.rank}" if given.rank else "",
         memory="plain",
+        schedule=SCHEDULE,
+        warmup_steps=WARMUP_STEPS,
     )
     return Options(job, given.variant)
 

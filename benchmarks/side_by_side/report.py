@@ -1,0 +1,218 @@
+"""Write the report on a file of rows: `docs/side-by-side.md` with its plot.
+
+    python -m benchmarks.side_by_side.report docs/side-by-side.json [--out docs]
+
+Everything on the page is made of the rows: nothing is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from benchmarks.side_by_side.method import Method, Way
+from benchmarks.side_by_side.results import Results
+from benchmarks.side_by_side.row import Key, Row
+from benchmarks.side_by_side.setting import Fault, Setting
+from benchmarks.side_by_side.simulated import LIMIT, pairs
+from benchmarks.side_by_side.tables import difference, heading, named, other, reference_of
+from benchmarks.side_by_side.tables import settings_of as settings
+from benchmarks.side_by_side.verdicts import disturbed, goals, short, survival, winners
+
+PAGE: Final = "side-by-side.md"
+PLOT: Final = "images/side-by-side.svg"
+
+_ABOUT: Final = """\
+# Side by side
+
+What one would pick instead of Cleave, on the same work: model, batches, dtype, optimizer and losses
+are the same, and so are four processes with one thread each behind the same links. This page is
+made from [the rows](side-by-side.json) by
+
+```sh
+python -m benchmarks.side_by_side.hivemind_environment
+python -m benchmarks.side_by_side --json docs/side-by-side.json
+python -m benchmarks.side_by_side.report docs/side-by-side.json
+```
+
+Each device is a network namespace behind a link with the rates that a table says, and 20 ms to this
+machine and back. Devices reach one another through this machine: up the one's link and down the
+other's. All processes share the cores of one machine, so a step's arithmetic takes no less time on
+four devices than on one. Cleave's server is a fifth process, which has no link. The first step is
+not counted, seconds are the median of the others. Bytes are those of the busiest device, counted by
+its interface. Memory is the most that was resident after the first step, of the largest device with
+all its processes; memory that these share counts once. *Off* is how far losses are from those of
+plain PyTorch in fp32, at most.
+"""
+
+_MEANING: Final = (
+    "`plain` is one process on all cores. After `ddp`: DDP over gloo, `halved` with gradients as "
+    "bf16; `fsdp`: FSDP2; `pipeline`: `torch.distributed.pipelining`; `hivemind`: its optimizer, "
+    "averaging gradients in every step, `fp16` and `8bit` are its compressions; `stages` and "
+    "`tiles`: Cleave, `off` without coding."
+)
+
+
+def page(rows: Sequence[Row]) -> str:
+    """Return the report on rows."""
+    parts = [_ABOUT, "\n".join(_measured(rows))]
+    if short_of := [*goals(rows)]:
+        parts += ["## The goals", "\n".join(f"- {text}" for text in short_of)]
+    if won := [*winners(rows)]:
+        parts += ["## Who is the fastest", "\n".join(f"- {text}" for text in won)]
+        parts.append(f"![Seconds a step by method and link]({PLOT})")
+    if any(row.setting.fault is not Fault.NONE for row in rows):
+        parts += ["## One device is stopped, or killed", *_faults(rows)]
+    parts += ["## All figures", _MEANING]
+    for setting in settings(rows):
+        if setting.fault is Fault.NONE:
+            parts += [f"### {_title(setting)}", heading(setting) + ".", _table(setting, rows)]
+    if found := pairs(rows):
+        lines = [
+            f"| {named(pair.row.key)} | {pair.row.step_s:.1f} | {pair.step_s:.1f} | "
+            f"{pair.off:+.0%} | {'yes' if pair.right else '**no**'} |"
+            for pair in found
+        ]
+        parts += [
+            "## Beside the simulator",
+            "\n".join(
+                [
+                    f"| row | measured, s | simulated, s | off | within {LIMIT:.0%} |",
+                    "| --- | ---: | ---: | ---: | --- |",
+                    *lines,
+                ]
+            ),
+        ]
+    parts += ["## How each was run", "\n".join(_best(rows))]
+    if failed := [*_failed(rows)]:
+        parts += ["## What did not run", "\n".join(failed)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _measured(rows: Sequence[Row]) -> Iterator[str]:
+    for machine in dict.fromkeys(row.machine for row in rows):
+        mine = [row for row in rows if row.machine == machine]
+        dates = sorted(row.date[:10] for row in mine)
+        commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(row.commit for row in mine))
+        when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        yield f"Measured on {machine}, {when}, commit {commits}: {len(mine)} rows."
+
+
+def _title(setting: Setting) -> str:
+    what = f"adapters of rank {setting.rank}" if setting.rank else "the whole model"
+    return f"{setting.model}, {what}, {setting.tokens} tokens, {setting.link.name} Mbit/s"
+
+
+def _table(setting: Setting, rows: Sequence[Row]) -> str:
+    lines = [
+        "| method | s a step | of `plain` | MB down | MB up | server, MB | device, MB | off |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    mine = [row for row in rows if row.setting == setting]
+    for row in sorted(mine, key=lambda row: row.step_s if row.measured else float("inf")):
+        alone = other(row, rows, Method(Way.PLAIN, row.method.dtype))
+        reference = reference_of(row, rows)
+        cells = [
+            f"`{row.method.name}`",
+            f"{row.step_s:.1f}" if row.measured else row.ending.value,
+            f"{row.step_s / alone.step_s:.2f}" if row.measured and alone else "",
+            _mb(max(row.down_bytes, default=0)),
+            _mb(max(row.up_bytes, default=0)),
+            _mb(row.server_peak_bytes),
+            _mb(row.device_peak_bytes),
+            f"{difference(row, reference):.0e}" if reference and row.losses else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.0f}" if nbytes >= 1e7 else f"{nbytes / 1e6:.1f}" if nbytes else ""
+
+
+def _faults(rows: Sequence[Row]) -> Iterator[str]:
+    by_key = {row.key: row for row in rows}
+    for setting, methods in disturbed(rows):
+        lines = ["| method | stopped for a minute | killed |", "| --- | --- | --- |"]
+        for method in methods:
+            told = (
+                survival(by_key.get(Key(method, replace(setting, fault=fault))), rows)
+                for fault in (Fault.STOP, Fault.KILL)
+            )
+            lines.append(f"| `{method.name}` | {' | '.join(told)} |")
+        yield (
+            f"{heading(setting)}. The last of four devices, in the middle of a step; one whole "
+            f"step follows. Cleave's server and the first device of the others stay."
+        )
+        yield "\n".join(lines)
+
+
+def _best(rows: Sequence[Row]) -> Iterator[str]:
+    said = dict.fromkeys((row.method.name, row.best) for row in rows if row.best)
+    for method, best in said:
+        yield f"- `{method}`: {best}."
+    limits = sorted({row.limit_s for row in rows})
+    yield f"- Each row might take {' or '.join(f'{limit:g} s' for limit in limits)}."
+
+
+def _failed(rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        if not row.whole and row.setting.fault is Fault.NONE:
+            yield (
+                f"- {named(row.key)}: {row.ending.value} after {row.took_s:.0f} s: "
+                f"{short(row.reason)}"
+            )
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw seconds a step, a panel for each setting that nothing disturbed."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    shown = [
+        (setting, [row for row in rows if row.setting == setting and row.measured])
+        for setting in settings(rows)
+        if setting.fault is Fault.NONE
+    ]
+    shown = [(setting, mine) for setting, mine in shown if len(mine) > 1]
+    if not shown:
+        return
+    heights = [len(mine) + 2 for _, mine in shown]
+    figure = Figure(figsize=(8, 0.24 * sum(heights)), layout="constrained")
+    axes = figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for panel, (setting, mine) in zip(axes, shown, strict=True):
+        ordered = sorted(mine, key=lambda row: -row.step_s)
+        colors = ["C1" if row.method.way.of_cleave else "C7" for row in ordered]
+        bars = panel.barh(
+            [row.method.name for row in ordered], [row.step_s for row in ordered], color=colors
+        )
+        panel.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
+        panel.margins(x=0.12)
+        panel.tick_params(labelsize=7)
+        panel.set_title(_title(setting), fontsize=8, loc="left")
+    axes[-1].set_xlabel("seconds a step", fontsize=8)
+    # Text stays text in an SVG, and the same rows give the same file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "side-by-side"}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Write the page and the plot."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    options = parser.parse_args()
+    rows = Results(options.rows).rows
+    if not rows:
+        parser.error(f"{os.fspath(options.rows)!r} has no rows; measure some first")
+    (options.out / "images").mkdir(parents=True, exist_ok=True)
+    (options.out / PAGE).write_text(page(rows))
+    draw(rows, options.out / PLOT)
+
+
+if __name__ == "__main__":
+    main()

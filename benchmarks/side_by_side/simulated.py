@@ -1,0 +1,142 @@
+"""What `simulator/` says of the same set-up, beside what was measured: DDP and pipelines.
+
+The four devices share this machine's cores: together they compute as fast as plain PyTorch on all
+of them, so each has a quarter of that speed. Between two devices a byte passes this machine, and so
+has the latency of two links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.side_by_side.method import Method, Way
+from benchmarks.side_by_side.row import Row
+from benchmarks.side_by_side.setting import Fault
+from benchmarks.side_by_side.shapes import SMOLLM2, SMOLLM2_SPEC
+from benchmarks.side_by_side.tables import other
+from cleave.planner.plan import DeviceRates, ElementBytes
+from cleave.workload.registry import ModelSpec, find_model
+from simulator.confidant import Confidant
+from simulator.data_parallel import DataParallel
+from simulator.method import Conditions
+from simulator.method import Method as Simulated
+from simulator.work import train_flops
+
+LIMIT: Final = 0.15
+"""How far a simulated step may be from the measured one, as a share of that."""
+
+_MEMORY: Final = 1 << 36  # no limit: processes share this machine's
+_BYTES: Final = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row and what was simulated for it.
+
+    Attributes:
+        row: what was measured.
+        step_s: simulated seconds of a step.
+        of: which method of the simulator.
+    """
+
+    row: Row
+    step_s: float
+    of: str
+
+    @property
+    def off(self) -> float:
+        """Return how much longer the simulated step is, as a share of the measured one."""
+        return self.step_s / self.row.step_s - 1
+
+    @property
+    def right(self) -> bool:
+        """Say whether it is within the limit."""
+        return abs(self.off) <= LIMIT
+
+
+def spec_of(model: str) -> ModelSpec:
+    """Return a model's sizes by its name."""
+    return SMOLLM2_SPEC if model == SMOLLM2 else find_model(model)
+
+
+def conditions_of(row: Row, plain: Row) -> Conditions:
+    """Return a row's setting as the simulator takes it.
+
+    Args:
+        row: the row.
+        plain: plain PyTorch's with the same work and dtype, which tells the speed of the cores.
+    """
+    setting, spec = row.setting, spec_of(row.setting.model)
+    speed = train_flops(spec, setting.batch, setting.seq) / plain.step_s / setting.devices
+    devices = [
+        DeviceRates(
+            number,
+            setting.link.down,
+            setting.link.up,
+            speed,
+            latency_s=setting.round_trip_ms / 1000,
+            memory_bytes=_MEMORY,
+        )
+        for number in range(setting.devices)
+    ]
+    sent = 2 if row.method.variant == "halved" else _BYTES[row.method.dtype]
+    return Conditions(spec, setting.batch, setting.seq, devices, ElementBytes(sent, sent))
+
+
+def simulated(row: Row, rows: Sequence[Row]) -> Pair | None:
+    """Return a row with what the simulator says; None if it says nothing of such.
+
+    It trains whole models, and knows no faults.
+    """
+    setting = row.setting
+    methods: dict[Way, Simulated] = {Way.DDP: DataParallel(every_device=True), Way.PIPELINE: Confidant()}
+    method = methods.get(row.method.way)
+    calm = setting.fault is Fault.NONE and not setting.rank and row.measured
+    plain = other(row, rows, Method(Way.PLAIN, row.method.dtype)) or _elsewhere(row, rows)
+    if method is None or not calm or plain is None:
+        return None
+    outcome = method.outcomes(conditions_of(row, plain))[0]
+    return Pair(row, outcome.step_s, f"{outcome.method}, {outcome.setting}")
+
+
+def _elsewhere(row: Row, rows: Sequence[Row]) -> Row | None:
+    """Return plain PyTorch's row of the same work behind other links, which it does not use."""
+    for found in rows:
+        mine, its = row.setting, found.setting
+        same = (mine.model, mine.tokens, mine.seq, mine.rank) == (
+            its.model, its.tokens, its.seq, its.rank,
+        )  # fmt: skip
+        if same and found.measured and found.method == Method(Way.PLAIN, row.method.dtype):
+            return found
+    return None
+
+
+def pairs(rows: Sequence[Row]) -> list[Pair]:
+    """Return all rows that the simulator says something of."""
+    found = (simulated(row, rows) for row in rows)
+    return [pair for pair in found if pair is not None]
+
+
+def main() -> None:
+    """Print simulated beside measured steps of a file of rows."""
+    import sys
+
+    from benchmarks.side_by_side.results import Results
+    from benchmarks.side_by_side.tables import named
+
+    found = pairs(Results(Path(sys.argv[1])).rows)
+    for pair in found:
+        print(
+            f"{named(pair.row.key)}: {pair.row.step_s:.2f} s measured, {pair.step_s:.2f} s "
+            f"simulated ({pair.off:+.0%}; {pair.of})"
+        )
+    right = all(pair.right for pair in found)
+    print(f"within {LIMIT:.0%} of what was measured: {'yes' if right else 'NO'}")
+    sys.exit(0 if right else 1)
+
+
+if __name__ == "__main__":
+    main()

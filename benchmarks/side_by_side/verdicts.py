@@ -1,0 +1,130 @@
+"""What the rows decide, in sentences: goals, who is fastest where, who goes on after a fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from benchmarks.side_by_side.method import Method, Way
+from benchmarks.side_by_side.row import Row
+from benchmarks.side_by_side.setting import Fault, Link, Setting
+from benchmarks.side_by_side.tables import agrees, difference, reference_of, settings_of
+
+FULL_LIMIT: Final = 1 / 3
+"""Of DDP's and hivemind's time, for stages: whole model, 8192 tokens, 100/20 Mbit/s."""
+
+LORA_LIMIT: Final = 1.5
+"""Times the step's arithmetic alone, for stages: adapters, 50/10 Mbit/s."""
+
+_TOKENS: Final = 8192
+_HOME: Final = Link(100, 20)
+_SLOW: Final = Link(50, 10)
+_LONGEST: Final = 110  # characters of a reason
+
+
+def fastest(rows: Sequence[Row], ways: Sequence[Way]) -> Row | None:
+    """Return the fastest row of some ways that was whole and had plain PyTorch's losses."""
+    fair = [
+        row
+        for row in rows
+        if row.method.way in ways
+        and row.whole
+        and row.measured
+        and agrees(row, reference_of(row, rows))
+    ]
+    return min(fair, key=lambda row: row.step_s, default=None)
+
+
+def calm(rows: Sequence[Row], setting: Setting) -> list[Row]:
+    """Return the rows of a setting that nothing disturbed."""
+    return [row for row in rows if row.setting == replace(setting, fault=Fault.NONE)]
+
+
+def goals(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield for each goal what was measured, in a sentence."""
+    for setting in settings_of(rows):
+        if setting.fault is not Fault.NONE or setting.tokens != _TOKENS:
+            continue
+        here = calm(rows, setting)
+        stages = fastest(here, [Way.STAGES])
+        if stages is None:
+            continue
+        if not setting.rank and setting.link == _HOME:
+            for way in (Way.DDP, Way.HIVEMIND):
+                if (peer := fastest(here, [way])) is not None:
+                    yield _goal(stages, peer, FULL_LIMIT)
+        plain = fastest(here, [Way.PLAIN])
+        if setting.rank and setting.link == _SLOW and plain is not None:
+            yield _goal(stages, plain, LORA_LIMIT)
+
+
+def _goal(stages: Row, peer: Row, limit: float) -> str:
+    ratio = stages.step_s / peer.step_s
+    met = "met" if ratio <= limit else "**not met**"
+    return (
+        f"{_place(stages.setting)}: `{stages.method.name}` takes {ratio:.2f} of the time of "
+        f"`{peer.method.name}` ({stages.step_s:.1f} s and {peer.step_s:.1f} s a step); the goal is "
+        f"at most {limit:.2f}: {met}."
+    )
+
+
+def winners(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield for each setting which method was the fastest, and the fastest of Cleave's."""
+    peers = [way for way in Way if not way.of_cleave and way is not Way.PLAIN]
+    for setting in settings_of(rows):
+        here = calm(rows, setting)
+        if setting.fault is not Fault.NONE:
+            continue
+        own = fastest(here, [Way.STAGES, Way.TILES, Way.AUTO])
+        peer, plain = fastest(here, peers), fastest(here, [Way.PLAIN])
+        if own is None or peer is None:
+            continue
+        first, second = sorted((own, peer), key=lambda row: row.step_s)
+        alone = (
+            f" One machine alone, on both cores and without links: {plain.step_s:.1f} s."
+            if plain is not None
+            else ""
+        )
+        yield (
+            f"{_place(setting)}: `{first.method.name}` is the fastest with {first.step_s:.1f} s a "
+            f"step, {second.step_s / first.step_s:.1f} times as fast as `{second.method.name}`."
+            f"{alone}"
+        )
+
+
+def survival(row: Row | None, rows: Sequence[Row]) -> str:
+    """Return what a fault did to a method, in some words."""
+    if row is None:
+        return "not measured"
+    if not row.whole:
+        return f"{row.ending.value} after {len(row.losses)} steps: {short(row.reason)}"
+    reference = reference_of(row, rows)
+    off = difference(row, reference) if reference is not None else float("nan")
+    right = "those of plain PyTorch" if agrees(row, reference) else "**others**"
+    at = row.fault_step - 2
+    seconds = f"{row.step_s:.1f}, {row.seconds[at]:.1f}, {row.seconds[at + 1]:.1f}"
+    return f"goes on; seconds before, in and after: {seconds}; losses {right} ({off:.0e} off)"
+
+
+def short(reason: str) -> str:
+    """Return a reason in a line that fits a table, without the places of source files."""
+    line = re.sub(r"\[/\S+\]\s*", "", reason.split("\n")[0]).replace("|", "/")
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST].rsplit(' ', 1)[0]} ..."
+
+
+def _place(setting: Setting) -> str:
+    adapters = f", adapters of rank {setting.rank}" if setting.rank else ""
+    return f"{setting.model}{adapters}, {setting.tokens} tokens behind {setting.link.name} Mbit/s"
+
+
+def disturbed(rows: Sequence[Row]) -> list[tuple[Setting, list[Method]]]:
+    """Return the settings, without their fault, in which methods were disturbed, and which."""
+    found: dict[Setting, list[Method]] = {}
+    for row in rows:
+        if row.setting.fault is not Fault.NONE:
+            methods = found.setdefault(replace(row.setting, fault=Fault.NONE), [])
+            if row.method not in methods:
+                methods.append(row.method)
+    return [*found.items()]
