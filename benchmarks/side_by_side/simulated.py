@@ -92,7 +92,10 @@ def simulated(row: Row, rows: Sequence[Row]) -> Pair | None:
     It trains whole models, and knows no faults.
     """
     setting = row.setting
-    methods: dict[Way, Simulated] = {Way.DDP: DataParallel(every_device=True), Way.PIPELINE: Confidant()}
+    methods: dict[Way, Simulated] = {
+        Way.DDP: DataParallel(every_device=True),
+        Way.PIPELINE: Confidant(),
+    }
     method = methods.get(row.method.way)
     calm = setting.fault is Fault.NONE and not setting.rank and row.measured
     plain = other(row, rows, Method(Way.PLAIN, row.method.dtype)) or _elsewhere(row, rows)

@@ -1,0 +1,247 @@
+"""Run everything that carries a claim, and write one page of results.
+
+    python -m benchmarks.all [--quick] [--only NAMES] [--out build/results.md] [--list]
+
+Runs one benchmark after another, each with a limit of time. The page says the machine, the commit
+and the date, how each benchmark ended, with its last lines, and which sections of the README and
+the documentation have figures that no benchmark of this run has reached. Results are kept beside
+the page (`.json`): what ran to its end at the same commit and with the same options is not run
+again. `--quick` takes each benchmark's short form. Ends with 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from benchmarks.claims import Section, claims_of, unreached
+from benchmarks.common import machine
+from benchmarks.side_by_side.results import measured_commit
+
+PAGES: Final = ("README.md", "docs/*.md", "docs/decisions/*.md", "docs/how-to/*.md")
+_TAIL: Final = 40  # lines of a benchmark's output on the page
+_ROOT: Final = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark that carries a claim.
+
+    Attributes:
+        name: of the module in `benchmarks`.
+        limit_min: how long it may take.
+        options: it is run with.
+        quick: options of its short form; None if it has none, or is short.
+        left_out: why it is not run unattended; empty if it is.
+    """
+
+    name: str
+    limit_min: int
+    options: tuple[str, ...] = ()
+    quick: tuple[str, ...] | None = None
+    left_out: str = ""
+
+
+_QUICK: Final = ("--quick",)
+_FIGURELESS: Final = "makes pictures and has no figures"
+
+BENCHMARKS: Final = (
+    Benchmark("same_losses", 30),
+    Benchmark("overview", 10),
+    Benchmark("step_overhead", 30),
+    Benchmark("websocket_throughput", 20),
+    Benchmark("loopback_step", 30),
+    Benchmark("light_guest", 10),
+    Benchmark("first_minute", 30),
+    Benchmark("large_model", 60),
+    Benchmark("planner_gap", 30, quick=_QUICK),
+    Benchmark("one_answer", 15),
+    Benchmark("simulation", 90, quick=_QUICK),
+    Benchmark("learning", 30),
+    Benchmark("emulator_fidelity", 60),
+    Benchmark("servers", 60),
+    Benchmark("server_memory", 30),
+    Benchmark("servers_virtual", 60),
+    Benchmark("stage_exact", 90, quick=_QUICK),
+    Benchmark("stage_fleets", 90),
+    Benchmark("qlora", 45, quick=("--skip-real",)),
+    Benchmark("trainer_options", 30),
+    Benchmark("stage_audits", 90, quick=_QUICK),
+    Benchmark("stage_overhead", 45, quick=_QUICK),
+    Benchmark("stage_costs", 60, quick=_QUICK),
+    Benchmark("layer_memory", 20, quick=_QUICK),
+    Benchmark("layer_graphs", 30, quick=_QUICK),
+    Benchmark("emulator_scale", 60, quick=_QUICK),
+    Benchmark("crash", 60, quick=_QUICK),
+    Benchmark("exports", 30),
+    Benchmark("verification", 90, quick=_QUICK),
+    Benchmark("false_alarms", 120, quick=_QUICK),
+    Benchmark("backend_devices", 20),
+    Benchmark("recovery", 60),
+    Benchmark("stragglers", 30),
+    Benchmark("chaos", 60, quick=_QUICK),
+    Benchmark("coding", 90),
+    Benchmark("fuzz", 60, quick=("--inputs", "20000")),
+    Benchmark("dashboard", 20),
+    Benchmark("knocking", 45, quick=_QUICK),
+    Benchmark("hostile", 45, quick=_QUICK),
+    Benchmark("web_kernels", 15),
+    Benchmark("web_graphs", 20),
+    Benchmark("android_kernels", 15),
+    Benchmark(
+        "side_by_side", 1800, ("--json", "docs/side-by-side.json"),
+        quick=("--model", "opt-tiny", "--links", "1000/1000", "--tokens", "512", "--seq", "64",
+               "--methods", "plain:fp32,stages:fp32,ddp:fp32,pipeline:fp32"),
+    ),
+    Benchmark("smollm2", 60, left_out="needs the folder of the real model, which is not here"),
+    Benchmark("before_after", 60, left_out="compares with another commit, which it is told"),
+    Benchmark("dashboard_states", 20, left_out=_FIGURELESS),
+    Benchmark("recorded_sessions", 30, left_out=_FIGURELESS),
+    Benchmark("screenshots", 20, left_out=_FIGURELESS),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a benchmark ended.
+
+    Attributes:
+        name: of the module.
+        command: how it was run, without the interpreter.
+        code: its exit code; None if its time was over.
+        took_s: how long it took.
+        output: its last lines.
+        commit, date, machine: of what, when and where.
+    """
+
+    name: str
+    command: str
+    code: int | None
+    took_s: float
+    output: str
+    commit: str
+    date: str
+    machine: str
+
+    @property
+    def good(self) -> bool:
+        """Say whether it found its limits kept."""
+        return self.code == 0
+
+    @property
+    def how(self) -> str:
+        """Return how it ended, in words."""
+        if self.code is None:
+            return f"took longer than its limit, {self.took_s / 60:.0f} minutes"
+        return "whole" if self.good else f"ended with {self.code}"
+
+
+def run(benchmark: Benchmark, *, quick: bool, commit: str) -> Ended:
+    """Run a benchmark to its end, or its limit."""
+    options = command_of(benchmark, quick=quick)
+    began_s = time.monotonic()
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    process = subprocess.Popen(
+        [sys.executable, "-m", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        cwd=_ROOT,
+    )
+    code: int | None
+    try:
+        output, _ = process.communicate(timeout=benchmark.limit_min * 60)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, _ = process.communicate()
+        code = None
+    shown = "\n".join(output.splitlines()[-_TAIL:])
+    took_s = time.monotonic() - began_s
+    command = f"python -m {' '.join(options)}"
+    return Ended(benchmark.name, command, code, took_s, shown, commit, date, machine())
+
+
+def command_of(benchmark: Benchmark, *, quick: bool) -> list[str]:
+    """Return a benchmark's module and options."""
+    short = benchmark.quick if quick else None
+    return [f"benchmarks.{benchmark.name}", *(benchmark.options if short is None else short)]
+
+
+def page(ended: Sequence[Ended], claims: Sequence[Section]) -> str:
+    """Return the page of results."""
+    done = [one.name for one in ended if one.good]
+    reasons = {one.name: "is left out: it " + one.left_out for one in BENCHMARKS if one.left_out}
+    reasons |= {one.name: one.how for one in ended if not one.good}
+    lines = ["# Results", ""]
+    for where in dict.fromkeys((one.machine, one.commit) for one in ended):
+        dates = sorted(one.date[:10] for one in ended if (one.machine, one.commit) == where)
+        lines.append(f"Measured on {where[0]}, commit `{where[1]}`, {dates[0]} to {dates[-1]}.")
+    lines += ["", "| benchmark | ended | minutes |", "| --- | --- | ---: |"]
+    lines += [f"| `{one.command}` | {one.how} | {one.took_s / 60:.1f} |" for one in ended]
+    lines += ["", "## What this does not reach", ""]
+    for claim, why in unreached(claims, done, reasons):
+        lines.append(f"- {claim.page}, *{claim.title}* ({claim.figures} figures): {why}.")
+    for one in ended:
+        lines += ["", f"## {one.name}", "", "```text", f"$ {one.command}", one.output, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _kept(path: Path) -> list[Ended]:
+    return [Ended(**one) for one in json.loads(path.read_text())] if path.exists() else []
+
+
+def main() -> None:
+    """Run the benchmarks and write the page; see the module's docstring."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="short forms")
+    parser.add_argument("--only", default="", help="names of benchmarks, separated by commas")
+    parser.add_argument("--out", type=Path, default=Path("build/results.md"))
+    parser.add_argument("--list", action="store_true", help="print what would run, and end")
+    options = parser.parse_args()
+    names = [name for name in options.only.split(",") if name]
+    known = {benchmark.name for benchmark in BENCHMARKS}
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"--only {', '.join(unknown)}: there is no such benchmark; see --list")
+    chosen = [
+        benchmark
+        for benchmark in BENCHMARKS
+        if (benchmark.name in names if names else not benchmark.left_out)
+    ]
+    if options.list:
+        for benchmark in chosen:
+            print(f"python -m {' '.join(command_of(benchmark, quick=options.quick))}")
+        return
+    commit = measured_commit(_ROOT)
+    record = options.out.with_suffix(".json")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    kept = [one for one in _kept(record) if one.commit == commit]
+    for benchmark in chosen:
+        command = f"python -m {' '.join(command_of(benchmark, quick=options.quick))}"
+        if any(one.command == command and one.good for one in kept):
+            continue
+        kept = [one for one in kept if one.command != command]
+        kept.append(run(benchmark, quick=options.quick, commit=commit))
+        print(f"{command}: {kept[-1].how}, {kept[-1].took_s:.0f} s", file=sys.stderr, flush=True)
+        written = record.with_suffix(".new")
+        written.write_text(json.dumps([asdict(one) for one in kept], indent=1))
+        os.replace(written, record)
+        options.out.write_text(page(kept, claims_of(_ROOT, PAGES)))
+    options.out.write_text(page(kept, claims_of(_ROOT, PAGES)))
+    sys.exit(0 if all(one.good for one in kept) else 1)
+
+
+if __name__ == "__main__":
+    main()
