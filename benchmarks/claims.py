@@ -14,6 +14,7 @@ _FIGURE: Final = re.compile(
     r"(?![\w/])"
 )
 _CELL: Final = re.compile(r"\s*\**(from |about |up to )?[\d.,]*\d")
+_NUMBER: Final = re.compile(r"(?<![\w./-])\d[\d,.]*\b")
 _NAMED: Final = re.compile(r"benchmarks\.([a-z_0-9]+)")
 _HEADING: Final = re.compile(r"#{1,6} (.+)")
 _FENCE: Final = "```"
@@ -37,21 +38,24 @@ class Section:
 
 
 def sections_of(page: str, text: str) -> Iterator[Section]:
-    """Yield the sections of a Markdown page that have figures in their prose or tables.
+    """Yield the sections of a Markdown page that have figures: in prose, tables, printed text.
 
-    Figures inside of code are settings, or examples of what is printed; commands there count.
+    Figures inside of other code are settings; the benchmarks that it names count.
     """
-    title, figures, named, code = page, 0, set[str](), False
+    title, figures, named, code = page, 0, set[str](), ""
     for line in [*text.splitlines(), "# end"]:
         if line.lstrip().startswith(_FENCE):
-            code = not code
+            code = "" if code else line.strip().removeprefix(_FENCE) or "code"
+            continue
         heading = None if code else _HEADING.match(line)
         if heading:
             if figures:
                 yield Section(page, title, figures, frozenset(named))
             title, figures, named = heading[1], 0, set()
         named |= {*_NAMED.findall(line)}
-        if not code and not heading:
+        if code == "text":
+            figures += len(_NUMBER.findall(line))
+        elif not code and not heading:
             figures += _figures_in(re.sub(r"`[^`]*`", "", line))
 
 

@@ -20,7 +20,7 @@ VIRTUAL_LIMIT: Final = 0.15
 
 PLAIN: Final = Method(Way.PLAIN, "fp32")
 _WIDTH: Final = 80
-_COLUMNS: Final = 4  # in 80 characters
+_COLUMNS: Final = 3  # in 80 characters
 
 
 def reference_of(row: Row, rows: Iterable[Row]) -> Row | None:
@@ -132,15 +132,15 @@ def named(key: Key) -> str:
 
 def _show_setting(setting: Setting, some: Sequence[Row], rows: Sequence[Row]) -> None:
     say(heading(setting))
-    print(f"\n{'':17} {'':8} {'MB a device and step':>21} {'peak memory, MB':>16}")
+    print(f"\n{'':18} {'':8} {'MB a device and step':>21} {'peak memory, MB':>16}")
     head = ("method", "s a step", "down", "up", "server", "device", "losses off")
-    print("{:17} {:>8} {:>10} {:>10} {:>8} {:>7} {:>10}".format(*head))
+    print("{:18} {:>8} {:>10} {:>10} {:>8} {:>7} {:>10}".format(*head))
     for row in some:
         reference = reference_of(row, rows)
         off = f"{difference(row, reference):.1e}" if reference and row.losses else "-"
         step = f"{row.step_s:.2f}" if row.measured else row.ending.value
         print(
-            f"{row.method.name:17} {step:>8} {_mb(max(row.down_bytes, default=0)):>10} "
+            f"{row.method.name:18} {step:>8} {_mb(max(row.down_bytes, default=0)):>10} "
             f"{_mb(max(row.up_bytes, default=0)):>10} {_mb(row.server_peak_bytes):>8} "
             f"{_mb(row.device_peak_bytes):>7} {off:>10}"
         )
@@ -203,10 +203,10 @@ def _show_losses(rows: Sequence[Row]) -> None:
     """Print the losses of each step beside one another."""
     for first in range(0, len(rows), _COLUMNS):
         some = rows[first : first + _COLUMNS]
-        print("loss" + "".join(f"{row.method.name:>18}" for row in some))
+        print("loss" + "".join(f"{row.method.name:>22}" for row in some))
         for step in range(max(len(row.losses) for row in some)):
             told = (f"{row.losses[step]:.6f}" if step < len(row.losses) else "-" for row in some)
-            print(f"{step + 1:4}" + "".join(f"{text:>18}" for text in told))
+            print(f"{step + 1:4}" + "".join(f"{text:>22}" for text in told))
         print()
 
 
