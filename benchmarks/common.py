@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +27,8 @@ from cleave.transport.url_file import url_file
 from cleave.workload.models.build import load_model
 
 
-def make_trainer(
-    job: JobSpec, fleet: Fleet | None, reshape: Callable[[Any], Any] = lambda model: model
-) -> Trainer:
+def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
     """Return a trainer that writes to a temporary folder and reports nothing.
-
-    Args:
-        job: what to train.
-        fleet: the fleet that multiplies; None for plain PyTorch.
-        reshape: changes the model before anything else sees it.
 
     Raises:
         ValueError: where the job may choose what it does, so that what is measured is not known.
@@ -51,7 +44,7 @@ def make_trainer(
         model = adapted.get_base_model()
     else:
         model, spec = load_model(dataset.source, seed=job.seed)
-    return Trainer(job, spec, reshape(model), dataset, folder, context)
+    return Trainer(job, spec, model, dataset, folder, context)
 
 
 def machine() -> str:

@@ -20,6 +20,7 @@ from benchmarks.common import make_trainer
 from benchmarks.side_by_side.workers.parts import layers_of
 from benchmarks.side_by_side.workers.replicas import train
 from benchmarks.side_by_side.workers.worker import read_options
+from cleave.training.optimizer import Optimizer, update_rule
 
 
 def sharded(model: nn.Module, *, dtype: str, reshard: bool) -> nn.Module:
@@ -36,14 +37,12 @@ def main() -> None:
     """Train; see the module's docstring."""
     options = read_options(__doc__, int(os.environ["WORLD_SIZE"]))
     dist.init_process_group("gloo")
-    reshard = options.variant == "reshard"
-    train(
-        make_trainer(
-            options.job,
-            None,
-            lambda model: sharded(model, dtype=options.job.dtype, reshard=reshard),
-        )
-    )
+    trainer = make_trainer(options.job, None)
+    job = options.job
+    model = sharded(trainer.model, dtype=job.dtype, reshard=options.variant == "reshard")
+    # Sharding has put other parameters into the model.
+    trainer.optimizer = Optimizer(model, update_rule(job), clip=job.clip, in_backward=False)
+    train(trainer)
 
 
 if __name__ == "__main__":
