@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,10 +27,11 @@ from typing import Final
 
 from benchmarks.claims import Section, claims_of, unreached
 from benchmarks.common import machine
-from benchmarks.side_by_side.results import measured_commit
+from benchmarks.side_by_side.results import measured_commit, saved
 
 PAGES: Final = ("README.md", "docs/*.md", "docs/decisions/*.md", "docs/how-to/*.md")
 _TAIL: Final = 40  # lines of a benchmark's output on the page
+_END_S: Final = 60.0
 _ROOT: Final = Path(__file__).parents[1]
 
 
@@ -150,26 +153,40 @@ def run(benchmark: Benchmark, *, quick: bool, commit: str) -> Ended:
     options = command_of(benchmark, quick=quick)
     began_s = time.monotonic()
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    process = subprocess.Popen(
-        [sys.executable, "-m", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        cwd=_ROOT,
-    )
-    code: int | None
-    try:
-        output, _ = process.communicate(timeout=benchmark.limit_min * 60)
-        code = process.returncode
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        output, _ = process.communicate()
-        code = None
+    with tempfile.TemporaryFile("w+") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *options],
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            cwd=_ROOT,
+            start_new_session=True,
+        )
+        code: int | None = None
+        try:
+            code = process.wait(benchmark.limit_min * 60)
+        except subprocess.TimeoutExpired:
+            _end(process)
+        except BaseException:
+            _end(process)
+            raise
+        written.seek(0)
+        output = written.read()
     shown = "\n".join(output.splitlines()[-_TAIL:])
     took_s = time.monotonic() - began_s
     command = f"python -m {' '.join(options)}"
     return Ended(benchmark.name, command, code, took_s, shown, commit, date, machine())
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a benchmark with all that it has started, after some time to do that itself."""
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def command_of(benchmark: Benchmark, *, quick: bool) -> list[str]:
@@ -186,7 +203,8 @@ def page(ended: Sequence[Ended], claims: Sequence[Section]) -> str:
     lines = ["# Results", ""]
     for where in dict.fromkeys((one.machine, one.commit) for one in ended):
         dates = sorted(one.date[:10] for one in ended if (one.machine, one.commit) == where)
-        lines.append(f"Measured on {where[0]}, commit `{where[1]}`, {dates[0]} to {dates[-1]}.")
+        when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+        lines.append(f"Measured on {where[0]}, commit `{where[1]}`, {when}.")
     lines += ["", "| benchmark | ended | minutes |", "| --- | --- | ---: |"]
     lines += [f"| `{one.command}` | {one.how} | {one.took_s / 60:.1f} |" for one in ended]
     lines += ["", "## What this does not reach", ""]
@@ -227,7 +245,7 @@ def main() -> None:
     commit = measured_commit(_ROOT)
     record = options.out.with_suffix(".json")
     record.parent.mkdir(parents=True, exist_ok=True)
-    kept = [one for one in _kept(record) if one.commit == commit]
+    kept = [one for one in _kept(record) if one.commit == commit and saved(commit)]
     for benchmark in chosen:
         command = f"python -m {' '.join(command_of(benchmark, quick=options.quick))}"
         if any(one.command == command and one.good for one in kept):

@@ -35,7 +35,7 @@ class Results:
         One that was measured with changes that no commit has is not found: what they were is not
         known.
         """
-        if commit.endswith(_UNSAVED):
+        if not saved(commit):
             return None
         for row in self.rows:
             if row.key == key and row.commit == commit:
@@ -53,6 +53,11 @@ class Results:
         rows = [to_json(row) for row in self.rows]
         written.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
         os.replace(written, self.path)
+
+
+def saved(commit: str) -> bool:
+    """Say whether a commit of `measured_commit` is all of what is measured."""
+    return not commit.endswith(_UNSAVED)
 
 
 def measured_commit(root: Path) -> str:
