@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Resident:
-    """What of a process is resident, in bytes.
-
-    Attributes:
-        peak: the most since `forget_peak`.
-        shared: what it shares with other processes on purpose, now.
-    """
-
-    peak: int
-    shared: int
+import psutil
 
 
-def resident(status: str) -> Resident:
-    """Read what `/proc/PID/status` says."""
-    found = {}
+def most_resident(status: str) -> int:
+    """Return the most bytes that were resident, from what `/proc/PID/status` says; 0 if nothing."""
     for line in status.splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmHWM", "RssShmem"):
-            found[name] = int(value.split()[0]) * 1024
-    return Resident(found.get("VmHWM", 0), found.get("RssShmem", 0))
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
-def together(processes: Iterable[Resident]) -> int:
-    """Return the most memory of a device's processes, with what they share counted once.
+def peak_bytes(pids: Sequence[int]) -> int:
+    """Return the memory of processes; those that have ended count 0.
 
-    Their peaks are added up, though they need not have been at the same time.
+    Of the first it is the most since `forget_peak`; of the others, which it has forked and which
+    share most of their pages with it, what each has for itself now.
     """
-    parts = [*processes]
-    own = sum(one.peak - min(one.peak, one.shared) for one in parts)
-    return own + max((one.shared for one in parts), default=0)
-
-
-def peak_bytes(pids: Iterable[int]) -> int:
-    """Return the most memory of processes since `forget_peak`; those that have ended count 0."""
-    found = []
-    for pid in pids:
+    found = 0
+    for number, pid in enumerate(pids):
         try:
-            found.append(resident(Path(f"/proc/{pid}/status").read_text()))
-        except OSError:  # it has ended meanwhile
+            if number:
+                found += psutil.Process(pid).memory_full_info().uss
+            else:
+                found += most_resident(Path(f"/proc/{pid}/status").read_text())
+        except (OSError, psutil.Error):  # it has ended meanwhile
             continue
-    return together(found)
+    return found
 
 
-def forget_peak(pids: Iterable[int]) -> None:
+def forget_peak(pids: Sequence[int]) -> None:
     """Let the peak of processes be what is resident now."""
     for pid in pids:
         try:

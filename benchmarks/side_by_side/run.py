@@ -107,7 +107,7 @@ class Run:
         measured = [one for one in (server, *devices) if one is not None]
         if len(row.losses) == 1:
             self._before = now
-            forget_peak(pid for one in measured for pid in one.pids())
+            forget_peak([pid for one in measured for pid in one.pids()])
             return
         virtual = record.get("clock") == "virtual"
         took = record["fleet_s"] + record["ps_s"] if virtual else record["wall_s"]

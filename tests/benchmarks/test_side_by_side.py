@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from benchmarks.delayed_link import Delay
 from benchmarks.side_by_side.contenders.hivemind import averaging_s
 from benchmarks.side_by_side.faults import AFTER_STEP, STOPPED_S, Disturber
 from benchmarks.side_by_side.measure import CONTENDERS
-from benchmarks.side_by_side.memory import Resident, resident, together
+from benchmarks.side_by_side.memory import most_resident, peak_bytes
 from benchmarks.side_by_side.method import VARIANTS, Method, Way
 from benchmarks.side_by_side.order import default_order
 from benchmarks.side_by_side.processes import last_words
@@ -216,14 +217,15 @@ def test_averaging_may_take_twice_what_its_bytes_take() -> None:
 # --- processes ---
 
 
-def test_memory_that_is_shared_counts_once() -> None:
-    assert together([Resident(10, 4), Resident(9, 4)]) == 6 + 5 + 4
-    assert together([]) == 0
-
-
 def test_resident_memory_is_read_from_the_system() -> None:
-    status = "Name:\tx\nVmHWM:\t    2048 kB\nRssShmem:\t  4 kB\n"
-    assert resident(status) == Resident(2048 * 1024, 4096)
+    assert most_resident("Name:\tx\nVmHWM:\t    2048 kB\nRssShmem:\t  4 kB\n") == 2048 * 1024
+    assert most_resident("Name:\tzombie\n") == 0
+
+
+def test_a_process_that_runs_has_memory_and_one_that_ended_has_none() -> None:
+    assert peak_bytes([os.getpid()]) > 0
+    assert peak_bytes([os.getpid(), 2**22 + 1]) == peak_bytes([os.getpid()])
+    assert peak_bytes([2**22 + 1]) == 0
 
 
 def test_the_reason_is_the_last_error_and_not_what_follows_it() -> None:
