@@ -64,7 +64,7 @@ def run(run: Run) -> None:
     compressed = {"": "none", "fp16": "Float16Compression", "8bit": "Uniform8BitQuantization"}
     run.row.best = (
         f"Optimizer(use_local_updates=False, average_state_every=never, reuse_grad_buffers=True, "
-        f"offload_optimizer=False, matchmaking_time=10, groups begin when all have come), "
+        f"offload_optimizer=False, matchmaking_time=15, groups begin when all have come), "
         f"its compression: "
         f"{compressed[run.method.variant]}; the averaging of a step begins when all have done "
         f"their part of the batch"

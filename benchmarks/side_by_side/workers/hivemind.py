@@ -138,8 +138,10 @@ class Peer:
             offload_optimizer=False,
             reuse_grad_buffers=True,
             average_state_every=_NEVER,
-            matchmaking_time=10.0,
-            grad_averager_factory=partial(GradientAverager, target_group_size=arguments.workers),
+            matchmaking_time=15.0,
+            grad_averager_factory=partial(
+                GradientAverager, target_group_size=arguments.workers, request_timeout=5.0
+            ),
             averaging_timeout=timeout_s,
             next_chunk_timeout=60.0,
             grad_compression=compression(),
