@@ -134,7 +134,7 @@ class Processes:
                 stderr=stderr,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=_prepare,
             )
         self.started.append(Started(name, process, out, err))
         return self.started[-1]
@@ -185,7 +185,8 @@ class Processes:
 
     def _error(self, ended: Started) -> RunError:
         code = ended.process.returncode
-        words = ended.last_words()
+        killed = code == -signal.SIGKILL
+        words = "killed, as the system does where memory runs out" if killed else ended.last_words()
         return RunError(
             f"{ended.name} ended with {code}{': ' if words else ''}{words}", self._output()
         )
@@ -194,7 +195,8 @@ class Processes:
         return "\n".join(one.tail() for one in self.started)
 
 
-def _end_with_parent() -> None:
-    """Have a new process end when this one is killed, where the system can (Linux)."""
+def _prepare() -> None:
+    """Have a new process end when this one is killed, and first where memory runs out (Linux)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        Path("/proc/self/oom_score_adj").write_text("1000")
