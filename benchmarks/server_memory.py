@@ -4,16 +4,20 @@
 
 Each server trains on its own processor, in a process of its own, over gloo. Gradients and the
 optimizer's moments are shared (ZeRO, stage 2), weights are not: 4 + 12 / N bytes for a parameter.
+With `--memory sharded` weights are, too: 16 / N bytes; one server then recomputes as they do.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import tempfile
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from cleave.cluster.ray_train import MALLOC
 
 
 def serve(
@@ -89,8 +93,10 @@ def main() -> None:
     print(f"{given.model}, --memory {given.memory}: peak of the server that needs most")
     print(f"{'servers':>7}{'MB':>9}{'of one':>9}")
     first = 0
+    os.environ.update(MALLOC)  # as Ray's workers have it
     for count in map(int, given.servers.split(",")):
-        most = max(peaks(count, given.model, given.memory))
+        sharded = count == 1 and given.memory == "sharded"
+        most = max(peaks(count, given.model, "recompute" if sharded else given.memory))
         first = first or most
         print(f"{count:>7}{most / 1e6:>9.0f}{most / first:>9.2f}", flush=True)
 

@@ -408,6 +408,10 @@ class VirtualRuntime(Runtime):
         """See `Runtime.release`. Only queues the operand: the garbage collector may call this."""
         self._released.append(operand)
 
+    def unbind(self, operand: int) -> None:
+        """See `Runtime.unbind`."""
+        self.manager.unbind(operand)
+
     def add(self, counters: FleetCounters) -> None:
         """Add counters of what was done without being emulated (`emulator.timeline`)."""
         # The last three are the scheduler's; no time was spent on waiting.

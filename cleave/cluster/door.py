@@ -117,8 +117,15 @@ class Door:
     # --- GEMMs ---
 
     def operand(self, number: int, array: Array, dtype: DType) -> None:
-        """Keep a matrix until it is released."""
-        self._operands[number] = self._fleet.operand(Buffer(array, dtype))
+        """Keep a matrix until it is released, or unbound."""
+        if (known := self._operands.get(number)) is not None:
+            known.bind(Buffer(array, dtype))
+        else:
+            self._operands[number] = self._fleet.operand(Buffer(array, dtype))
+
+    def unbind(self, number: int) -> None:
+        """Free a matrix until it is given again; devices keep what they have of it."""
+        self._operands[number].unbind()
 
     def release(self, number: int) -> None:
         """Forget a matrix."""

@@ -41,6 +41,7 @@ class DoorRuntime(FleetRuntime):
         call("attach")
         self._before = call("counters")
         self._sent: set[int] = set()
+        self._unbound: set[int] = set()  # the door knows these, without their values
         self._packer = Packer()
         self._view: FleetView = call("view")
         self._seen_s = time.monotonic()
@@ -67,6 +68,7 @@ class DoorRuntime(FleetRuntime):
     def _send(self, operand: Operand) -> None:
         if operand.id not in self._sent:
             self._sent.add(operand.id)
+            self._unbound.discard(operand.id)
             self._call("operand", operand.id, operand.buffer.array, operand.buffer.dtype)
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
@@ -102,9 +104,17 @@ class DoorRuntime(FleetRuntime):
 
     def release(self, operand: int) -> None:
         """See `FleetRuntime.release`."""
+        if operand in self._sent or operand in self._unbound:
+            self._sent.discard(operand)
+            self._unbound.discard(operand)
+            self._tell("release", operand)
+
+    def unbind(self, operand: int) -> None:
+        """See `FleetRuntime.unbind`. The door has let go of it when this returns."""
         if operand in self._sent:
             self._sent.discard(operand)
-            self._tell("release", operand)
+            self._unbound.add(operand)
+            self._call("unbind", operand)
 
     # --- steps by stages ---
 

@@ -34,7 +34,7 @@ RAYS_OWN: Final = "ray"
 """The folder in the run folder where Ray Train keeps what it needs while servers train."""
 
 _FAILED_S: Final = 5.0
-_MALLOC: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+MALLOC: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 """With these, glibc gives memory back that a server does not use any more."""
 
 FleetOf = Callable[[Ranks], Fleet | None]
@@ -109,7 +109,7 @@ def train_together(
             name=RAYS_OWN,
             storage_path=str(shared.folder),
             failure_config=FailureConfig(max_failures=-1),  # the board counts those in vain
-            worker_runtime_env={"env_vars": {**_MALLOC, "OMP_WAIT_POLICY": "PASSIVE"}},
+            worker_runtime_env={"env_vars": {**MALLOC, "OMP_WAIT_POLICY": "PASSIVE"}},
         ),
     )
     failed: list[BaseException] = []

@@ -50,7 +50,7 @@ class Fleet:
 
     def operand(self, buffer: Buffer) -> Operand:
         """Name a matrix. It must not change while the operand lives."""
-        operand = Operand(next(self._operands), buffer)
+        operand = Operand(next(self._operands), buffer, self.runtime.unbind)
         weakref.finalize(operand, self.runtime.release, operand.id).atexit = False
         return operand
 

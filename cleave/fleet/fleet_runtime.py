@@ -85,6 +85,10 @@ class FleetRuntime(ABC):
         """Forget an operand. May be called from any thread, in any state."""
 
     @abstractmethod
+    def unbind(self, operand: int) -> None:
+        """Let go of an operand's memory; devices keep what they have. No product needs it now."""
+
+    @abstractmethod
     def close(self) -> None:
         """End all sessions."""
 

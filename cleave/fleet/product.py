@@ -18,17 +18,35 @@ class Operand:
     """One version of one matrix, under one number, for as long as this object lives.
 
     Devices may keep what they were sent of it. When the object is deleted, they are told to forget
-    it. The matrix must not change meanwhile.
+    it. The matrix must not change meanwhile, but its memory may: where it is to be freed between
+    two products, `unbind` before, and `bind` the same values elsewhere before the next product.
 
-    Attributes:
+    Args:
         id: its number, never used again.
         buffer: the matrix, row-major or not.
+        unbound: called with the number when the memory is to be freed.
+
+    Attributes:
+        id, buffer: see above; there is no buffer while none is bound.
     """
 
-    __slots__ = ("__weakref__", "buffer", "id")
+    __slots__ = ("__weakref__", "_unbound", "buffer", "id")
 
-    def __init__(self, id: int, buffer: Buffer) -> None:
+    def __init__(
+        self, id: int, buffer: Buffer, unbound: Callable[[int], object] | None = None
+    ) -> None:
         self.id = id
+        self.buffer = buffer
+        self._unbound = unbound
+
+    def unbind(self) -> None:
+        """Let go of the memory, while no product is under way; devices keep what they have."""
+        del self.buffer
+        if self._unbound is not None:
+            self._unbound(self.id)
+
+    def bind(self, buffer: Buffer) -> None:
+        """Have the same values in other memory from now on."""
         self.buffer = buffer
 
 

@@ -442,6 +442,10 @@ class SessionManager:
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
+    def unbind(self, operand: int) -> None:
+        """Let go of an operand's memory; it comes with the next GEMM that is submitted."""
+        self._buffers.pop(operand, None)
+
     def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
         """Withdraw a GEMM that is done elsewhere; see `events.Withdrawn`."""
         return self._do(events.Withdrawn(job), now_s)

@@ -609,6 +609,11 @@ class LiveRuntime(Runtime):
         """Forget an operand, in the loop."""
         self.execute(self.manager.release(operand, self.now()))
 
+    def unbind(self, operand: int) -> None:
+        """See `Runtime.unbind`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self.manager.unbind, operand)
+
     def close(self) -> None:
         """See `Runtime.close`. The loop is stopped by its owner."""
         self._closed = True

@@ -28,14 +28,16 @@ class MemoryMode(Enum):
 
     PLAIN keeps activations and all gradients. RECOMPUTE computes activations again in the backward
     pass. LEAN does so as well, and updates each parameter as soon as its gradient is complete; with
-    clipping, the norm of all gradients has to be known before, which takes a pass of its own. AUTO
-    is the first of these that fits.
+    clipping, the norm of all gradients has to be known before, which takes a pass of its own.
+    SHARDED, of several servers, is RECOMPUTE where each keeps a part of the weights. AUTO is the
+    first of these that fits.
     """
 
     AUTO = "auto"
     PLAIN = "plain"
     RECOMPUTE = "recompute"
     LEAN = "lean"
+    SHARDED = "sharded"
 
 
 class OffloadMode(Enum):

@@ -69,6 +69,7 @@ class JobFleet:
         stop: says whether training is to stop.
         reports: what it calls to report.
         packed: what tells the model's documents apart; None where a sequence is one.
+        by_tiles: whether no step may go by stages.
 
     Attributes:
         staged: what trains the model by stages, once it was prepared.
@@ -90,6 +91,7 @@ class JobFleet:
         stop: Callable[[], bool],
         reports: FleetReports,
         packed: PackedBy | None = None,
+        by_tiles: bool = False,
     ) -> None:
         self._job, self._spec, self._model = job, spec, model
         self._fleet, self._stop, self._reports = fleet, stop, reports
@@ -104,7 +106,7 @@ class JobFleet:
         self._quantized = bool(job.lora and LoraSpec.of(job.lora).bits)
         method = Method(job.method)
         # The journal keeps products, and stages have none; nor do they travel in fp16.
-        by_tiles = journal is not None or job.dtype == Precision.FP16.value
+        by_tiles |= journal is not None or job.dtype == Precision.FP16.value
         self._looks = method is Method.AUTO and not by_tiles
         if method is Method.STAGES:  # layers are looked at before they are changed
             self.staged = self._new_staged()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cleave import arrays
+from cleave.arrays import Buffer
 from cleave.errors import UsageError
 from cleave.fleet.product import Multiplier, Operand, Pending, Side
 
@@ -28,6 +29,10 @@ class Operands:
     activation checkpointing would save nothing. An activation (a tensor with a `grad_fn`) holds its
     operand itself. A leaf (a weight, an input) may be changed through `.data` or numpy without
     autograd's knowledge, so its operand lives only from a layer's forward to its backward.
+
+    Weights that are gathered for each pass and freed after it have other memory each time, and
+    what was one's memory may be another's later. They are known as parameters, from one update to
+    the next: see `bind`.
     """
 
     def __init__(self, fleet: Multiplier, min_flops: float = 0.0) -> None:
@@ -37,6 +42,36 @@ class Operands:
         self._leaves: weakref.WeakValueDictionary[tuple[Any, ...], Operand] = (
             weakref.WeakValueDictionary()
         )
+        self._whole: dict[int, nn.Parameter] = {}  # gathered weights, by their address now
+        self._gathered: weakref.WeakValueDictionary[int, Operand] = (  # by the parameter's id
+            weakref.WeakValueDictionary()
+        )
+
+    def bind(self, weight: nn.Parameter) -> None:
+        """Note that a weight has been gathered, with the values that it has until `updated`."""
+        self._whole[weight.data_ptr()] = weight
+        if (operand := self._gathered.get(id(weight))) is not None:
+            operand.bind(self._view(weight))
+
+    def unbind(self, weight: nn.Parameter, *, done: bool) -> None:
+        """Note that a gathered weight is about to be freed.
+
+        Args:
+            weight: it.
+            done: whether all of its products are; others keep its memory until they are over.
+        """
+        self._whole.pop(weight.data_ptr(), None)  # empty ones have one address
+        operand = self._gathered.get(id(weight))
+        if operand is None:
+            return
+        if done:
+            operand.unbind()
+        else:
+            del self._gathered[id(weight)]
+
+    def updated(self) -> None:
+        """Note that weights have new values."""
+        self._gathered.clear()
 
     def of(self, tensor: Tensor) -> Operand:
         """Return the operand of a tensor, whose leading dimensions become rows."""
@@ -50,6 +85,12 @@ class Operands:
             operand = self._new(tensor)
             setattr(tensor, _ATTRIBUTE, (version, operand))
             return operand
+        weight = self._whole.get(tensor.data_ptr())
+        if weight is not None and (weight.shape, weight.stride()) == (
+            tensor.shape,
+            tensor.stride(),
+        ):
+            return self._of_gathered(weight)
         key = (tensor.data_ptr(), version, tuple(tensor.shape), tensor.stride(), tensor.dtype)
         leaf = self._leaves.get(key)
         if leaf is None:
@@ -58,9 +99,21 @@ class Operands:
                 self.held.append(leaf)
         return leaf
 
+    def _of_gathered(self, weight: nn.Parameter) -> Operand:
+        operand = self._gathered.get(id(weight))
+        if operand is None:
+            operand = self._gathered[id(weight)] = self._new(weight)
+            if self.holding:
+                self.held.append(operand)
+        return operand
+
     def _new(self, tensor: Tensor) -> Operand:
         """Make an operand of a tensor's memory, without copying."""
-        return self.fleet.operand(arrays.from_torch(tensor.detach().reshape(-1, tensor.shape[-1])))
+        return self.fleet.operand(self._view(tensor))
+
+    @staticmethod
+    def _view(tensor: Tensor) -> Buffer:
+        return arrays.from_torch(tensor.detach().reshape(-1, tensor.shape[-1]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Operands:
         return self  # a copied model multiplies on the same fleet

@@ -20,6 +20,7 @@ from cleave.training.gradient_sums import GradientSums
 from cleave.training.job import JobSpec, OptimizerKind
 from cleave.training.loss_scale import LossScale
 from cleave.training.ranks import Alone, Ranks, owners_of
+from cleave.training.shared_weights import SharedWeights
 from cleave.training.state_files import StateFiles
 
 _EPS = 1e-8
@@ -92,6 +93,7 @@ class Optimizer:
             at a time. With clipping the norm is needed first, so the pass is done twice; likewise
             with a scale of the loss, as no parameter may be updated where any gradient overflowed.
         files: where its state is kept; None for memory.
+        weights: what gathers the weights, where each server keeps those that it owns.
 
     Attributes:
         applied: whether the step under way has updated some parameters already.
@@ -107,8 +109,10 @@ class Optimizer:
         files: StateFiles | None = None,
         scale: LossScale | None = None,
         ranks: Ranks | None = None,
+        weights: SharedWeights | None = None,
     ) -> None:
         self._ranks = ranks or Alone()
+        self._weights = weights
         if in_backward and self._ranks.count > 1:
             raise ValueError("several servers cannot update in the backward pass")
         self.clip = clip
@@ -120,6 +124,8 @@ class Optimizer:
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         owners = owners_of(sizes, self._ranks.count)
         self._owners = dict(zip(self.parameters, owners, strict=True))
+        if weights is not None:
+            self._owners = weights.owners
         self._sums: GradientSums | None = None
         self._found: list[str] = []  # parameters that have a gradient on any server
         outer = _outer_parameters(model)
@@ -170,16 +176,23 @@ class Optimizer:
 
     def _begin(self, rate: float) -> None:
         self.forget_gradients()
-        if self._ranks.count > 1:
+        if self._ranks.count > 1 and self._weights is None:
             self._sums = GradientSums(self._ranks, self.parameters, self._owners)
         for optimizer in self._optimizers.values():
             optimizer.param_groups[0]["lr"] = rate
+
+    def begin_passes(self, passes: int) -> None:
+        """Begin the passes of a step whose weights are shared; see `SharedWeights.begin`."""
+        weights = self._weights
+        assert weights is not None
+        parameters = {name: self.parameters[name] for name in weights.order}
+        weights.begin(passes, lambda: GradientSums(self._ranks, parameters, self._owners))
 
     @contextmanager
     def last_pass(self) -> Iterator[None]:
         """Send gradients to the servers that own them, as the last backward pass completes them.
 
-        A context; one without effect where this server has no others.
+        A context; one without effect where this server has no others, or all share the weights.
         """
         sums = self._sums
         if sums is None:
@@ -192,15 +205,17 @@ class Optimizer:
     @property
     def waited_s(self) -> float:
         """Return how long the backward pass of this step has waited for other servers."""
-        return self._sums.waited_s if self._sums is not None else 0.0
+        exchanging = self._weights or self._sums
+        return exchanging.waited_s if exchanging is not None else 0.0
 
     def add_up(self) -> None:
         """Add up the gradients of all servers: their owners have the sums then.
 
         Each server calls this once a step, also when its own part of it failed.
         """
-        assert self._sums is not None
-        self._found, self._sums = self._sums.finish(), None
+        exchanging = self._weights or self._sums
+        assert exchanging is not None
+        self._found, self._sums = exchanging.finish(), None
 
     def forget_gradients(self) -> None:
         """Free all gradients."""
@@ -214,6 +229,9 @@ class Optimizer:
             self._clip()
         for name in self._optimizers:
             self._update(name)
+        if self._weights is not None:
+            self._weights.updated()
+            return
         self._ranks.spread(
             [self.parameters[name].detach() for name in self._found],
             [self._owners[name] for name in self._found],

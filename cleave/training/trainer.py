@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
@@ -96,6 +96,7 @@ from cleave.training.records import (
 from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
 from cleave.training.schedule import Decay, Schedule
 from cleave.training.shared_steps import SharedSteps
+from cleave.training.shared_weights import SharedWeights
 from cleave.training.state_files import StateFiles, check_folder
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.training.trackers import Trackers, tracker_kinds
@@ -240,8 +241,7 @@ def train(
             context.report(NoteRecord(f"{elements:,} of {frozen:,} frozen weights are {width}"))
     else:
         model, spec = load_model(dataset.source, seed=job.seed)
-    weights = [parameter.detach() for parameter in model.parameters()]
-    context.ranks.spread(weights, [0] * len(weights))  # also where another torch draws others
+    _spread_weights(model, context.ranks)
     base = checkpoint.step if checkpoint else 0
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
@@ -310,6 +310,12 @@ def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dat
                 )
 
 
+def _spread_weights(model: nn.Module, ranks: Ranks) -> None:
+    """Make all servers' weights those of the first, also where another torch draws others."""
+    weights = [parameter.detach() for parameter in model.parameters()]
+    ranks.spread(weights, [0] * len(weights))
+
+
 class Trainer:
     """A model in training: its steps, evaluations, checkpoints and reports."""
 
@@ -328,8 +334,13 @@ class Trainer:
         self.patience = context.patience(lambda: self.step)
         self.ranks = context.ranks
         memory = memory_mode(job, model, self.ranks.count)
-        if job.method == Method.STAGES.value:  # which leaves nothing here
+        sharded = MemoryMode.SHARDED.value
+        if sharded in self.ranks.agree(memory.value):  # all share weights, or none does
+            memory = MemoryMode.SHARDED
+        elif job.method == Method.STAGES.value:  # which leaves nothing here
             memory = MemoryMode.PLAIN
+        self.weights = SharedWeights(model, self.ranks) if memory is MemoryMode.SHARDED else None
+        self._shares = False  # not before they are loaded
         again = memory is not MemoryMode.PLAIN
         if again:
             enable_checkpointing(model)
@@ -358,6 +369,7 @@ class Trainer:
                 stop=lambda: context.stop() or self.shared.deserted(),
                 reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
                 packed=self._packed,
+                by_tiles=self.weights is not None,
             )
         self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self._note)
         self.job = job
@@ -386,6 +398,7 @@ class Trainer:
             files=StateFiles(self._state_folder(), self.patience) if job.state_dir else None,
             scale=LossScale() if job.dtype == Precision.FP16.value else None,
             ranks=self.ranks,
+            weights=self.weights,
         )
         usual = min(100, max(1, job.steps // 10))
         warmup = job.warmup_steps if job.warmup_steps >= 0 else usual
@@ -412,6 +425,7 @@ class Trainer:
 
     def run(self) -> DoneRecord:
         """Do the remaining steps; report and return the run's final record."""
+        self._share_weights()
         job, report = self.job, self._report
         where = str(self.folder.path)
         if not self.ranks.rank:
@@ -564,14 +578,18 @@ class Trainer:
         learned = sum(learned_tokens(batch.labels) for batch in batches)
         if self.shared.several:
             part = self.shared.part(batches)
-            work = partial(self._gradients, part, learned)
-            sums = self.optimizer
-            return self.optimizer.step(rate, lambda: self.shared.do(part, work, sums))
+            return self.optimizer.step(rate, lambda: self._shared_gradients(part, learned))
         if (fleet := self.fleet) is not None:
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches))
             if loss is not None:
                 return loss
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
+
+    def _shared_gradients(self, part: list[Batch], learned: int) -> float:
+        """Compute gradients of a part of a step, and add them up with those of other servers."""
+        if self.weights is not None:
+            self.optimizer.begin_passes(max(self.ranks.agree(len(part))))
+        return self.shared.do(part, partial(self._gradients, part, learned), self.optimizer)
 
     def _gradients(self, batches: list[Batch], learned: int) -> float:
         """Compute gradients of a part of a step, on the fleet or here; see `_backward`."""
@@ -587,12 +605,17 @@ class Trainer:
         """
         total = 0.0
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
-            for batch in batches:
-                loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
-                with self.optimizer.last_pass() if batch is batches[-1] else nullcontext():
-                    (loss * self._factor).backward()  # type: ignore[no-untyped-call]
+            for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
+                with self._gathered(left):
+                    loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
+                    with self.optimizer.last_pass() if not left else nullcontext():
+                        (loss * self._factor).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
         return total
+
+    def _gathered(self, left: int) -> AbstractContextManager[None]:
+        """Return a context in which a pass finds its weights, before so many others."""
+        return self.weights.computing(left) if self.weights is not None else nullcontext()
 
     @property
     def _factor(self) -> float:
@@ -602,7 +625,8 @@ class Trainer:
     def _loss(self, batch: Batch) -> Tensor:
         """Return the mean loss of all tokens that are learned."""
         narrow = _NARROW.get(Precision(self.job.dtype))
-        with torch.autocast("cpu", dtype=narrow, enabled=narrow is not None):
+        kept = self.weights is None  # narrow weights stay until the end, where they may
+        with torch.autocast("cpu", narrow, enabled=narrow is not None, cache_enabled=kept):
             mask = mask_for(self._packed, batch.positions)
             logits = self.model(**called_with(batch.ids, mask, batch.positions)).logits
         return nn.functional.cross_entropy(
@@ -627,32 +651,41 @@ class Trainer:
         Raises:
             AbandonedError: when training is to stop meanwhile.
         """
+        first, past, stride = self.shared.turns()
+        batches = list(islice(self._validation(), first, past, stride))
+        passes = max(self.ranks.agree(len(batches)))
         try:
-            return self.shared.together(partial(self._summed, *self.shared.turns()))
+            return self.shared.together(partial(self._summed, batches, passes))
         except AbandonedError:
             if any(self.ranks.agree(self.context.stop())) or not self.shared.several:
                 raise
             return None
 
-    def _summed(self, first: int, past: int | None, stride: int) -> tuple[float, int]:
-        """Return the sum of the losses of all tokens that are learned, and their number.
-
-        Args:
-            first, past, stride: which of the held-out batches.
-        """
+    def _validation(self) -> Iterable[Batch]:
+        """Return the held-out batches."""
         job = self.job
-        batches = validation_batches(
+        return validation_batches(
             self.corpus.validation,
             job.batch,
             job.seq,
             job.eval_batches,
             separate=self._packed is not None,
         )
+
+    def _summed(self, batches: Sequence[Batch], passes: int) -> tuple[float, int]:
+        """Return the sum of the losses of all tokens that are learned, and their number.
+
+        Args:
+            batches: held-out ones.
+            passes: the most that any server has of them.
+        """
         total, learned = 0.0, 0
-        for batch in islice(batches, first, past, stride):
-            count = learned_tokens(batch.labels)
-            total += self._loss(batch).item() * count
-            learned += count
+        with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
+            for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
+                count = learned_tokens(batch.labels)
+                with self._gathered(left):
+                    total += self._loss(batch).item() * count
+                learned += count
         return total, learned
 
     # --- checkpoints ---
@@ -720,12 +753,14 @@ class Trainer:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return what this server adds to a checkpoint."""
-        if self.ranks.rank:
-            return self.optimizer.tensors()
+        first = not self.ranks.rank
+        weights = trained_parameters(self.model) if first or self.weights is not None else {}
+        if self.weights is not None:
+            weights = self.weights.owned(weights)
         return {
-            **{WEIGHTS + name: values for name, values in trained_parameters(self.model).items()},
+            **{WEIGHTS + name: values for name, values in weights.items()},
             **self.optimizer.tensors(),
-            **rng_state(),
+            **(rng_state() if first else {}),
         }
 
     def _checkpoint_bytes(self) -> int:
@@ -739,6 +774,7 @@ class Trainer:
         """
         check_frozen(self.model, checkpoint.meta, self.job.model)
         load_trained(self.model, checkpoint.tensors, self.job.model)
+        self._share_weights()  # before there are moments
         scale = self.optimizer.scale
         if checkpoint.step and scale is not None:
             scale.restore(checkpoint.meta.get(LOSS_SCALE))
@@ -748,6 +784,12 @@ class Trainer:
         self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
         self.step = self.saved = checkpoint.step
         self.heldout = HeldOut.of(self.folder.records(), self.step)
+
+    def _share_weights(self) -> None:
+        """Keep only the weights that this server owns from now on, where that is wanted."""
+        if self.weights is not None and not self._shares:
+            self._shares = True
+            self.weights.begin_sharing()
 
     # --- reports ---
 

@@ -86,6 +86,31 @@ class Judgement:
     misrounded: int = 0
 
 
+@dataclass(slots=True)
+class _CountedPass:
+    """Counts the passes of one GEMM's check.
+
+    It knows no matrix: a check that were called back by what it holds would not be freed, nor its
+    matrices, before Python looks for cycles.
+    """
+
+    project: Pass
+    read_bytes: int = 0
+    flops: int = 0
+
+    def __call__(
+        self,
+        matrix: Buffer,
+        vectors: Doubles,
+        weights: Doubles | None,
+        bounds: Bounds | None = None,
+    ) -> tuple[Doubles, Doubles]:
+        """Return the products with some vectors; see `Pass`."""
+        self.read_bytes += matrix.nbytes
+        self.flops += 2 * (len(vectors) + (weights is not None)) * matrix.array.size
+        return self.project(matrix, vectors, weights, bounds)
+
+
 class GemmCheck:
     """The check of all blocks of one GEMM.
 
@@ -111,14 +136,22 @@ class GemmCheck:
         rng: np.random.Generator,
         project: Pass = numpy_pass,
     ) -> None:
-        self.read_bytes = 0
-        self.flops = 0
         self.largest = 0.0
         self._a = a
         self._b = b
         self._rng = rng
-        self._pass = project
+        self._project = _CountedPass(project)
         self._products = SecretProducts(a, b, list(blocks), rng, self._project)
+
+    @property
+    def read_bytes(self) -> int:
+        """Return what was read; see above."""
+        return self._project.read_bytes
+
+    @property
+    def flops(self) -> int:
+        """Return what was done; see above."""
+        return self._project.flops
 
     def judge(self, block: Block, result: Buffer) -> Judgement:
         """Check a block.
@@ -206,20 +239,8 @@ class GemmCheck:
             a = Buffer(self._a.array[rows, depth], self._a.dtype).float32().astype(np.float64)
             b = Buffer(self._b.array[depth, columns], self._b.dtype).float32().astype(np.float64)
             parts.append(Product.of(a, b))
-        self.flops += 4 * len(rows) * len(columns) * k.size
+        self._project.flops += 4 * len(rows) * len(columns) * k.size
         return sum(parts[1:], parts[0])
-
-    def _project(
-        self,
-        matrix: Buffer,
-        vectors: Doubles,
-        weights: Doubles | None,
-        bounds: Bounds | None = None,
-    ) -> tuple[Doubles, Doubles]:
-        """The products with some vectors, counted; see `Pass`."""
-        self.read_bytes += matrix.nbytes
-        self.flops += 2 * (len(vectors) + (weights is not None)) * matrix.array.size
-        return self._pass(matrix, vectors, weights, bounds)
 
 
 def _most_spread(share: Doubles) -> float:

@@ -133,7 +133,8 @@ def train(
     memory: Annotated[
         str,
         typer.Option(
-            help="auto, plain, recompute (activations), or lean (and step in the backward pass)."
+            help="auto, plain, recompute (activations), lean (and step in the backward pass), or "
+            "sharded (recompute; --servers share the weights)."
         ),
     ] = "auto",
     state_dir: Annotated[

@@ -6,6 +6,7 @@ Ray only carries calls: here they are carried by pickling what goes in and what 
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -112,6 +113,46 @@ def test_products_are_withdrawn_and_waited_for_with_a_time_limit(door: Door) -> 
         fleet.wait_for(1)
         assert len(fleet.runtime.fleet_rates()[1]) == 1
         assert not fleet.runtime.stuck(late)
+
+
+@pytest.mark.slow
+def test_a_matrix_whose_memory_is_freed_is_not_sent_to_devices_again(door: Door) -> None:
+    fleet = attached(door)
+    runtime = fleet.runtime
+    a, b = (np.random.default_rng(n).random((300, 300), np.float32) for n in range(2))
+    held = door_arrays(door)
+    with ExitStack() as stack:
+        joined(stack, door, 1)
+        weight, sent = fleet.operand(Buffer(a.copy(), DType.FP32)), []
+        number = weight.id
+        for _ in range(2):
+            before = runtime.counters().downlink_bytes
+            right = Side(fleet.operand(Buffer(b, DType.FP32)))
+            out = empty(300, 300, DType.FP32)
+            product = fleet.submit(Side(weight), right, out).result()
+            np.testing.assert_allclose(product.array, a @ b, rtol=1e-4)
+            sent.append(runtime.counters().downlink_bytes - before)
+            assert held[number]() is not None
+            weight.unbind()
+            until(lambda: held[number]() is None)  # the door has let go of it as well
+            weight.bind(Buffer(a.copy(), DType.FP32))
+        assert sent[1] <= sent[0] - a.nbytes / 2  # the device has kept it
+        weight.unbind()
+        del weight
+        until(lambda: number not in door._operands)
+
+
+def door_arrays(door: Door) -> dict[int, weakref.ref[Any]]:
+    """The matrices that a door was given, by their numbers, from now on."""
+    found: dict[int, weakref.ref[Any]] = {}
+    given = door.operand
+
+    def noted(number: int, array: Any, dtype: DType) -> None:
+        found[number] = weakref.ref(array)
+        given(number, array, dtype)
+
+    door.operand = noted  # type: ignore[method-assign]
+    return found
 
 
 def array(rows: int, columns: int) -> StageArray:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch import nn
 
+from cleave.errors import UsageError
 from cleave.training import ps_memory
 from cleave.training.job import JobSpec, MemoryMode
 from cleave.training.ps_memory import memory_mode
@@ -45,3 +47,31 @@ def test_several_servers_share_gradients_and_state(monkeypatch: pytest.MonkeyPat
     assert memory_mode(JOB, MODEL, 1) is MemoryMode.LEAN
     assert memory_mode(JOB, MODEL, 2) is MemoryMode.PLAIN
     assert memory_mode(replace(JOB, accumulate=2), MODEL, 2) is MemoryMode.RECOMPUTE
+
+
+def test_several_servers_share_weights_where_nothing_else_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ps_memory, "total_memory_bytes", lambda: 12e6)  # of 10 bytes 9 may be used
+    tiles = replace(JOB, method="tiles")
+    assert memory_mode(tiles, MODEL, 2) is MemoryMode.SHARDED
+    assert memory_mode(tiles, MODEL, 8) is MemoryMode.PLAIN
+    assert memory_mode(JOB, MODEL, 2) is MemoryMode.RECOMPUTE  # steps may go by stages
+    quantized = replace(JOB, method="local", lora="r=4,bits=4")
+    assert memory_mode(quantized, MODEL, 2) is MemoryMode.RECOMPUTE
+
+
+@pytest.mark.parametrize(
+    ("changed", "servers", "said"),
+    [
+        ({}, 1, "--servers"),
+        ({"method": "stages"}, 2, "--method tiles"),
+        ({"method": "local", "lora": "r=4,bits=4"}, 2, "leave bits out"),
+    ],
+    ids=str,
+)
+def test_weights_that_cannot_be_shared_are_refused(
+    changed: dict[str, Any], servers: int, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        memory_mode(replace(JOB, memory="sharded", **changed), MODEL, servers)
