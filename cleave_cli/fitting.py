@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cleave.planner.alternatives import Alternative
 from cleave.planner.methods import Method
-from cleave.workload.stages import StageSizes, kept_elements
+from cleave.workload.stages import StageSizes, recomputed_elements
 from cleave_cli.options import human_bytes
 
 _FP32_BYTES = 4
@@ -72,10 +72,8 @@ def _savings(
     if each.method is Method.STAGES:  # which keeps neither activations nor more gradients
         yield state, ("--state-dir",)
         return
-    # Each gradient is freed at once; recomputation keeps all of one layer, and the inputs of all.
-    spec = sizes.spec
-    dropped = (spec.layers - 1) * kept_elements(spec) - spec.layers * spec.width
-    lean = _FP32_BYTES * trained + dropped * sent * rows * sizes.sequence
+    recomputed = recomputed_elements(sizes.spec) * sent * rows * sizes.sequence
+    lean = _FP32_BYTES * trained + recomputed  # each gradient is freed at once
     yield lean, ("--memory lean",)
     yield lean + state, ("--memory lean", "--state-dir")
 

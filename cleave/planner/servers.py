@@ -2,7 +2,8 @@
 
 Each server has a part of the devices and of the sequences. Gradients are summed at the server that
 owns a parameter, and new parameters spread from there: both are fp32, and of each a server sends
-and receives all but what it owns.
+and receives all but what it owns. Where weights are shared, too, they are gathered for each pass
+instead.
 """
 
 from __future__ import annotations
@@ -20,18 +21,53 @@ _MOMENT_BYTES: Final = 8  # of a parameter that is trained
 _GRADIENT_BYTES: Final = 4
 
 
-def exchanged_bytes(trained_parameters: int, servers: int) -> int:
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """What servers gather that share a model's weights, in a step of one micro-batch.
+
+    Attributes:
+        layers: how many.
+        layer: parameters of each.
+        outside: parameters outside the layers.
+        recomputed_bytes: of activations of a row that are computed again instead of being kept.
+    """
+
+    layers: int
+    layer: int
+    outside: int
+    recomputed_bytes: int = 0
+
+    @property
+    def gathered(self) -> int:
+        """Return how many parameters are gathered: a layer's twice, but for the last one."""
+        return self.outside + (2 * self.layers - 1) * self.layer
+
+    @property
+    def whole(self) -> int:
+        """Return how many a server has that it does not own, at most."""
+        return self.outside + self.layer
+
+
+def exchanged_bytes(
+    trained_parameters: int, servers: int, weights: SharedWeights | None = None
+) -> int:
     """Return what each server sends to the others in a step, and receives from them."""
     others = servers - 1
-    return round(2 * _FP32_BYTES * trained_parameters * others / servers)
+    of_weights = trained_parameters if weights is None else weights.gathered
+    return round(_FP32_BYTES * (trained_parameters + of_weights) * others / servers)
 
 
-def exchange_s(trained_parameters: int, servers: int, card: PsRates | None) -> float:
+def exchange_s(
+    trained_parameters: int,
+    servers: int,
+    card: PsRates | None,
+    weights: SharedWeights | None = None,
+) -> float:
     """Return how long that takes on the servers' cards, which carry nothing else meanwhile."""
     if card is None:
         return 0.0
     slowest = min(card.egress_bytes_per_s, card.ingress_bytes_per_s)
-    return exchanged_bytes(trained_parameters, servers) / slowest
+    return exchanged_bytes(trained_parameters, servers, weights) / slowest
 
 
 def shares(devices: Sequence[DeviceRates], servers: int) -> list[list[DeviceRates]]:
@@ -63,7 +99,7 @@ class ServersPlan:
         slowest: what the slowest server's fleet takes for its part.
         exchanged_bytes, exchange_s: see `exchanged_bytes` and `exchange_s`.
         server_bytes: memory of a server; they share the optimizer's moments, and gradients but by
-            stages, where each server's devices send all of them.
+            stages, where each server's devices send all of them; and weights where that was wanted.
     """
 
     servers: int
@@ -92,6 +128,7 @@ def plan_servers(
     found: Sequence[Alternative],
     trained_parameters: int,
     card: PsRates | None,
+    weights: SharedWeights | None = None,
 ) -> ServersPlan:
     """Return what so many servers take.
 
@@ -102,17 +139,24 @@ def plan_servers(
         found: what the fleets that could be slowest take for their part.
         trained_parameters: of the model.
         card: of each server.
+        weights: where several servers share them; None where each has all.
     """
     slowest = max(found, key=lambda each: each.step_s)
     shared = _MOMENT_BYTES + (0 if slowest.method is Method.STAGES else _GRADIENT_BYTES)
     spared = shared * trained_parameters * (servers - 1) / servers
+    weights = weights if servers > 1 else None
+    most_rows = -(-rows // servers)
+    if weights is not None:
+        spared_weights = weights.layers * weights.layer + weights.outside - weights.whole
+        spared += _FP32_BYTES * spared_weights * (servers - 1) / servers
+        spared += weights.recomputed_bytes * most_rows
     return ServersPlan(
         servers,
         -(-devices // servers),
-        -(-rows // servers),
+        most_rows,
         slowest,
-        exchanged_bytes(trained_parameters, servers),
-        exchange_s(trained_parameters, servers, card),
+        exchanged_bytes(trained_parameters, servers, weights),
+        exchange_s(trained_parameters, servers, card, weights),
         round(slowest.server_bytes - spared),
     )
 

@@ -294,6 +294,14 @@ def kept_elements(spec: ModelSpec) -> int:
     return norms + attention + spec.width + hidden
 
 
+def recomputed_elements(spec: ModelSpec) -> int:
+    """Return how many of a token's activations recomputation spares a server that has all layers.
+
+    It keeps all of one layer, and the inputs of all.
+    """
+    return (spec.layers - 1) * kept_elements(spec) - spec.layers * spec.width
+
+
 def _layer(spec: ModelSpec) -> Iterator[Parameter]:
     """Yield the parameters of a layer."""
     width, query, kv, ffn = spec.width, spec.query_width, spec.kv_width, spec.ffn_width

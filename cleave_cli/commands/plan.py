@@ -79,6 +79,10 @@ def plan(
     servers: Annotated[
         str, typer.Option(help="Compare so many servers, as 1,2,4, which share fleet and batch.")
     ] = "",
+    memory: Annotated[
+        str,
+        typer.Option(help="With --servers: plain, or sharded, by tiles, as of cleave train."),
+    ] = "plain",
     objective: Annotated[
         str, typer.Option(help="time, or the front of time against energy or carbon.")
     ] = "time",
@@ -132,6 +136,16 @@ def plan(
     if counts and (gemm or crossing or plot is not None or objective != "time"):
         raise UsageError(
             "--servers compares whole steps; leave out --gemm, --crossing, --plot and --objective"
+        )
+    if memory not in ("plain", "sharded"):
+        raise UsageError(f"--memory is {memory!r}; use plain or sharded")
+    sharded = memory == "sharded"
+    if sharded and not counts:
+        raise UsageError("--memory sharded is of several servers; give --servers as well")
+    if sharded and (method == "stages" or lora):
+        raise UsageError(
+            "--memory sharded is planned for tiles of whole models; leave out --method stages and "
+            "--lora"
         )
     adapters = adapters_of(lora, lora_bits)
     if tiles and not (gemm and form is Form.JSON):
@@ -187,7 +201,9 @@ def plan(
     )
     if counts:
         about = f"{model}, {batch} sequences of {seq} tokens, {dtype}, {fleet}"
-        _plan_servers(weighing, counts, by, fused, about, form)
+        if sharded and by is Method.AUTO:
+            by = Method.TILES
+        _plan_servers(weighing, counts, by, fused, about, form, sharded=sharded)
         return
     found = weighing.compare(by)
     where = _crossing(weighing, by) if crossing else None
@@ -230,7 +246,14 @@ def _server_counts(text: str) -> list[int]:
 
 
 def _plan_servers(
-    weighing: Weighing, counts: list[int], method: Method, fused: bool, about: str, form: Form
+    weighing: Weighing,
+    counts: list[int],
+    method: Method,
+    fused: bool,
+    about: str,
+    form: Form,
+    *,
+    sharded: bool,
 ) -> None:
     """Compare numbers of servers; show a progress bar meanwhile.
 
@@ -241,7 +264,8 @@ def _plan_servers(
     from rich.console import Console
     from rich.progress import Progress
 
-    from cleave.planner.servers import plan_servers, shares, weakest
+    from cleave.planner.servers import SharedWeights, plan_servers, shares, weakest
+    from cleave.workload.stages import recomputed_elements
     from cleave.workload.step import step_gemms
     from cleave_cli.render.plan_servers import servers_json, show_servers
 
@@ -252,13 +276,17 @@ def _plan_servers(
             f"--servers is {counts[-1]}, with {counted(devices, 'device')} and "
             f"{counted(rows, 'sequence')}; give {most} or fewer"
         )
+    sizes = weighing.sizes
+    spec, layer = sizes.spec, sum(parameter.size for parameter in sizes.layer)
+    again_bytes = recomputed_elements(spec) * sizes.sequence * weighing.element.sent
+    outside = spec.parameters - spec.layers * layer
+    weights = SharedWeights(spec.layers, layer, outside, again_bytes) if sharded else None
     plans = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for count in progress.track(counts, description="servers"):
             parts = shares(weighing.devices, count)
             in_fp32 = shares(weighing.in_fp32, count)
             most_rows = -(-rows // count)
-            sizes = weighing.sizes
             found = [
                 replace(
                     weighing,
@@ -272,7 +300,8 @@ def _plan_servers(
                 for number in weakest(in_fp32)
             ]
             trained = sizes.trained_parameters
-            plans.append(plan_servers(count, devices, rows, found, trained, weighing.ps.rates))
+            card = weighing.ps.rates
+            plans.append(plan_servers(count, devices, rows, found, trained, card, weights))
     if form is Form.CSV:
         write_csv(servers_json(plans))
     elif form is Form.JSON:

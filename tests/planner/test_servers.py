@@ -9,6 +9,7 @@ from cleave.planner.methods import Method
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.servers import (
     ServersPlan,
+    SharedWeights,
     exchange_s,
     exchanged_bytes,
     plan_servers,
@@ -38,6 +39,19 @@ def test_the_slowest_part_makes_the_step_and_moments_are_shared() -> None:
     assert (found.devices, found.rows) == (3, 2)
     assert found.step_s == 3.0 + found.exchange_s
     assert found.server_bytes == 10_000 - 6000
+
+
+def test_shared_weights_are_gathered_for_each_pass_and_spare_memory() -> None:
+    weights = SharedWeights(layers=4, layer=200, outside=200, recomputed_bytes=10)
+    assert exchanged_bytes(1000, 2, weights) == 2 * (200 + 200 + 3 * 400 + 1000)
+    assert exchange_s(1000, 2, CARD, weights) == exchanged_bytes(1000, 2, weights) / 1e9
+    found = [Alternative(Method.TILES, 1.0, server_bytes=20_000)]
+    plain, sharded = (plan_servers(2, 10, 7, found, 1000, CARD, w) for w in (None, weights))
+    assert plain.server_bytes == 20_000 - 6000
+    # Half of what is neither whole nor this server's, and four rows of activations.
+    assert sharded.server_bytes == plain.server_bytes - 4 * 600 // 2 - 40
+    one, alone = (plan_servers(1, 10, 7, found, 1000, CARD, w) for w in (None, weights))
+    assert one == alone  # it has nobody to share with
 
 
 def test_every_device_is_in_one_share_and_weak_ones_are_looked_at() -> None:

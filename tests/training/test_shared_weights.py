@@ -177,7 +177,7 @@ def _pass(ranks: Ranks, computing: Sequence[int]) -> dict[str, Any]:
     expected = dict(plain.named_parameters())
     far = max(
         [
-            float((p.grad - sum(computing) * expected[n].grad).abs().max())  # type: ignore[operator]
+            float((p.grad - sum(computing) * expected[n].grad).abs().max())
             for n, p in trained.items()
             if weights.owners[n] == ranks.rank and p.grad is not None
         ],
