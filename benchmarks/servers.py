@@ -8,6 +8,7 @@ code 1 where losses are more than 1e-4 off one server's, or devices left when a 
 
     python -m benchmarks.servers                # needs cleave[ray]; about 15 minutes on 2 cores
     python -m benchmarks.servers --only stages --servers 1,2 --no-kill
+    python -m benchmarks.servers --only tiles --memory sharded    # servers share the weights
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Setting:
     batch: int
     seq: int
     devices: int
+    memory: str
 
     @property
     def options(self) -> list[str]:
@@ -135,7 +137,7 @@ def train(
         command = cleave(
             "train", *setting.options, "--method", method, "--servers", str(servers), "--ray",
             address, "--listen", "127.0.0.1:27000", "--runs", str(folder / "runs"),
-            "--audit", "0.2", "--checkpoint-every", "5",
+            "--audit", "0.2", "--checkpoint-every", "5", "--memory", setting.memory,
         )  # fmt: skip
         with out.open("wb") as printed, (folder / "train.err").open("wb") as errors:
             job = subprocess.Popen(command, stdout=printed, stderr=errors)
@@ -235,12 +237,13 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=40)
     parser.add_argument("--servers", default="2,4")
     parser.add_argument("--only", default="stages,tiles")
+    parser.add_argument("--memory", default="auto", help="of several servers")
     parser.add_argument("--no-kill", action="store_true")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["RAY_AUTH_MODE"] = "token"  # of this user's home, which `ray start --head` made
     os.environ.setdefault("PYTHONPATH", os.getcwd())
-    setting = Setting(given.model, given.steps, given.batch, given.seq, given.devices)
+    setting = Setting(given.model, given.steps, given.batch, given.seq, given.devices, given.memory)
     base = Path(tempfile.mkdtemp(prefix="cleave-servers-"))
     plain = here(setting, base, "--devices", "0")
     methods = given.only.split(",")
