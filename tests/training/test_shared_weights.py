@@ -29,6 +29,7 @@ from cleave.workload.registry import find_model
 from emulator.virtual import emulated
 from profiles.fleets import paper_fleet
 from tests.training.several_servers import Servers, alone, losses_of
+from tests.training.test_lora import save_model
 
 JOB = JobSpec(
     "opt-nano",
@@ -258,6 +259,18 @@ def test_losses_are_those_of_one_server_whatever_it_trains(
         )
         loose = job.dtype != "fp32"
         assert first == pytest.approx(expected, abs=2e-3 if loose else CLOSE)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3_moe", "gemma2"])
+def test_losses_are_those_of_one_server_whatever_layers_consist_of(
+    servers: Servers, tmp_path: Path, corpus_file: Path, family: str
+) -> None:
+    """Layers with weights turned round, and with experts of which each takes a part of a weight."""
+    model = save_model(tmp_path / family, family)
+    job = replace(JOB, model=str(model), data=str(corpus_file), seq=16, method="tiles")
+    expected = alone(replace(job, memory="plain", method="local"), tmp_path / "one")
+    found = servers.do(2, tmp_path / "store", losses_of, job, tmp_path / "many", [2, 2])[0]
+    assert found == pytest.approx(expected, abs=CLOSE)
 
 
 def _downlink(ranks: Ranks, job: JobSpec, folder: Path, devices: int) -> list[int]:
