@@ -364,6 +364,17 @@ def test_a_plan_says_with_which_ratio_it_reckoned() -> None:
     assert coded_s < plain_s
 
 
+def test_servers_that_share_weights_need_less_memory_and_exchange_more() -> None:
+    options = (*SMALL, "--servers", "1,2", "--ps-gbit", "1")
+    plain = document(*options, "--method", "tiles")["servers"]
+    sharded = document(*options, "--memory", "sharded")["servers"]
+    assert sharded[0] == plain[0]
+    assert sharded[1]["server_memory_bytes"] < plain[1]["server_memory_bytes"]
+    more = sharded[1]["exchanged_bytes_each_way"] / plain[1]["exchanged_bytes_each_way"]
+    assert 1 < more < 1.5
+    assert sharded[1]["downlink_bytes_each"] == plain[1]["downlink_bytes_each"]
+
+
 def test_numbers_of_servers_side_by_side() -> None:
     found = document(*SMALL, "--servers", "1,2,4", "--ps-gbit", "1")["servers"]
     assert [(each["servers"], each["devices_each"], each["rows_each"]) for each in found] == [
@@ -384,6 +395,9 @@ def test_numbers_of_servers_side_by_side() -> None:
         (("--servers", "1,x"), "--servers is '1,x'"),
         (("--servers", "1,5"), "give 4 or fewer"),
         (("--servers", "2", "--crossing"), "--servers compares whole steps"),
+        (("--memory", "sharded"), "give --servers as well"),
+        (("--servers", "2", "--memory", "lean"), "use plain or sharded"),
+        (("--servers", "2", "--memory", "sharded", "--method", "stages"), "tiles of whole models"),
     ],
 )
 def test_servers_that_cannot_be_are_refused(options: tuple[str, ...], said: str) -> None:
