@@ -20,10 +20,8 @@ from cleave.training.gradient_sums import GradientSums
 from cleave.training.job import JobSpec
 from cleave.training.offload import offload
 from cleave.training.ranks import LostServerError, Ranks
-from cleave.training.records import StepRecord
-from cleave.training.run_folder import RunFolder
 from cleave.training.shared_weights import OUTSIDE, Kind, SharedWeights, exchanges, weight_owners
-from cleave.training.trainer import TrainContext, Trainer, train
+from cleave.training.trainer import Trainer
 from cleave.workload.models.build import build_model, enable_checkpointing
 from cleave.workload.registry import find_model
 from emulator.virtual import emulated
@@ -271,33 +269,6 @@ def test_losses_are_those_of_one_server_whatever_layers_consist_of(
     expected = alone(replace(job, memory="plain", method="local"), tmp_path / "one")
     found = servers.do(2, tmp_path / "store", losses_of, job, tmp_path / "many", [2, 2])[0]
     assert found == pytest.approx(expected, abs=CLOSE)
-
-
-def _downlink(ranks: Ranks, job: JobSpec, folder: Path, devices: int) -> list[int]:
-    """Train; return what devices were sent in each step, over all servers."""
-    found: list[int] = []
-    fleet = emulated(paper_fleet(devices))
-
-    def report(record: Any) -> None:
-        if isinstance(record, StepRecord):
-            found.append(record.downlink_bytes)
-
-    folder.mkdir(exist_ok=True)
-    train(job, RunFolder(folder), TrainContext(fleet, report, ranks=ranks))
-    fleet.close()
-    return found
-
-
-def test_devices_keep_weights_though_their_server_does_not(
-    servers: Servers, tmp_path: Path
-) -> None:
-    job = replace(JOB, method="tiles", accumulate=2, batch=4, eval_every=0)
-    sent = {}
-    for memory in ("sharded", "recompute"):
-        changed = replace(job, memory=memory)
-        store, run = tmp_path / f"{memory}-store", tmp_path / memory
-        sent[memory] = servers.do(2, store, _downlink, changed, run, 3)[0]
-    assert sent["sharded"] == sent["recompute"]
 
 
 @pytest.mark.parametrize("then", [1, 2, 3])
