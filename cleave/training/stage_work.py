@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -111,8 +111,7 @@ class ModelWork:
             of_batch = [{n: a for n, a in one.items() if n not in same} for one in beside]
             flops = _forward_flops(part, tokens)
             sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
-            trained = sum(t.numel() for n, t in held.items() if n in sums and t.dim() > 1)
-            backward_flops = 2 * flops + 2 * trained
+            backward_flops = _backward_flops(part, graphs.trainable, tokens)
             found.append(
                 LayerWork(
                     forward,
@@ -280,7 +279,6 @@ class ModelWork:
             held = part.held
             flops = _forward_flops(part, sequence)
             cost = self._cost(held, graphs.parameters, graphs.trainable, gradients)
-            trained = sum(held[n].numel() for n in graphs.trainable if held[n].dim() > 1)
             heads = getattr(self.model.config, "num_attention_heads", 1) if part.attends else 0
             shapes = matrix_shapes(held)
             matrices = [shape for name, shape in shapes.items() if held[name].dim() == 2]
@@ -292,7 +290,7 @@ class ModelWork:
             layers.append(
                 LayerCost(
                     *cost,
-                    3 * flops + 2 * trained,
+                    flops + _backward_flops(part, graphs.trainable, sequence),
                     flops,
                     working,
                     largest,
@@ -342,10 +340,11 @@ class ModelWork:
             many = {n: t for n, t in part.held.items() if t.dim() == 3}
             used = {n: t.numel() * min(1.0, experts / t.shape[0]) for n, t in many.items()}
             used |= {n: t.numel() for n, t in part.held.items() if t.dim() == 2}
-            through = 2 * sum(used.values()) + 4 * _scores_flops(part, sequence)
+            attention = _attention_flops(part, sequence)
+            through = 2 * sum(used.values()) + attention
             trained = sum(size for n, size in used.items() if part.held[n].requires_grad)
             forward += through
-            flops += 2 * through + 2 * trained
+            flops += 2 * through + 2 * trained + attention
         return PsLayers(before, forward, flops)
 
     def _outside_parameters(self) -> list[Tensor]:
@@ -506,7 +505,21 @@ def _forward_flops(part: LayerPart, tokens: int) -> int:
         tokens: length of a sequence.
     """
     products = sum(rows * columns for rows, columns in matrix_shapes(part.held).values())
-    return 2 * products + 4 * _scores_flops(part, tokens)
+    return 2 * products + _attention_flops(part, tokens)
+
+
+def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) -> int:
+    """Return those of its backward pass, which computes the forward pass again.
+
+    See `cleave.workload.stages.LayerSizes.backward_flops`.
+
+    Args:
+        part: the layer, or a part of it.
+        trainable: names of the parameters that are trained.
+        tokens: length of a sequence.
+    """
+    trained = sum(part.held[n].numel() for n in trainable if part.held[n].dim() > 1)
+    return 2 * _forward_flops(part, tokens) + 2 * trained + _attention_flops(part, tokens)
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
@@ -514,9 +527,9 @@ def _spared_flops(part: LayerPart, tokens: int) -> int:
 
     They are those of the forward pass without the scores of attention, which are not kept.
     """
-    return _forward_flops(part, tokens) - 2 * _scores_flops(part, tokens)
+    return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 
-def _scores_flops(part: LayerPart, tokens: int) -> int:
-    """Return the multiply-adds for each token's scores of attention; none without attention."""
-    return tokens * part.x.shape[-1] if part.attends else 0
+def _attention_flops(part: LayerPart, tokens: int) -> int:
+    """Return the FLOPs of attention's two products, forward, for each token; 0 without it."""
+    return 4 * tokens * part.x.shape[-1] if part.attends else 0

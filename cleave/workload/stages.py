@@ -101,13 +101,23 @@ class LayerSizes:
     def forward_flops(self) -> int:
         """Return the FLOPs of its forward pass, for each token."""
         products = sum(p.size for p in self.parameters if p.matrix)
-        return 2 * products + 4 * self.sequence * self.heads_width
+        return 2 * products + self.attention_flops
 
     @property
     def backward_flops(self) -> int:
-        """Return those of its backward pass, which computes the forward pass again."""
+        """Return those of its backward pass, which computes the forward pass again.
+
+        A product of a parameter needs as many for the gradient of its input, and as many more for
+        that of the parameter if it is trained. Both products of attention, the scores and the
+        weighted sums of values, need the gradients of two inputs each.
+        """
         trained = sum(p.size for p in self.parameters if p.matrix and p.trained)
-        return 2 * self.forward_flops + 2 * trained
+        return 2 * self.forward_flops + 2 * trained + self.attention_flops
+
+    @property
+    def attention_flops(self) -> int:
+        """Return those of attention's two products in the forward pass, for each token."""
+        return 4 * self.sequence * self.heads_width
 
     @property
     def spared_flops(self) -> int:
@@ -115,7 +125,7 @@ class LayerSizes:
 
         The scores of attention are not kept: they are larger than what they are made of.
         """
-        return self.forward_flops - 2 * self.sequence * self.heads_width
+        return self.forward_flops - self.attention_flops // 2
 
     @property
     def activations(self) -> tuple[int, ...]:

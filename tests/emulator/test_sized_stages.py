@@ -129,6 +129,34 @@ def test_figures_are_those_of_a_real_model(family: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("family", "lora"), [("opt", False), ("llama", False), ("llama", True)])
+def test_flops_are_those_that_torch_counts(family: str, lora: bool) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from cleave.graphs.outside import Embedded
+
+    real, model = real_model(family, lora=lora)
+    spec = spec_from_config(model.config.to_dict(), family)
+    adapters = Adapters(4, down=True) if lora else None
+    mine = SizedModel(spec, 2, SEQUENCE, 1, adapters=adapters)
+    theirs = real.costs([2 * SEQUENCE], SEQUENCE, DType.BF16)
+    part = real.graphs.parts[1]
+    batch = Embedded(part.x, [call.beside for call in real.graphs.calls])
+    x = part.x.detach().requires_grad_()
+    with FlopCounterMode(display=False) as through:
+        y = part.call.run(part.held, x, part.call.beside)
+    with FlopCounterMode(display=False) as back:
+        y.sum().backward()
+    tokens = 2 * SEQUENCE
+    forward = through.get_total_flops()
+    expected = forward / tokens, (forward + back.get_total_flops()) / tokens  # forward again
+    for layer in (mine.work(plan_of(*TWO)).layers[1], real.layers([batch])[1]):
+        assert (layer.forward_flops, layer.backward_flops) == expected
+    for cost in (mine.costs().layers[1], theirs.layers[1]):
+        assert (cost.forward_flops, cost.flops - cost.forward_flops) == expected
+
+
+@pytest.mark.slow
 def test_bytes_are_those_of_a_real_model_with_adapters() -> None:
     real, model = real_model("llama", lora=True)
     spec = spec_from_config(model.config.to_dict(), "llama")
