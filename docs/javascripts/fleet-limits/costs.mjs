@@ -118,7 +118,8 @@ function costOf(setup, { matrices, vectors, adapted, kept, heads }) {
   return {
     ...bytesOf(setup, plain + vectors, rank ? adapters : plain + vectors, matrices),
     forwardFlops,
-    backFlops: 2 * forwardFlops + 2 * (rank ? adapters : plain), // with the forward pass again
+    // With the forward pass again; both products of attention need the gradients of two inputs.
+    backFlops: 2 * forwardFlops + 2 * (rank ? adapters : plain) + 2 * scores,
     sparedFlops: forwardFlops - scores,
     keptBytes: FP32_BYTES * (kept + keptOfAdapters),
     workingBytes: workingBytes(setup, matrices, heads),
