@@ -64,23 +64,22 @@ def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
 def _least_sum(cost: Floats) -> tuple[float, list[Cut]] | None:
     """Return the least sum of stage times, and its stages."""
     layers, units = cost.shape[0] - 1, cost.shape[1] - 1
-    least = np.full((layers + 1, units + 1), np.inf)
+    least = np.full((layers + 2, units + 1), np.inf)  # the last row is for fewer layers than none
     least[0, :] = 0.0  # devices before the first stage may stay idle
     choice = np.zeros((layers + 1, units + 1, 2), np.intp)
+    numbers = np.arange(1, layers + 1)
     for stop in range(1, units + 1):
-        ends = cost[:, :stop, stop]  # by layers and start
-        if not np.isfinite(ends[1:]).any():
-            least[1:, stop] = least[1:, stop - 1]
-            choice[1:, stop] = (0, stop - 1)
-            continue
-        for k in range(1, layers + 1):
-            sums = ends[1 : k + 1] + least[k - 1 :: -1, :stop][:k]
-            at = int(sums.argmin())
-            least[k, stop] = sums.flat[at]
-            choice[k, stop] = (at // stop + 1, at % stop)
-            if least[k, stop - 1] <= least[k, stop]:  # or leave this unit idle
-                least[k, stop] = least[k, stop - 1]
-                choice[k, stop] = (0, stop - 1)
+        ends = cost[1:, :stop, stop]  # by layers and start
+        lengths = numbers[np.isfinite(ends).any(axis=1)]
+        best_s, idle_s = np.full(layers, np.inf), least[1:-1, stop - 1]
+        if len(lengths):
+            before = np.maximum(numbers[:, None] - lengths, -1)
+            sums = (ends[lengths - 1] + least[before, :stop]).reshape(layers, -1)
+            at = sums.argmin(axis=1)
+            best_s = sums[numbers - 1, at]
+            choice[1:, stop] = np.stack([lengths[at // stop], at % stop], axis=1)
+        choice[1:, stop][idle_s <= best_s] = 0, stop - 1  # this unit stays idle
+        least[1:-1, stop] = np.minimum(idle_s, best_s)
     if not np.isfinite(least[layers, units]):
         return None
     cuts: list[Cut] = []

@@ -67,7 +67,12 @@ class StageClimb:
         self._columns = Columns.of(groups)
         self._estimator = Estimator(tables, self._columns, ps)
         self._stages = min(tables.layers, len(groups))
-        one_each = [self._seconds_of_layers([number]) for number in range(len(groups))]
+        columns, model = self._columns, tables.model
+        self._down_byte_s = columns.down_byte_s(model.coded_ratio)
+        self._gradient_byte_s = columns.up_byte_s(model.gradient_coded_ratio)
+        self._flops_per_s = columns.flops * columns.count
+        self._known: dict[tuple[int, ...], tuple[list[float], float]] = {}
+        one_each = [self._seconds_of_layers((number,)) for number in range(len(groups))]
         self._whole_s = [sum(layers_s) for layers_s, _ in one_each]
         self._order = sorted(range(len(groups)), key=lambda n: (self._whole_s[n], n))
         # By group and first layer: where a stage must stop.
@@ -223,7 +228,7 @@ class StageClimb:
                     speed[stage] += 1 / max(self._whole_s[number], _LEAST_S)
                 yield tuple(tuple(members) for members in dealt)
 
-    def _roomy_last(self, dealt: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    def _roomy_last(self, dealt: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return the same with a last stage that has memory for the loss, if any has."""
         needed, memory = self._tables.memory_of_loss, self._columns.memory
         for n in reversed(range(len(dealt))):
@@ -233,7 +238,7 @@ class StageClimb:
         free = [(n,) for n in self._order if n not in used and memory[n] >= needed]
         return [*dealt[:-1], *(free[:1] or dealt[-1:])]
 
-    def _cuts(self, dealt: Sequence[Sequence[int]], *, loss: bool) -> list[int]:
+    def _cuts(self, dealt: Sequence[tuple[int, ...]], *, loss: bool) -> list[int]:
         """Return cuts with which no stage takes long, within the devices' memory if possible."""
         until, reach, loss_s = [], [], 0.0
         for members in dealt:
@@ -242,18 +247,18 @@ class StageClimb:
             reach.append(self._reach[list(members)].min(axis=0).tolist())
         return _balanced(until, reach, loss_s if loss else 0.0)
 
-    def _seconds_of_layers(self, members: Sequence[int]) -> tuple[list[float], float]:
+    def _seconds_of_layers(self, members: tuple[int, ...]) -> tuple[list[float], float]:
         """Return how long each layer, and the loss, takes a stage of these groups by itself."""
-        columns, chosen = self._columns, list(members)
-        weights, gradients, flops = self._tables.by_layer
-        model = self._tables.model
-        speed = float((columns.flops * columns.count)[chosen].sum())
-        seconds = (
-            weights * columns.down_byte_s(model.coded_ratio)[chosen].max()
-            + gradients * columns.up_byte_s(model.gradient_coded_ratio)[chosen].max()
-            + sum(model.tokens) * flops / speed
-        ).tolist()
-        return seconds[:-1], seconds[-1]
+        if members not in self._known:
+            chosen = list(members)
+            weights, gradients, flops = self._tables.by_layer
+            seconds = (
+                weights * self._down_byte_s[chosen].max()
+                + gradients * self._gradient_byte_s[chosen].max()
+                + sum(self._tables.model.tokens) * flops / float(self._flops_per_s[chosen].sum())
+            ).tolist()
+            self._known[members] = seconds[:-1], seconds[-1]
+        return self._known[members]
 
 
 def _shifts(stages: int) -> Integers:

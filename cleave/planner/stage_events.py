@@ -74,7 +74,7 @@ class _Card:
     """One direction of the PS's network card.
 
     Attributes:
-        byte_s: how long a byte takes.
+        byte_s: how long a byte takes; 0 where no device waits for others.
         free_s: when everything known so far will be through.
         passed_bytes: of that.
     """
@@ -83,16 +83,18 @@ class _Card:
     free_s: float = 0.0
     passed_bytes: float = 0.0
 
-    @property
-    def piece_bytes(self) -> float:
-        """Return what passes at once: where nobody waits for others, whole messages do."""
-        return PIECE_BYTES if self.byte_s else math.inf
+    def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
+        """Return when bytes are through, after those before them, and through a device's link.
 
-    def passed_s(self, begin_s: float, nbytes: float) -> float:
-        """Return when these bytes are through, after those before them."""
+        Args:
+            begin_s: when they begin.
+            own_s: when the device's link has passed them.
+            nbytes: how many.
+        """
         self.passed_bytes += nbytes
-        self.free_s = max(begin_s, self.free_s) + nbytes * self.byte_s
-        return self.free_s
+        free_s = self.free_s if self.free_s > begin_s else begin_s
+        self.free_s = free_s = free_s + nbytes * self.byte_s
+        return own_s if own_s > free_s else free_s
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +105,9 @@ class SimulatedDevice:
         rates: of its links and processor.
         coming: messages on their way to it, and the unit that each belongs to, if any.
         come_bytes: of the first of them.
-        computed_s, sent_s: when its processor and its uplink will have done what is known.
+        going: units of which something is sent or waits for that, and the sizes that are left.
+        received_s, computed_s, sent_s: when its downlink, its processor and its uplink will have
+            done what is known; its downlink only where the PS's card has no limit.
         under_way: number of units.
         kept: of how many micro-batches it keeps what.
         went_back: whether its last unit was a backward pass.
@@ -115,6 +119,8 @@ class SimulatedDevice:
     rates: DeviceRates
     coming: deque[tuple[_Message, _Unit | None]] = field(default_factory=deque)
     come_bytes: float = 0.0
+    going: deque[tuple[_Unit, list[float]]] = field(default_factory=deque)
+    received_s: float = 0.0
     computed_s: float = 0.0
     sent_s: float = 0.0
     under_way: int = 0
@@ -151,7 +157,9 @@ class _Stage:
     own: dict[int, list[int]] = field(default_factory=dict)
     passed: int = 0
     summed: set[int] = field(default_factory=set)
-    known: dict[tuple[int, bool, Keep, bool], list[_Message]] = field(default_factory=dict)
+    known: dict[tuple[int, bool, Keep, bool], tuple[list[_Message], float]] = field(
+        default_factory=dict
+    )
 
     def next_backward(self, device: int) -> tuple[int, Keep] | None:
         """Take the micro-batch that a device is to do backward; say what it keeps of it."""
@@ -162,8 +170,8 @@ class _Stage:
 
     def messages(
         self, model: StageModel, tokens: int, *, forward: bool, keep: Keep, coded: bool
-    ) -> list[_Message]:
-        """Return what goes to a device for a unit, in order.
+    ) -> tuple[list[_Message], float]:
+        """Return what goes to a device for a unit, in order, and its size.
 
         Args:
             model: the model.
@@ -197,7 +205,8 @@ class _Stage:
             ratio = (model.coded_ratio if coded else 1.0) / pieces
             one = [_Message(float(round(n * ratio)), flops / pieces) for n, flops in found]
             one[-1] = replace(one[-1], answered=True)
-            self.known[key] = one * pieces
+            sent = one * pieces
+            self.known[key] = sent, sum(message.nbytes for message in sent)
         return self.known[key]
 
 
@@ -248,6 +257,7 @@ class StageSimulation:
             for plan in (*stages, *slices)
             for d in plan.devices
         }
+        self._free = set(self.devices)  # those that have fewer units than they may have
         self._stages_of: dict[int, list[_Stage]] = {}
         for stage in reversed([*self.stages, *self.slices]):
             for device in stage.plan.devices:
@@ -295,21 +305,28 @@ class StageSimulation:
 
     def _ask(self, now_s: float, devices: Iterable[int]) -> None:
         """Give each of these devices a unit in turn, until none takes another."""
-        turn = set(devices)
+        turn = [number for number in self._free.intersection(devices) if self._has_unit(number)]
         while turn:
-            order = sorted(turn, key=lambda d: (self.devices[d].under_way, self._unit_s[d], d))
-            turn = {device for device in order if self._ask_one(now_s, device)}
+            turn.sort(key=lambda d: (self.devices[d].under_way, self._unit_s[d], d))
+            for number in turn:
+                if self._has_unit(number):
+                    self._ask_one(now_s, number)
+            turn = [number for number in turn if number in self._free and self._has_unit(number)]
 
-    def _ask_one(self, now_s: float, number: int) -> bool:
-        device = self.devices[number]
-        if device.under_way >= UNITS_AT_ONCE:
-            return False
-        stages = self._stages_of[number]
-        if device.went_back:
-            return self._ask_forward(now_s, device, stages) or self._ask_backward(
-                now_s, device, stages
-            )
-        return self._ask_backward(now_s, device, stages) or self._ask_forward(now_s, device, stages)
+    def _has_unit(self, number: int) -> bool:
+        """Say whether there is a unit that a device may do."""
+        for stage in self._stages_of[number]:
+            if stage.forward or stage.backward or stage.own.get(number):
+                return True
+        return False
+
+    def _ask_one(self, now_s: float, number: int) -> None:
+        """Give a device a unit: backward if its last one was forward, where there are both."""
+        device, stages = self.devices[number], self._stages_of[number]
+        asks = self._ask_forward, self._ask_backward
+        first, second = asks if device.went_back else asks[::-1]
+        if not first(now_s, device, stages):
+            second(now_s, device, stages)
 
     def _ask_backward(
         self, now_s: float, device: SimulatedDevice, stages: Iterable[_Stage]
@@ -352,16 +369,23 @@ class StageSimulation:
         activation = tokens * self._model.width * self._model.element_bytes
         back = forward or stage.number > 0 or self._model.embeds
         coded, pieces = device.rates.codes_downlink, stage.plan.pieces
-        sent = stage.messages(self._model, tokens, forward=forward, keep=keep, coded=coded)
+        sent, nbytes = stage.messages(self._model, tokens, forward=forward, keep=keep, coded=coded)
         coded_bytes = device.rates.up_bytes(activation / pieces, self._model.coded_ratio)
         returned = float(round(coded_bytes))
         if forward and stage.plan.slice is not None:
             returned = float(tokens * _SUMMARY_BYTES)
         unit = _Unit(stage, batch, device, forward, [returned] if back else [], pieces)
-        device.under_way += 1
-        device.x_s += sum(message.nbytes for message in sent) / device.rates.downlink_bytes_per_s
-        device.y_s += pieces * sum(unit.sends) / device.rates.uplink_bytes_per_s
+        self._begin(device)
+        device.x_s += nbytes / device.rates.downlink_bytes_per_s
+        if back:
+            device.y_s += pieces * returned / device.rates.uplink_bytes_per_s
         self._send_down(now_s, device, sent, unit)
+
+    def _begin(self, device: SimulatedDevice) -> None:
+        """Count one more unit of a device."""
+        device.under_way += 1
+        if device.under_way >= UNITS_AT_ONCE:
+            self._free.discard(device.rates.device)
 
     def _passed(self, now_s: float, unit: _Unit) -> None:
         """Note at the PS that a unit, or a piece of one, is back; with the last one go on."""
@@ -370,6 +394,8 @@ class StageSimulation:
             return
         self._end_s = now_s
         unit.device.under_way -= 1
+        if unit.device.under_way < UNITS_AT_ONCE:
+            self._free.add(unit.device.rates.device)
         devices = {unit.device.rates.device}
         stage, batch = unit.stage, unit.batch
         if batch >= 0 and stage.plan.slice is not None:
@@ -451,11 +477,11 @@ class StageSimulation:
         for number in sorted(stage.summed) if plain else ():
             device = self.devices[number]
             sizes = [float(round(device.rates.up_bytes(nbytes, ratio))) for nbytes in plain]
-            device.under_way += 1
+            self._begin(device)
             device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
             unit = _Unit(stage, -1, device, False, sizes[::-1])
             begin_s = max(now_s + device.rates.latency_s, device.computed_s)
-            self._at(begin_s, self._send_up, (unit, unit.sends))
+            self._answer(begin_s, unit, unit.sends)
 
     # --- devices ---
 
@@ -480,16 +506,25 @@ class StageSimulation:
         unit: _Unit | None,
     ) -> None:
         """Send messages, of a unit if there is one, after those that are on their way."""
+        if not self.egress.byte_s:  # no device waits for others: it is known when each is there
+            for message in messages:
+                begin_s = device.received_s if device.received_s > now_s else now_s
+                device.received_s = begin_s + message.nbytes / device.rates.downlink_bytes_per_s
+                self.egress.passed_bytes += message.nbytes
+                self._compute(device.received_s, device, message, unit)
+            return
         idle = not device.coming
         device.coming.extend((message, unit) for message in messages)
         if idle:
             self._send_next(now_s, device)
 
     def _send_next(self, now_s: float, device: SimulatedDevice) -> None:
-        nbytes = min(self.egress.piece_bytes, device.coming[0][0].nbytes - device.come_bytes)
+        nbytes = device.coming[0][0].nbytes - device.come_bytes
+        if nbytes > PIECE_BYTES:
+            nbytes = PIECE_BYTES
         device.come_bytes += nbytes
         own_s = now_s + nbytes / device.rates.downlink_bytes_per_s
-        self._at(max(own_s, self.egress.passed_s(now_s, nbytes)), self._received, device)
+        self._at(self.egress.passed_s(now_s, own_s, nbytes), self._received, device)
 
     def _received(self, now_s: float, device: SimulatedDevice) -> None:
         message, unit = device.coming[0]
@@ -498,30 +533,62 @@ class StageSimulation:
             return
         device.come_bytes = 0.0
         device.coming.popleft()
-        if message.flops or message.answered:
-            takes_s = message.flops / device.rates.flops_per_s
-            device.computes_s += takes_s
-            device.computed_s = max(device.computed_s, now_s + device.rates.latency_s) + takes_s
-        if unit is not None and message.answered:
-            self._at(device.computed_s, self._send_up, (unit, list(unit.sends)))
+        self._compute(now_s, device, message, unit)
         if device.coming:
             self._send_next(now_s, device)
 
-    def _send_up(self, now_s: float, what: tuple[_Unit, list[float]]) -> None:
-        """Send what is left of a unit, or of a piece of one; then it is back."""
+    def _compute(
+        self, received_s: float, device: SimulatedDevice, message: _Message, unit: _Unit | None
+    ) -> None:
+        """Compute what a message is for, after what the device computes already."""
+        if message.flops or message.answered:
+            takes_s = message.flops / device.rates.flops_per_s
+            begin_s = received_s + device.rates.latency_s
+            if device.computed_s > begin_s:
+                begin_s = device.computed_s
+            device.computes_s += takes_s
+            device.computed_s = begin_s + takes_s
+        if unit is not None and message.answered:
+            self._answer(device.computed_s, unit, list(unit.sends))
+
+    def _answer(self, made_s: float, unit: _Unit, sends: list[float]) -> None:
+        """Have what goes back of a unit, or of a piece of one, sent when it is made."""
+        if self.ingress.byte_s:
+            self._at(made_s, self._made, (unit, sends))
+            return
+        device = unit.device
+        while sends:  # no device waits for others: it is known when each is there
+            begin_s = device.sent_s if device.sent_s > made_s else made_s
+            nbytes = sends.pop()
+            made_s = device.sent_s = begin_s + nbytes / device.rates.uplink_bytes_per_s
+            self.ingress.passed_bytes += nbytes
+        self._at(made_s + device.rates.latency_s, self._passed, unit)
+
+    def _made(self, now_s: float, what: tuple[_Unit, list[float]]) -> None:
+        """Send what was made, after what is on its way or waits to be sent."""
         unit, sends = what
         device = unit.device
-        if sends:
-            if device.sent_s > now_s:
-                self._at(device.sent_s, self._send_up, what)
-                return
-            nbytes = min(self.ingress.piece_bytes, sends[-1])
-            sends[-1] -= nbytes
-            if not sends[-1]:
-                sends.pop()
-            own_s = now_s + nbytes / device.rates.uplink_bytes_per_s
-            now_s = device.sent_s = max(own_s, self.ingress.passed_s(now_s, nbytes))
-        if sends:
-            self._at(now_s, self._send_up, what)
-        else:
+        if not sends:
             self._at(now_s + device.rates.latency_s, self._passed, unit)
+            return
+        idle = not device.going
+        device.going.append(what)
+        if idle and device.sent_s > now_s:
+            self._at(device.sent_s, self._send_up, device)
+        elif idle:
+            self._send_up(now_s, device)
+
+    def _send_up(self, now_s: float, device: SimulatedDevice) -> None:
+        """Send as much as passes the card at once."""
+        unit, sends = device.going[0]
+        nbytes = sends.pop()
+        if nbytes > PIECE_BYTES:
+            sends.append(nbytes - PIECE_BYTES)
+            nbytes = PIECE_BYTES
+        own_s = now_s + nbytes / device.rates.uplink_bytes_per_s
+        device.sent_s = self.ingress.passed_s(now_s, own_s, nbytes)
+        if not sends:
+            device.going.popleft()
+            self._at(device.sent_s + device.rates.latency_s, self._passed, unit)
+        if device.going:
+            self._at(device.sent_s, self._send_up, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Final, Protocol
 
 from cleave.planner.plan import DeviceRates, PsRates
@@ -68,7 +68,7 @@ class LayerCost:
     pieces: int = 1
 
 
-class Keep(Enum):
+class Keep(StrEnum):
     """What of a micro-batch stays on a device between a stage's forward and backward passes."""
 
     NOTHING = "nothing"
