@@ -202,20 +202,15 @@ def _two_opt(hops: Floats, path: Indices) -> Indices:
     size = len(path)
     if size < 3:
         return path
-    rows, columns = np.triu_indices(size)
+    padded = np.zeros((size + 2, size + 2))  # before the first group and after the last are no hops
     for _ in range(4 * size):
-        ordered = hops[np.ix_(path, path)]
+        padded[1:-1, 1:-1] = hops[np.ix_(path, path)]
         # Reversing i..j replaces the hops (i-1, i) and (j, j+1) by (i-1, j) and (i, j+1).
-        before = np.where(rows > 0, ordered[rows - 1, rows], 0.0)
-        before_new = np.where(rows > 0, ordered[rows - 1, columns], 0.0)
-        following = np.minimum(columns + 1, size - 1)
-        after = np.where(columns < size - 1, ordered[columns, following], 0.0)
-        after_new = np.where(columns < size - 1, ordered[rows, following], 0.0)
-        gain = before + after - before_new - after_new
-        best = int(gain.argmax())
-        if gain[best] <= 1e-12 * float(ordered.max()):
+        links = padded.diagonal(1)
+        gain = np.triu(links[:-1, None] + links[1:] - padded[:-2, 1:-1] - padded[1:-1, 2:])
+        i, j = divmod(int(gain.argmax()), size)
+        if gain[i, j] <= 1e-12 * float(padded.max()):
             break
-        i, j = int(rows[best]), int(columns[best])
         path = np.concatenate((path[:i], path[i : j + 1][::-1], path[j + 1 :]))
     return path
 
