@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -37,7 +39,8 @@ def ray_cluster(address: str) -> Iterator[Any]:
     _knock(address)
     with _session(address) as ray:
         try:
-            ray.init(address, log_to_driver=False, logging_level="ERROR")
+            with _own_signals():
+                ray.init(address, log_to_driver=False, logging_level="ERROR")
         except (OSError, ValueError, RuntimeError) as error:  # ConnectionError is an OSError
             if address == "auto":
                 raise _nobody(address, "") from None
@@ -58,14 +61,26 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
         cpus: that it says it has.
     """
     with _session(address) as ray:
-        ray.init(
-            num_cpus=cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _node_ip_address=address,
-        )
+        with _own_signals():
+            ray.init(
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _node_ip_address=address,
+            )
         yield ray
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what this process does at SIGTERM: Ray would have it end at once."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

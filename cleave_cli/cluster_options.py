@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from cleave.errors import UsageError
+from cleave.ray_cluster import ray_cluster, ray_here
+from cleave.transport.addresses import outside_address
 
 TABLE: Final = "cluster"
 
@@ -48,13 +52,38 @@ class ClusterOptions:
                 kind = "a whole number" if name == "servers" else "a text"
                 raise UsageError(f"{name} in [{TABLE}] of --config is {value!r}; give {kind}")
         found = cls(**{**table, **{name: given[name] for name in names if name in given}})
-        if found.servers < 1:
-            raise UsageError(f"--servers is {found.servers}; give 1 or more")
-        if found.ray and found.servers == 1:
+        return found.checked()
+
+    def checked(self) -> ClusterOptions:
+        """Return these options.
+
+        Raises:
+            UsageError: when they do not go together.
+        """
+        if self.servers < 1:
+            raise UsageError(f"--servers is {self.servers}; give 1 or more")
+        if self.ray and self.servers == 1:
             raise UsageError("--ray starts several servers; give --servers as well")
-        if found.listen and found.servers == 1:
+        if self.listen and self.servers == 1:
             raise UsageError(
                 "--listen is where devices join several servers; give --servers as well (for one "
                 "server: cleave serve)"
             )
-        return found
+        return self
+
+
+def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
+    """Return a context in which there is a Ray cluster: the given one, or one of this machine.
+
+    Raises:
+        UsageError: when this machine is in no network.
+    """
+    if cluster.ray:
+        return ray_cluster(cluster.ray)
+    own = outside_address()
+    if not own:
+        raise UsageError(
+            "--servers needs an address of this machine in a network, as Ray hangs on loopback, "
+            "and it has none; connect it, or give --ray HOST:PORT"
+        )
+    return ray_here(own, max(cluster.servers, os.cpu_count() or 1))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cleave.errors import UsageError
-from cleave.ray_cluster import need_ray, ray_cluster, ray_here
-from cleave.transport.addresses import outside_address
-from cleave_cli.cluster_options import ClusterOptions
+from cleave.ray_cluster import need_ray
+from cleave_cli.cluster_options import ClusterOptions, ray_of
 from cleave_cli.fleet_options import FleetOptions
 from cleave_cli.options import need_train_extra
 from cleave_cli.render.training import Display
@@ -86,7 +83,7 @@ def train_on_several(
     at = _listen_address(cluster.listen) if cluster.listen else None
     display.start(spec.steps)
     prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
-    with _ray(cluster) as ray, ExitStack() as open_here:
+    with ray_of(cluster) as ray, ExitStack() as open_here:
         fleets: FleetOf = EmulatedFleets(members, spec.seed, options.coding)
         spread: Callable[[], None] = lambda: None  # noqa: E731 - of devices that join
         if at is not None:
@@ -123,32 +120,19 @@ def _opened(
     """
     from cleave.cluster.balance import Balance
     from cleave.cluster.doors import open_doors
+    from cleave.cluster.own_door import DoorSetup
+    from cleave.server.fleet_server import ServerConfig
 
-    doors, balance = open_doors(ray, servers, *at, secrets.token_urlsafe(24)), Balance()
-    open_here.callback(doors.close, ray)
-    for number, door in enumerate(doors.actors):
-        url, page = ray.get(door.urls.remote())
+    host, port = at
+    config = ServerConfig(host=host, port=port)  # one credential for all
+    doors, balance = open_doors(ray, [DoorSetup(config)] * servers), Balance()
+    open_here.callback(doors.close)
+    for number, door in enumerate(doors.calls):
+        url, page = door.call("urls")
         display.plain({"event": "listening", "server": number + 1, "url": url})
         display.note(f"server {number + 1}: cleave join '{page}'")
     display.note("computers may join any of them: they are sent to where devices are few")
-    return doors, lambda: doors.spread(ray, balance)
-
-
-def _ray(cluster: ClusterOptions) -> AbstractContextManager[Any]:
-    """Return a context in which there is a Ray cluster: the given one, or one of this machine.
-
-    Raises:
-        UsageError: when this machine is in no network.
-    """
-    if cluster.ray:
-        return ray_cluster(cluster.ray)
-    own = outside_address()
-    if not own:
-        raise UsageError(
-            "--servers needs an address of this machine in a network, as Ray hangs on loopback, "
-            "and it has none; connect it, or give --ray HOST:PORT"
-        )
-    return ray_here(own, max(cluster.servers, os.cpu_count() or 1))
+    return doors, lambda: doors.spread(balance)
 
 
 def _listen_address(text: str) -> tuple[str, int]:

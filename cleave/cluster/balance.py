@@ -46,19 +46,38 @@ class Balance:
         self.looked_s = now_s
         return True
 
-    def next(self, loads: Sequence[int], now_s: float) -> list[Move]:
-        """Return what is to be moved now; nothing while devices are on their way."""
+    def sent_fewer(self, move: Move, missing: int) -> None:
+        """Note that so many devices of a move stay where they are: they work, or cannot move."""
+        if not missing:
+            return
+        sent_s, wanted = self.sent[move.target]
+        self.sent[move.target] = sent_s, wanted - missing
+
+    def forget(self, door: int) -> None:
+        """Note that a door is lost, or starts again: nobody is on the way there any more."""
+        self.sent.pop(door, None)
+        self.shunned_until_s.pop(door, None)
+
+    def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
+        """Return what is to be moved now; nothing while devices are on their way.
+
+        Args:
+            loads: devices of each door; None for one that does not answer.
+            now_s: the time.
+        """
+        left = {door: load for door, load in enumerate(loads) if load is not None}
+        for door in set(range(len(loads))) - left.keys():
+            self.forget(door)
         for door, (sent_s, wanted) in list(self.sent.items()):
-            if loads[door] >= wanted:
+            if left[door] >= wanted:
                 del self.sent[door]
             elif now_s - sent_s >= ARRIVES_S:
                 del self.sent[door]
                 self.shunned_until_s[door] = now_s + SHUNNED_S
         if self.sent:
             return []
-        doors = [n for n in range(len(loads)) if self.shunned_until_s.get(n, now_s) <= now_s]
+        doors = [n for n in left if self.shunned_until_s.get(n, now_s) <= now_s]
         # A door that is shunned may still send devices to others.
-        left = dict(enumerate(loads))
         found: dict[tuple[int, int], int] = {}
         while doors:
             source, target = max(left, key=lambda n: left[n]), min(doors, key=lambda n: left[n])

@@ -1,13 +1,14 @@
-"""A server's door: what devices are connected to, in a process of its own.
+"""A server's door: what devices are connected to, in another process than the worker that trains.
 
-It is an actor of Ray beside the worker that trains. When that worker is lost and starts again, its
-devices stay. The worker asks for everything through `cleave.cluster.door_runtime`; one that
-attaches begins with nothing under way.
+When that worker is lost and starts again, its devices stay. The worker asks for everything through
+`cleave.cluster.door_runtime`; one that attaches begins with nothing under way.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from cleave.cluster.parcels import Unpacker, sent_back
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.product import GemmFuture, Operand, Side
 from cleave.planner.plan import DeviceRates
-from cleave.server.fleet_server import serve
+from cleave.server.fleet_server import Server
 from cleave.transport.join_url import parse_join_url
 
 
@@ -51,18 +52,18 @@ class Product:
 
 
 class Door:
-    """Listens for devices, and does what the worker of one server asks.
+    """Does with a server's devices what the worker of one rank asks.
 
     Args:
-        host, port: where it listens.
-        credential: what devices must show.
+        server: listens for devices.
     """
 
-    def __init__(self, host: str, port: int, credential: str) -> None:
-        self._server = serve(host=host, port=port, credential=credential)
-        self._fleet = self._server.fleet
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._fleet = server.fleet
         self._runtime = self._fleet.runtime
         self._lock = threading.Lock()
+        self._counting = ExitStack()
         self._forget()
 
     def _forget(self) -> None:
@@ -70,18 +71,23 @@ class Door:
         self._futures: dict[int, GemmFuture] = {}
         self._unpacker = Unpacker()
 
-    def load(self) -> int:
-        """Return how many devices are there, those that join just now among them."""
-        return len(self._server.live.manager.sessions)
+    def load(self, came_before_s: float = math.inf) -> int:
+        """Return how many devices there are that came before that time.
 
-    def send(self, devices: int, address: str) -> None:
-        """Send so many devices that do nothing to another door.
+        Those that join just now are among them.
+        """
+        sessions = list(self._server.live.manager.sessions.values())
+        return sum(session.opened_s < came_before_s for session in sessions)
+
+    def send(self, devices: int, address: str, came_before_s: float = math.inf) -> int:
+        """Send so many devices that do nothing to another door; return how many were sent.
 
         Args:
             devices: how many, at most.
             address: of the other, see `address`.
+            came_before_s: see `SessionManager.move`.
         """
-        self._server.live.move(devices, address)
+        return self._server.live.move(devices, address, came_before_s)
 
     def address(self) -> str:
         """Return where devices of another door are sent: the join URL without its credential."""
@@ -94,6 +100,7 @@ class Door:
     def attach(self) -> None:
         """Begin with a new worker; what the one before it had under way is withdrawn."""
         with self._lock:
+            self._counting.close()
             self._fleet.abandon()
             self._runtime.end_steps()
             self._forget()
@@ -187,6 +194,12 @@ class Door:
     def end_steps(self) -> None:
         """See `FleetRuntime.end_steps`."""
         self._runtime.end_steps()
+
+    def count_tasks(self, counts: bool) -> None:
+        """Begin or end to count the tasks of a step, see `FleetRuntime.counting_tasks`."""
+        self._counting.close()
+        if counts:
+            self._counting.enter_context(self._runtime.counting_tasks())
 
     def close(self) -> None:
         """End all sessions, with a farewell to the devices."""

@@ -162,11 +162,15 @@ class DoorRuntime(FleetRuntime):
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """See `FleetRuntime.counting_tasks`: nobody reads it."""
-        yield
+        """See `FleetRuntime.counting_tasks`: whoever watches asks the door."""
+        self._call("count_tasks", True)
+        try:
+            yield
+        finally:
+            self._call("count_tasks", False)
 
     def progress(self) -> StepProgress | None:
-        """See `FleetRuntime.progress`: nobody asks this process."""
+        """See `FleetRuntime.progress`: the door knows it, and nobody asks this process."""
         return None
 
     def device_count(self) -> int:

@@ -2,75 +2,78 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cleave.cluster.balance import Balance
-from cleave.errors import CleaveError, UsageError
+from cleave.cluster.door_calls import ActorCalls, DoorCalls, DoorLostError
+from cleave.cluster.own_door import DoorSetup
+from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.training.ranks import Ranks
 
 _THREADS: Final = 16  # of a door: a call may wait for devices
-_CLOSE_S: Final = 30.0
 _OPENS_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The doors of all servers, as their actors.
+    """The doors of all servers.
 
     Attributes:
-        actors: in the order of their URLs.
+        calls: what calls each of them.
         nodes: of each, the node of Ray that it is on.
+        on_one_machine: whether all are on the same machine, which may be several nodes.
     """
 
-    actors: list[Any]
+    calls: list[DoorCalls]
     nodes: list[str]
+    on_one_machine: bool = True
 
     def __call__(self, ranks: Ranks) -> Fleet:
         """Return the fleet behind the door of a server, in its worker."""
         import ray
-        from ray.exceptions import RayTaskError
 
         from cleave.cluster.door_runtime import DoorRuntime
 
         here = ray.get_runtime_context().get_node_id()
-        actor = self.actors[chosen_doors(self.nodes, ranks.agree(here))[ranks.rank]]
+        door = self.calls[chosen_doors(self.nodes, ranks.agree(here))[ranks.rank]]
+        return Fleet(DoorRuntime(door.call, door.tell))
 
-        def call(name: str, *arguments: Any) -> Any:
-            try:
-                return ray.get(getattr(actor, name).remote(*arguments))
-            except RayTaskError as error:
-                cause = error.cause
-                raise cause if isinstance(cause, CleaveError) else error from None
-
-        def tell(name: str, *arguments: Any) -> None:
-            getattr(actor, name).remote(*arguments)
-
-        return Fleet(DoorRuntime(call, tell))
-
-    def spread(self, ray: Any, balance: Balance) -> None:
+    def spread(self, balance: Balance, known_before_s: float = math.inf) -> None:
         """Send devices that do nothing from doors with many to doors with few, if it is time.
 
         Args:
-            ray: the module, connected to a cluster.
             balance: decides.
+            known_before_s: others know the devices that came to the first door before that time,
+                on its clock; no others are sent.
         """
         if not balance.is_due(time.monotonic()):
             return
-        with suppress(ray.exceptions.RayError):  # a door that starts again: the next time, then
-            loads = ray.get([actor.load.remote() for actor in self.actors], timeout=_CLOSE_S)
-            for move in balance.next(loads, time.monotonic()):
-                address = ray.get(self.actors[move.target].address.remote(), timeout=_CLOSE_S)
-                self.actors[move.source].send.remote(move.devices, address)
+        before_s = [known_before_s, *[math.inf] * (len(self.calls) - 1)]
+        loads: list[int | None] = []
+        for door, came_before_s in zip(self.calls, before_s, strict=True):
+            try:
+                loads.append(door.call("load", came_before_s))
+            except DoorLostError:
+                loads.append(None)
+        for move in balance.next(loads, time.monotonic()):
+            with suppress(DoorLostError):  # it is lost just now: the next time, then
+                address = self.calls[move.target].call("address")
+                wanted = move.devices, address, before_s[move.source]
+                balance.sent_fewer(
+                    move, move.devices - self.calls[move.source].call("send", *wanted)
+                )
 
-    def close(self, ray: Any) -> None:
+    def close(self) -> None:
         """End the sessions of all devices."""
-        with suppress(ray.exceptions.RayError):  # one that is lost has none
-            ray.get([actor.close.remote() for actor in self.actors], timeout=_CLOSE_S)
+        for door in self.calls:
+            with suppress(DoorLostError):  # one that is lost has none
+                door.call("close")
 
 
 def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
@@ -91,38 +94,38 @@ def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
     return [chosen[server] for server in range(len(servers))]
 
 
-def open_doors(ray: Any, servers: int, host: str, port: int, credential: str) -> Doors:
-    """Start a door for each server, spread evenly over the nodes.
+def open_doors(ray: Any, setups: Sequence[DoorSetup], taken: Sequence[str] = ()) -> Doors:
+    """Start doors in processes of their own, spread evenly over the nodes.
 
     Args:
         ray: the module, connected to a cluster.
-        servers: how many.
-        host: the address to listen on, on each node.
-        port: of the first on each machine, others take the next ones; 0 for any free ones.
-        credential: what devices must show, the same at all.
+        setups: of each. Ports are those of the first on each machine, and others take the next
+            ones; 0 is for any free ones.
+        taken: nodes that have a door already, each as often as it has.
 
     Raises:
         UsageError: when a node cannot listen there.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from cleave.cluster.door import Door
+    from cleave.cluster.own_door import OwnDoor
 
     alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    nodes = sorted(alive)
-    hosts: list[str] = []  # a machine may be several nodes
+    hosts = [alive[node] for node in taken]  # a machine may be several nodes
     actors: list[Any] = []
     at: list[str] = []
-    for number in range(servers):
-        node = nodes[number % len(nodes)]
-        where = host, port + hosts.count(alive[node]) if port else 0, credential
+    for setup in setups:
+        node = min(sorted(alive), key=[*taken, *at].count)
+        host, port = setup.config.host, setup.config.port
+        port = port + hosts.count(alive[node]) if port else 0
         options = {
             "num_cpus": 0,
             "max_concurrency": _THREADS,
             "max_restarts": -1,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
         }
-        actors.append(ray.remote(**options)(Door).remote(*where))
+        here = replace(setup, config=replace(setup.config, port=port))
+        actors.append(ray.remote(**options)(OwnDoor).remote(here))
         at.append(node)
         hosts.append(alive[node])
     try:
@@ -130,5 +133,5 @@ def open_doors(ray: Any, servers: int, host: str, port: int, credential: str) ->
     except ray.exceptions.RayError as error:
         why = next((line for line in str(error).splitlines() if "cannot listen" in line), "")
         why = why.partition(": ")[2].partition(";")[0] or f"a door at {host}:{port} did not open"
-        raise UsageError(f"{why}; give another --listen, or stop what uses it") from error
-    return Doors(actors, at)
+        raise UsageError(f"{why}; give another port, or stop what uses it") from error
+    return Doors([ActorCalls(actor) for actor in actors], at)

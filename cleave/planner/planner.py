@@ -89,6 +89,9 @@ class TilePlanner:
     _latest: dict[tuple[Gemm, ElementBytes], _Latest] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return TilePlanner, (self.ps, self.method)  # one in another process remembers no plans
+
     def plan(
         self,
         gemm: Gemm,

@@ -8,6 +8,7 @@ these return decisions; only this one tells the scheduler and ends sessions.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -529,18 +530,22 @@ class SessionManager:
             self.history.depart(session, code.value, now_s, lost=False)
         return [Send(session_id, messages.Bye(code.value, code)), Close(session_id)]
 
-    def move(self, count: int, address: str, now_s: float) -> list[ForRuntime]:
+    def move(
+        self, count: int, address: str, now_s: float, came_before_s: float = math.inf
+    ) -> list[ForRuntime]:
         """Send devices that do nothing at the moment to another server.
 
         Args:
             count: how many, at most; fewer can where others are at work, or cannot be sent.
             address: the join URL of the server, without a credential: theirs is valid there.
             now_s: the time.
+            came_before_s: only devices that came before that time are sent.
         """
         idle = [
             session.id
             for session in self.sessions.values()
             if session.state is DeviceState.READY
+            and session.opened_s < came_before_s
             and session.rates is not None
             and Feature.MOVES in session.features
             and not self.scheduler.busy(session.id)

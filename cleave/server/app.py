@@ -13,7 +13,7 @@ from typing import Final
 from cleave.energy.grid import Grid
 from cleave.energy.typical import load_typical
 from cleave.machine.sensors import PowerMeter, Sensors
-from cleave.server.api.device_admin import DeviceAdmin
+from cleave.server.api.device_admin import DeviceAdmin, Sessions
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.api.overview import Overview, ServerFacts
@@ -24,7 +24,7 @@ from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
 from cleave.server.http.routes import HttpRoutes
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.job_energy import JobMeter
+from cleave.server.jobs.job_energy import Elsewhere, JobMeter
 from cleave.server.jobs.own_power import OwnPower
 from cleave.server.store.data_folder import DataFolder, default_folder
 from cleave.server.store.job_history import JobHistory
@@ -56,14 +56,19 @@ class App:
         """Return the path of the file with the operator's URL; None if no folder is kept."""
         return self.folder.url_path if self.folder is not None else None
 
-    def meter(self, server: Server) -> JobMeter:
-        """Return a meter of the energy of a job that begins now."""
-        return JobMeter(server.live, self.energy, self.power)
+    def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
+        """Return a meter of the energy of a job that begins now, also at other servers."""
+        return JobMeter(server.live, self.energy, self.power, elsewhere=elsewhere)
 
-    def open(self, server: Server) -> None:
+    def open(self, server: Server, sessions: Sessions | None = None) -> None:
         """Take up the fleet once it listens: serve operators, and write the operator's URL to its
-        file."""
-        self.device_admin.sessions = server
+        file.
+
+        Args:
+            server: listens.
+            sessions: those of all servers, where there are several.
+        """
+        self.operators.server = self.device_admin.sessions = sessions or server
         self.overview.live = server.live
         if self.folder is not None:
             self.folder.write_url(server.operator_url)

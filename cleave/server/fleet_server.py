@@ -20,6 +20,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from cleave.errors import ProtocolError, UsageError
+from cleave.fleet.counters import StepProgress
 from cleave.fleet.fleet import Fleet
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import Planner, PsRates
@@ -39,7 +40,7 @@ from cleave.scheduler.fleet_events import EventListener
 from cleave.scheduler.handshake import FULL_RETRY_S, other_version
 from cleave.scheduler.session_manager import SessionManager
 from cleave.scheduler.stage_runs import StagesOn
-from cleave.server.runtime import LiveRuntime
+from cleave.server.runtime import LiveRuntime, Numbering
 from cleave.transport import listener
 from cleave.transport.addresses import bracketed, origins, parse_origin
 from cleave.transport.connect import plain_reason
@@ -100,6 +101,7 @@ class ServerConfig:
         coding: on which links payloads are coded, as `cleave serve --coding` takes it: `auto` (slow
             ones), `on` or `off`.
         card: its network card, of which each device has a share; None for no limit.
+        numbering: numbers the devices' sessions.
     """
 
     host: str = "127.0.0.1"
@@ -118,6 +120,7 @@ class ServerConfig:
     stages_on: StagesOn | str = StagesOn.OWN
     coding: CodingPolicy | str = CodingPolicy.AUTO
     card: PsRates | None = None
+    numbering: Numbering = field(default_factory=Numbering)
 
 
 class Server:
@@ -147,7 +150,7 @@ class Server:
             coding=config.coding,
             card=config.card,
         )
-        self.live = LiveRuntime(manager, config.events)
+        self.live = LiveRuntime(manager, config.events, config.numbering)
         self.fleet = Fleet(self.live, config.planner)
         self.fingerprint = exposure.fingerprint
         self._exposure = exposure
@@ -349,6 +352,10 @@ class Server:
     def credit(self) -> None:
         """Report to the authenticator what devices did so far. Call this in the server's loop."""
         self.live.credit()
+
+    def progress(self) -> StepProgress | None:
+        """Return how far the step is that is under way, if any. Call this in the server's loop."""
+        return self.live.progress()
 
     def describe_devices(self) -> list[dict[str, object]]:
         """Return the connected devices as plain values. Call this in the server's loop."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import secrets
 import threading
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -49,6 +50,8 @@ from cleave.verify import Judgement
 
 _logger = logging.getLogger(__name__)
 
+_Answer = TypeVar("_Answer")
+
 CHECK_INLINE_FLOPS = 4e6
 """Results of smaller computations are checked in the loop, sooner than a thread would wake."""
 
@@ -62,6 +65,19 @@ _MAX_REASON: Final = 200  # characters of why a connection ended
 
 PACK_IN_THREAD_BYTES = 4 * 2**20
 """Strided arrays above this size are packed in a worker thread, so that the loop stays free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """Numbers sessions, so that no two servers of a cluster give the same number.
+
+    Attributes:
+        first: of the first session.
+        step: from each session to the next.
+    """
+
+    first: int = 1
+    step: int = 1
 
 
 @dataclass(slots=True)
@@ -94,6 +110,7 @@ class LiveRuntime(Runtime):
     Args:
         manager: the PS's core.
         events: called in the loop's thread with every event of the fleet.
+        numbering: numbers the sessions.
     """
 
     clock = "wall"
@@ -102,13 +119,14 @@ class LiveRuntime(Runtime):
         self,
         manager: SessionManager,
         events: EventListener | None = None,
+        numbering: Numbering = Numbering(),
     ) -> None:
         super().__init__(manager, np.random.default_rng(secrets.randbits(128)))
         self._tell_listener = events or _nobody
         self._given_again = 0
         self.loop: asyncio.AbstractEventLoop | None = None
         self._peers: dict[int, _Peer] = {}
-        self._ids = count(1)
+        self._ids = count(numbering.first, numbering.step)
         self._checker = ThreadPoolExecutor(1, "cleave-verify")
         self._coder = Coder()
         self._checking = 0  # checks queued or running in the checker's thread
@@ -452,13 +470,19 @@ class LiveRuntime(Runtime):
         """End the sessions of a device, and tell it why. Call this in the loop."""
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
-    def move(self, count: int, address: str) -> None:
-        """Send idle devices elsewhere, see `SessionManager.move`. Any thread may call this."""
-        if self.loop is not None and not self._closed:
-            self.loop.call_soon_threadsafe(self._move, count, address)
+    def move(self, count: int, address: str, came_before_s: float = math.inf) -> int:
+        """Send idle devices elsewhere, see `SessionManager.move`. Other threads may call this.
 
-    def _move(self, count: int, address: str) -> None:
-        self.execute(self.manager.move(count, address, self.now()))
+        Returns:
+            How many were sent.
+        """
+
+        def moved() -> int:
+            before = len(self.manager.sessions)
+            self.execute(self.manager.move(count, address, self.now(), came_before_s))
+            return before - len(self.manager.sessions)
+
+        return self.in_loop(moved)
 
     def mark_own(self, identity: int, own: bool) -> None:
         """Note that a device is the operator's own now, or is that no more. Call this in the
@@ -478,6 +502,17 @@ class LiveRuntime(Runtime):
     def now(self) -> float:
         """See `Runtime.now`."""
         return time.monotonic()
+
+    def in_loop(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Call a function in the loop, and return its answer. Other threads may call this."""
+
+        async def asked() -> _Answer:
+            return ask()
+
+        loop = self.loop
+        if loop is None or not loop.is_running():  # the server ends, nobody else is there
+            return ask()
+        return asyncio.run_coroutine_threadsafe(asked(), loop).result()
 
     # --- what a fleet asks for, in the training thread ---
 

@@ -64,6 +64,11 @@ class JobRequest:
             raise UsageError("--restart goes with --resume: which run is to begin again?")
         return cls(job, resume, name, restart, begin)
 
+    def restarts(self) -> bool:
+        """Say whether a resumed run begins again at step 1 where no checkpoint is whole."""
+        unwritten = not any((Path(self.resume) / CHECKPOINTS).glob("*"))
+        return self.restart or (self.begin and unwritten)
+
     def spec(self) -> JobSpec:
         """Return the whole job; a resumed job's settings are read from its folder.
 
@@ -224,17 +229,16 @@ class JobRunner:
             if meter is not None:
                 meter.close()
 
-    def train(self, request: JobRequest, context: TrainContext) -> DoneRecord:
+    def train(self, request: JobRequest, context: TrainContext) -> None:
         """Train in a given context, in a new run folder or the resumed one."""
         from cleave.training.trainer import prepare, train
 
         spec = request.spec()
         if request.resume:
             folder = RunFolder(Path(request.resume))
-            begins = request.begin and not any((folder.path / CHECKPOINTS).glob("*"))
-            restart = request.restart or begins
-            return train(spec, folder, context, resume=True, restart=restart)
+            train(spec, folder, context, resume=True, restart=request.restarts())
+            return
         dataset = prepare(spec, context)  # a job that is refused leaves no folder
         patience = context.patience(lambda: 0)
         folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
-        return train(spec, folder, context, dataset=dataset)
+        train(spec, folder, context, dataset=dataset)

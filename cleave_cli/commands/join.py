@@ -211,8 +211,9 @@ def join(
         credential, code = saved.keys(home, called)
 
         def welcomed(welcome: Welcome) -> None:
-            if code and not welcome.credential and not known:
-                known.append(True)  # said once, and not whenever it comes back
+            first = not known
+            known.append(True)
+            if code and not welcome.credential and first:  # not whenever it comes back
                 text = (
                     "that server knows this device already, so the join code was not used; where "
                     "it is to be its operator's own and is not: cleave devices own NAME"

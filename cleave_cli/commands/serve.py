@@ -18,10 +18,13 @@ import typer
 
 from cleave.errors import UsageError
 from cleave.protocol import limits
+from cleave.ray_cluster import need_ray
+from cleave_cli.cluster_options import ClusterOptions
 from cleave_cli.options import need_train_extra
 from cleave_cli.reach import only_here
 from cleave_cli.render.log_lines import printed_log
 from cleave_cli.render.qr import qr_code
+from cleave_cli.serving import serving
 from cleave_cli.stopping import ending_signals
 
 if TYPE_CHECKING:
@@ -106,7 +109,23 @@ def serve(
     ps_watts: Annotated[
         float, typer.Option(help="What this machine draws at the socket; 0: as it tells itself.")
     ] = 0,
-    max_devices: Annotated[int, typer.Option(help="Most devices at once.")] = limits.MAX_DEVICES,
+    servers: Annotated[
+        int,
+        typer.Option(
+            help="Train with so many servers, started by Ray; devices join this one and are sent "
+            "on. Needs cleave[ray]."
+        ),
+    ] = 1,
+    ray: Annotated[
+        str,
+        typer.Option(
+            help="With --servers, the Ray cluster that this machine is a node of, as HOST:PORT; "
+            "one of this machine unless given."
+        ),
+    ] = "",
+    max_devices: Annotated[
+        int, typer.Option(help="Most devices at once, of each server.")
+    ] = limits.MAX_DEVICES,
     max_waiting: Annotated[
         int, typer.Option(help="Most connections from one address that are not admitted yet.")
     ] = limits.MAX_WAITING_PER_ADDRESS,
@@ -124,6 +143,8 @@ def serve(
       cleave serve --host 0.0.0.0 --port 9000
 
       cleave serve --host 0.0.0.0 --tls-cert fullchain.pem --tls-key privkey.pem
+
+      cleave serve --host 0.0.0.0 --servers 4 --ray 10.0.0.1:6379
     """
     # Threads that spin while they wait make small operations twenty times slower when anything else
     # wants the core, and the server's own loop always does. Read when torch is imported.
@@ -143,7 +164,10 @@ def serve(
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give 0 (unlimited) or more")
     if not 0 <= ps_watts < math.inf:
         raise UsageError(f"--ps-watts is {ps_watts:g}; give watts, or 0 for what it tells itself")
+    cluster = ClusterOptions(servers, ray).checked()
     need_train_extra("cleave serve", "prometheus_client")
+    if servers > 1:
+        need_ray("--servers")
     import cleave
     from cleave.energy.grid import load_grid
     from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
@@ -151,10 +175,9 @@ def serve(
     from cleave.planner.planner import TilePlanner
     from cleave.server.api.overview import ServerFacts
     from cleave.server.app import open_app
-    from cleave.server.fleet_server import serve as listen
+    from cleave.server.fleet_server import ServerConfig
     from cleave.server.jobs.jobs import Jobs
     from cleave.server.jobs.own_power import SAMPLE_S
-    from cleave.training.run_job import JobRunner
     from cleave.transport.connection_limits import ConnectionLimits
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode
@@ -175,8 +198,7 @@ def serve(
             data, operator_credential, credential, facts, electricity, ps_watts or None
         ) as server_app,
     ):
-        sessions = server_app.operators
-        server = listen(
+        config = ServerConfig(
             host=host,
             port=port,
             credential=credential,
@@ -184,7 +206,7 @@ def serve(
             viewer_credential=server_app.viewer_token,
             planner=planner,
             events=server_app.overview.happened,
-            operator=sessions.serve,
+            operator=server_app.operators.serve,
             pages=server_app.routes.answer,
             verify=verification,
             stages_on=stages,
@@ -205,11 +227,10 @@ def serve(
                 devices=max_devices,
             ),
         )
-        with server:
-            runner = JobRunner(runs.absolute(), lambda: server_app.meter(server))
+        listening = serving(server_app, config, runs.absolute(), cluster, electricity)
+        with listening as (server, runner):
             jobs = Jobs(server.fleet, runner, server_app.history, server_app.overview.job_happened)
-            sessions.jobs, sessions.server, server_app.overview.jobs = jobs, server, jobs
-            server_app.open(server)
+            server_app.operators.jobs = server_app.overview.jobs = jobs
             for job in server_app.history.interrupted:
                 _logger.warning(
                     "job-%d (%s) was interrupted: %s", job.number, job.model, job.reason

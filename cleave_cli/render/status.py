@@ -76,6 +76,9 @@ def shown(seen: Seen) -> RenderableType:
     """Return job, fleet, traffic, energy and events for a terminal."""
     overview = seen.latest
     parts: list[RenderableType] = [_server(overview["server"])]
+    if counts := overview["server"].get("servers"):
+        each = ", ".join("no answer" if count is None else f"{count}" for count in counts)
+        parts.append(_text(f"{len(counts)} servers with {each} devices"))
     if trouble := overview["server"].get("store"):
         parts.append(Text(f"store  {trouble}", style="bold"))
     parts.append("")
@@ -147,8 +150,10 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
 
 def _tasks(job: dict[str, Any]) -> str:
     """Say how far the next step is, if it is under way."""
-    tasks = job.get("tasks")
-    return f"; {tasks_text(*tasks)} of the next" if tasks else ""
+    tasks, last = job.get("tasks"), job["last_step"]
+    if not tasks or (last is not None and last["step"] >= job["steps"]):
+        return ""
+    return f"; {tasks_text(*tasks)} of the next"
 
 
 def _fleet(devices: dict[str, Any]) -> RenderableType:

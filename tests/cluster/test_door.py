@@ -26,6 +26,7 @@ from cleave.fleet.product import GemmFuture, Side
 from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_outcomes import OutputReady
 from cleave.scheduler.stage_work import StageGraph
+from cleave.server.fleet_server import serve
 from cleave.training.job import JobSpec
 from cleave.training.records import NoteRecord, Record, StepRecord
 from cleave.training.run_folder import RunFolder
@@ -51,7 +52,7 @@ def attached(door: Door) -> Fleet:
 
 @pytest.fixture
 def door() -> Iterator[Door]:
-    opened = Door("127.0.0.1", 0, "secret")
+    opened = Door(serve(credential="secret"))
     yield opened
     opened.close()
 
@@ -234,13 +235,31 @@ def test_a_door_that_devices_do_not_reach_is_left_alone_for_a_while() -> None:
     assert balance.next([6, 0, 6], ARRIVES_S + SHUNNED_S)
 
 
+def test_a_door_that_does_not_answer_is_expected_nothing_of() -> None:
+    balance = Balance()
+    assert balance.next([8, 0], 0.0)
+    assert balance.next([8, None], 5.0) == []
+    assert balance.next([8, 0], ARRIVES_S) == [Move(0, 1, 4)]
+    assert balance.next([None, None], ARRIVES_S) == []
+
+
+def test_a_door_is_not_left_alone_since_no_device_could_be_sent_there() -> None:
+    balance = Balance()
+    (move,) = balance.next([8, 0], 0.0)
+    balance.sent_fewer(move, 3)
+    assert balance.next([8, 0], 5.0) == []  # one is on its way
+    assert balance.next([7, 1], 10.0) == [Move(0, 1, 3)]
+    balance.sent_fewer(Move(0, 1, 3), 3)
+    assert balance.next([7, 1], 15.0) == [Move(0, 1, 3)]  # none was sent, and nobody is waited for
+
+
 def ready(*doors: Door) -> tuple[int, ...]:
     return tuple(door.view().device_count for door in doors)
 
 
 @pytest.mark.slow
 def test_idle_devices_go_to_the_door_that_they_are_sent_to(door: Door) -> None:
-    other = Door("127.0.0.1", 0, "secret")
+    other = Door(serve(credential="secret"))
     try:
         with ExitStack() as stack:
             joined(stack, door, 3)
@@ -264,7 +283,7 @@ def test_a_device_at_work_is_not_sent_away(door: Door) -> None:
         joined(stack, door, 1)
         a = np.ones((3000, 3000))
         futures = [submit(fleet, a, a) for _ in range(4)]
-        door.send(1, "ws://127.0.0.1:9/ws#c=")
+        assert door.send(1, "ws://127.0.0.1:9/ws#c=") == 0
         for future in futures:
             assert float(future.result().array[0, 0]) == 3000.0
         assert door.load() == 1

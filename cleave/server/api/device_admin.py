@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from cleave.errors import CleaveError, UsageError
+from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.admission import clean_text
 from cleave.server.auth.access import Access
@@ -24,7 +25,7 @@ _ACTIONS: Final = (
 
 
 class Sessions(Protocol):
-    """The sessions of a running server, as `Server` has them."""
+    """The sessions of a running server, as `Server` has them, or of several servers."""
 
     dashboard_url: str
 
@@ -50,6 +51,10 @@ class Sessions(Protocol):
 
     def credit(self) -> None:
         """Report to the authenticator what devices have done so far."""
+        ...
+
+    def progress(self) -> StepProgress | None:
+        """Return how far the step is that is under way, if any."""
         ...
 
 

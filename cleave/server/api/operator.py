@@ -12,9 +12,8 @@ from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.admission import AccessLevel
-from cleave.server.api.device_admin import DeviceAdmin
+from cleave.server.api.device_admin import DeviceAdmin, Sessions
 from cleave.server.api.overview import Overview, Question
-from cleave.server.fleet_server import Server
 from cleave.server.jobs.jobs import Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
 
@@ -40,7 +39,7 @@ class OperatorSessions:
 
     Attributes:
         jobs: the server's jobs; None until the fleet that they train on exists.
-        server: the server; None until it listens.
+        server: its sessions; None until it listens.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class OperatorSessions:
         self._device_admin = device_admin
         self._overview = overview
         self.jobs: Jobs | None = None
-        self.server: Server | None = None
+        self.server: Sessions | None = None
 
     async def serve(
         self, connection: Connection, hello: messages.Hello, access_level: AccessLevel
@@ -194,7 +193,7 @@ class OperatorSessions:
                 return
             except TimeoutError:
                 shown = self.server is not None and job.is_running
-                progress = self.server.live.progress() if self.server and shown else None
+                progress = self.server.progress() if self.server and shown else None
             if progress is not None and progress != told:
                 told = progress
                 record = {"event": "tasks", "done": progress.done, "of": progress.of}

@@ -55,6 +55,8 @@ STEP_BYTES: Final = 900
 """Of a step's record, at most."""
 
 _ROW_BYTES: Final = 173  # of a device's row, without its texts
+_NAME: Final = DEVICE_COLUMNS.index("name")
+_REASON: Final = DEVICE_COLUMNS.index("reason")
 
 _MAX_REASON: Final = 120
 
@@ -144,6 +146,7 @@ class Overview:
     Attributes:
         live: the server's fleet; None until it listens.
         jobs: the server's jobs; None until the fleet listens.
+        combine: adds to an answer what other servers do, where several train together.
     """
 
     def __init__(
@@ -160,6 +163,7 @@ class Overview:
         self._trouble = trouble
         self.live: Live | None = None
         self.jobs: Jobs | None = None
+        self.combine: Callable[[Answer, Question], Answer] = lambda answer, question: answer
         self._facts = facts
         self._events = events
         self._profiles = profiles
@@ -196,6 +200,10 @@ class Overview:
         """Add an event of a job. Any thread may call this."""
         self._events.add(kind, 0, text)
 
+    def happened_elsewhere(self, kind: EventKind, device: int, text: str) -> None:
+        """Add an event of another server, about a device of it. Any thread may call this."""
+        self._events.add(kind, device, text)
+
     def answer(self, question: Question) -> Answer:
         """Return the overview, as the map that the protocol defines.
 
@@ -223,7 +231,7 @@ class Overview:
             {session.id: replace(session.counters) for session in sessions},
         )
         before = self._rates.since(now)
-        return {
+        answer = {
             "server": self._server(),
             "card": {
                 "egress_bytes_per_s": self._facts.egress_bytes_per_s,
@@ -255,6 +263,7 @@ class Overview:
                 for job in manager.scheduler.finished
             ],
         }
+        return self.combine(answer, question)
 
     def _server(self) -> Answer:
         facts = self._facts
@@ -265,6 +274,7 @@ class Overview:
             "verify": facts.verify,
             "name": facts.name,
             "store": self._trouble(),
+            "servers": [],
         }
 
     def _job(self, question: Question, progress: StepProgress | None) -> Answer | None:
@@ -316,7 +326,7 @@ class Overview:
         rows, room = [], MAX_DEVICES_BYTES
         for session, energy in zip(sessions, used, strict=True):
             row = self._row(manager, session, energy, before, now)
-            room -= _ROW_BYTES + len(f"{session.name}{session.reason[:_MAX_REASON]}".encode())
+            room -= row_bytes(row)
             if room < 0:
                 break
             rows.append(row)
@@ -402,6 +412,11 @@ class Overview:
             ],
             "last": last,
         }
+
+
+def row_bytes(row: Sequence[object]) -> int:
+    """Return how much of `MAX_DEVICES_BYTES` a device's row takes, at most."""
+    return _ROW_BYTES + len(f"{row[_NAME]}{row[_REASON]}".encode())
 
 
 def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:

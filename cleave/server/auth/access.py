@@ -214,9 +214,8 @@ class Access:
 
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
         """Return the admission of a known device, with what is remembered of it."""
-        now_s = self._clocks.wall()
-        self.writer.soon(lambda: self.store.arrived(device.id, now_s))
-        counted = self.statuses.faults_since(device.id, now_s - FAULTS_COUNT_S)
+        self.arrived(device.id)
+        counted = self.statuses.faults_since(device.id, self._clocks.wall() - FAULTS_COUNT_S)
         return Admission(
             device.id, device.name, credential, *counted, device.conduct, own=device.own
         )
@@ -226,6 +225,11 @@ class Access:
         had_one = self._attempts.wait_s(address) <= 0
         self._attempts.failed(address)
         return had_one
+
+    def arrived(self, identity: int) -> None:
+        """Note that a session of a known device began, here or on another server of a cluster."""
+        now_s = self._clocks.wall()
+        self.writer.soon(lambda: self.store.arrived(identity, now_s))
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
         """See `Authenticator.departed`."""

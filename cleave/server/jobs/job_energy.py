@@ -6,13 +6,12 @@ job's, since a server runs one job at a time.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
@@ -23,11 +22,9 @@ from cleave.server.jobs.own_power import OwnPower
 from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
-class _Did:
+class SessionWork:
     """What a session did until some time; `who` names the device across its sessions."""
 
     who: str
@@ -40,7 +37,7 @@ class _Did:
     radio_s: float
     measured_j: float | None
 
-    def since(self, before: _Did | None) -> _Did:
+    def since(self, before: SessionWork | None) -> SessionWork:
         """Return what was done after an earlier reading."""
         if before is None:
             return self
@@ -56,13 +53,13 @@ class _Did:
         )
 
 
-def _did(session: Session, now_s: float) -> _Did:
+def _did(session: Session, now_s: float) -> SessionWork:
     counters, rates, radio_s = replace(session.counters), session.rates, 0.0
     if rates is not None:
         radio_s = counters.downlink_bytes / rates.downlink_bytes_per_s
         radio_s += counters.uplink_bytes / rates.uplink_bytes_per_s
     identity = f"device {session.identity}" if session.identity is not None else ""
-    return _Did(
+    return SessionWork(
         identity or f"session {session.id}",
         session.profile,
         session.kind,
@@ -92,35 +89,43 @@ class JobLog:
 
     def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
         self._before = {s.id: _did(s, now_s) for s in sessions.values() if _works(s)}
-        self._past: list[_Did] = []
+        self._past: list[SessionWork] = []
 
     def ended(self, session: Session, now_s: float) -> None:
         """Add what a session did that has ended."""
         self._past.append(_did(session, now_s).since(self._before.pop(session.id, None)))
 
-    def usages(
-        self, sessions: Mapping[int, Session], now_s: float
-    ) -> tuple[tuple[DeviceUsage, ...], int]:
-        """Return the usage of devices, and how many devices are on this machine.
-
-        Devices are grouped by profile and kind; those that measure themselves are groups of their
-        own.
-        """
+    def did(self, sessions: Mapping[int, Session], now_s: float) -> list[SessionWork]:
+        """Return what each session did, those that have ended among them."""
         here = [
             _did(s, now_s).since(self._before.get(s.id)) for s in sessions.values() if _works(s)
         ]
-        alike: defaultdict[tuple[str, DeviceKind | None, bool], list[_Did]] = defaultdict(list)
-        for did in (*self._past, *here):
-            alike[did.profile, did.kind, did.measured_j is not None].append(did)
-        usages = tuple(
-            _usage(profile, kind, group, measured=measured)
-            for (profile, kind, measured), group in alike.items()
-        )
-        return usages, len({did.who for did in (*self._past, *here) if did.here})
+        return [*self._past, *here]
+
+    def usages(
+        self, sessions: Mapping[int, Session], now_s: float
+    ) -> tuple[tuple[DeviceUsage, ...], int]:
+        """Return the usage of devices, and how many devices are on this machine."""
+        return usages_of(self.did(sessions, now_s))
+
+
+def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
+    """Return the usage of devices, and how many devices are on their server's machine.
+
+    Devices are grouped by profile and kind; those that measure themselves are groups of their own.
+    """
+    alike: defaultdict[tuple[str, DeviceKind | None, bool], list[SessionWork]] = defaultdict(list)
+    for each in did:
+        alike[each.profile, each.kind, each.measured_j is not None].append(each)
+    usages = tuple(
+        _usage(profile, kind, group, measured=measured)
+        for (profile, kind, measured), group in alike.items()
+    )
+    return usages, len({each.who for each in did if each.here})
 
 
 def _usage(
-    profile: str, kind: DeviceKind | None, group: list[_Did], *, measured: bool
+    profile: str, kind: DeviceKind | None, group: list[SessionWork], *, measured: bool
 ) -> DeviceUsage:
     total = sum((did.counters for did in group), DeviceCounters())
     return DeviceUsage(
@@ -141,6 +146,28 @@ def _works(session: Session) -> bool:
     return session.state is not DeviceState.JOINING
 
 
+class Elsewhere(Protocol):
+    """What sessions at other servers do for a job that several servers train.
+
+    Attributes:
+        on_one_machine: whether all these servers are on this machine.
+    """
+
+    on_one_machine: bool
+
+    def begin(self) -> None:
+        """Begin to count."""
+        ...
+
+    def did(self) -> list[SessionWork]:
+        """Return what was done since `begin`."""
+        ...
+
+    def end(self) -> None:
+        """Stop counting."""
+        ...
+
+
 class JobMeter:
     """The meter of a job's energy, from when it is made until it is closed.
 
@@ -151,6 +178,7 @@ class JobMeter:
         energy: reports sessions that end.
         power: the power of the server's machine.
         steady: the fleet's clock, in seconds.
+        elsewhere: the other servers of a cluster; None without.
     """
 
     def __init__(
@@ -159,17 +187,25 @@ class JobMeter:
         energy: EnergyMeter,
         power: OwnPower,
         steady: Callable[[], float] = time.monotonic,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._live, self._energy, self._power, self._steady = live, energy, power, steady
         self._began_s, self._ps = steady(), power.used()
-        self._log = self._in_loop(self._open)
+        self._elsewhere = elsewhere
+        self._log = opened_log(live, energy, steady)
+        if elsewhere is not None:
+            elsewhere.begin()
 
     def record(self) -> dict[str, Any]:
         """Return the run's energy record up to now."""
         sessions = self._live.manager.sessions
-        usages, here = self._in_loop(lambda: self._log.usages(sessions, self._steady()))
+        did = self._live.in_loop(lambda: self._log.did(sessions, self._steady()))
+        alone = True
+        if (elsewhere := self._elsewhere) is not None:
+            did, alone = did + elsewhere.did(), elsewhere.on_one_machine
+        usages, here = usages_of(did)
         duration_s, drew = self._steady() - self._began_s, self._power.used()
-        known = drew.energy_j is not None and self._ps.energy_j is not None
+        known = drew.energy_j is not None and self._ps.energy_j is not None and alone
         return RunEnergy(
             duration_s,
             duration_s,
@@ -183,18 +219,19 @@ class JobMeter:
 
     def close(self) -> None:
         """Stop measuring."""
-        self._in_loop(lambda: self._energy.watchers.remove(self._log.ended))
+        self._live.in_loop(lambda: self._energy.watchers.remove(self._log.ended))
+        if self._elsewhere is not None:
+            self._elsewhere.end()
 
-    def _open(self) -> JobLog:
-        log = JobLog(self._live.manager.sessions, self._steady())
-        self._energy.watchers.append(log.ended)
+
+def opened_log(
+    live: LiveRuntime, energy: EnergyMeter, steady: Callable[[], float] = time.monotonic
+) -> JobLog:
+    """Return a log that has begun, and hears of sessions that end. Not called in the loop."""
+
+    def opened() -> JobLog:
+        log = JobLog(live.manager.sessions, steady())
+        energy.watchers.append(log.ended)
         return log
 
-    def _in_loop(self, ask: Callable[[], T]) -> T:
-        async def asked() -> T:
-            return ask()
-
-        loop = self._live.loop
-        if loop is None or not loop.is_running():  # the server ends, nobody else is there
-            return ask()
-        return asyncio.run_coroutine_threadsafe(asked(), loop).result()
+    return live.in_loop(opened)

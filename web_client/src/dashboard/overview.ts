@@ -17,6 +17,8 @@ export interface ServerInfo {
   readonly verify: string;
   readonly started_s: number;
   readonly now_s: number;
+  /** Devices connected with each of several servers; null for one that does not answer. */
+  readonly servers: readonly (number | null)[];
 }
 
 export interface Card {
@@ -220,6 +222,7 @@ export function readOverview(data: unknown): Overview {
       verify: text(server.verify),
       started_s: number(server.started_s) ?? 0,
       now_s: number(server.now_s) ?? 0,
+      servers: list(server.servers).map(number),
     },
     card: {
       egress_bytes_per_s: number(card.egress_bytes_per_s),

@@ -68,10 +68,17 @@ function TopBar(props: { readonly overview: Overview; readonly live: boolean }) 
       <p class="soft small">
         up {duration(Math.max(0, server.now_s - server.started_s))} · version {server.version}
         {server.verify !== "" && ` · checks ${server.verify}`}
+        {server.servers.length > 0 && ` · ${serversText(server.servers)}`}
       </p>
       <p class={`chip ${props.live ? "good" : "bad"}`}>{props.live ? "live" : "not connected"}</p>
     </header>
   );
+}
+
+/** How many devices each of several servers has. */
+function serversText(counts: readonly (number | null)[]): string {
+  const each = counts.map((count) => (count === null ? "no answer" : String(count)));
+  return `${counts.length} servers with ${each.join(", ")} devices`;
 }
 
 /** The tab's title says how far the job is: it can be read without looking at the page. */

@@ -1,0 +1,165 @@
+"""How the doors of other processes are called: actors of Ray, and the door of `cleave serve`."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
+from typing import Any, Final, Protocol
+
+from cleave.cluster.door import Door
+from cleave.errors import CleaveError, FleetError
+
+_BACKLOG: Final = 64
+
+
+class DoorLostError(Exception):
+    """The process of a door does not answer. A worker that meets it starts again, with all others.
+
+    No `CleaveError`, which would end the training.
+    """
+
+
+class DoorCalls(Protocol):
+    """Calls a door; can be sent to other processes of the cluster."""
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the door, and return what it returns.
+
+        Raises:
+            CleaveError: as the method does.
+            DoorLostError: when the door's process is gone.
+        """
+        ...
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Call a method of the door whose end need not be waited for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ActorCalls:
+    """Calls a door that is an actor of Ray."""
+
+    actor: Any
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """See `DoorCalls.call`."""
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return ray.get(getattr(self.actor, name).remote(*arguments))
+        except RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, CleaveError) else error from None
+        except RayError as lost:
+            raise DoorLostError(f"a server's door does not answer: {type(lost).__name__}") from lost
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """See `DoorCalls.tell`."""
+        getattr(self.actor, name).remote(*arguments)
+
+
+class ConnectionCalls:
+    """Calls a door that `ServedDoor` serves. Several threads may call at once.
+
+    Args:
+        address: host and port.
+        key: shows that the caller belongs to the cluster.
+    """
+
+    def __init__(self, address: tuple[str, int], key: bytes) -> None:
+        self._address, self._key = address, key
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConnectionCalls, (self._address, self._key)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """See `DoorCalls.call`."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        try:
+            if connection is None:
+                connection = Client(self._address, authkey=self._key)
+            connection.send((name, arguments))
+            answer, error = connection.recv()
+        except (OSError, EOFError, AuthenticationError) as lost:
+            raise DoorLostError(f"the first server does not answer: {lost}") from lost
+        with self._lock:
+            self._idle.append(connection)
+        if error is not None:
+            raise error
+        return answer
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """See `DoorCalls.tell`."""
+        self.call(name, *arguments)
+
+
+class ServedDoor:
+    """Serves the door of this process to the workers of a cluster, until it is closed.
+
+    What passes is pickled, as all that Ray sends is: only who knows the key may call.
+
+    Args:
+        door: of this process.
+        host: an address of this machine that other nodes reach.
+    """
+
+    def __init__(self, door: Door, host: str) -> None:
+        self._door = door
+        self._key = secrets.token_bytes(32)
+        self._listener = Listener((host, 0), backlog=_BACKLOG)
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept, name="cleave-door", daemon=True)
+        self._thread.start()
+
+    def calls(self) -> ConnectionCalls:
+        """Return what calls this door."""
+        address: Any = self._listener.address
+        return ConnectionCalls(address, self._key)
+
+    def close(self) -> None:
+        """Take no more callers."""
+        self._closed = True
+        with suppress(OSError):
+            Client(self._listener.address).close()  # the thread that accepts wakes up
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            caller = self._listener.accept()
+            if self._closed:
+                caller.close()
+                return
+            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+
+    def _serve(self, caller: Connection) -> None:
+        """Answer one caller until it goes."""
+        # Each proves that it knows the key, in this order, before anything is unpickled.
+        with caller, suppress(OSError, EOFError, AuthenticationError):
+            deliver_challenge(caller, self._key)
+            answer_challenge(caller, self._key)
+            while True:
+                name, arguments = caller.recv()
+                answer, error = None, None
+                try:
+                    answer = getattr(self._door, name)(*arguments)
+                except CleaveError as failed:
+                    error = failed
+                except Exception as failed:  # noqa: BLE001 - raised where it was called
+                    error = FleetError(f"unexpected {type(failed).__name__}: {failed}")
+                caller.send((answer, error))

@@ -1,0 +1,89 @@
+"""Several servers that serve together: the first in this process, others in Ray's cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cleave.cluster.door import Door
+from cleave.cluster.door_calls import ServedDoor
+from cleave.cluster.doors import Doors, open_doors
+from cleave.cluster.own_door import DoorSetup
+from cleave.cluster.roster import Members
+from cleave.cluster.servers import Servers
+from cleave.energy.grid import Grid
+from cleave.server.api.overview import Overview
+from cleave.server.fleet_server import Server, ServerConfig
+from cleave.server.runtime import Numbering
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Holds several servers that serve together.
+
+    Attributes:
+        servers: all of them, as operators see them.
+        doors: of all; opens the fleet of each in its worker.
+    """
+
+    servers: Servers
+    doors: Doors
+
+
+@contextmanager
+def serving_together(
+    ray: Any,
+    first: Server,
+    config: ServerConfig,
+    members: Members,
+    overview: Overview,
+    count: int,
+    grid: Grid | None = None,
+) -> Iterator[Serving]:
+    """Start the other servers, which end with the block.
+
+    Args:
+        ray: the module, connected to a cluster.
+        first: the server of this process, which listens already.
+        config: how it listens; others do alike on their nodes, each on the next port where a
+            machine has several.
+        members: its authenticator.
+        overview: its overview.
+        count: how many servers there are to be, the first among them.
+        grid: the electricity grid that devices are on; None if it was not stated.
+
+    Raises:
+        UsageError: when a node cannot listen there.
+    """
+    with ExitStack() as opened:
+        own = ray.get_runtime_context().get_node_id()
+        here = ServedDoor(Door(first), ray.util.get_node_ip_address())
+        opened.callback(here.close)
+        alike = replace(
+            config,
+            operator_credential="",
+            viewer_credential="",
+            auth=None,
+            events=None,
+            operator=None,
+            pages=None,
+            # A certificate of its own that a node makes is not kept: devices are told which it is.
+            security=replace(config.security, folder=None),
+        )
+        setups = [
+            DoorSetup(replace(alike, numbering=Numbering(number, count)), members.server, grid)
+            for number in range(2, count + 1)
+        ]
+        others = open_doors(ray, setups, [own])
+        opened.callback(others.close)
+        machines = {
+            node["NodeManagerAddress"]
+            for node in ray.nodes()
+            if node["NodeID"] in (own, *others.nodes)
+        }
+        doors = Doors([here.calls(), *others.calls], [own, *others.nodes], len(machines) == 1)
+        servers = Servers(first, members, overview, doors)
+        opened.callback(servers.close)
+        yield Serving(servers, doors)

@@ -1,0 +1,50 @@
+"""The runner of a server that has others beside it: they train its jobs together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
+from cleave.training.run_folder import RunFolder
+from cleave.training.run_job import JobRequest, JobRunner
+
+if TYPE_CHECKING:
+    from cleave.training.trainer import TrainContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRunner(JobRunner):
+    """Trains each job on several servers; a model is used with the devices of the first alone.
+
+    Attributes:
+        ray: the module, connected to a cluster.
+        servers: how many.
+        fleet_of: opens the fleet of each, in its worker.
+    """
+
+    ray: Any
+    servers: int
+    fleet_of: FleetOf
+
+    def train(self, request: JobRequest, context: TrainContext) -> None:
+        """See `JobRunner.train`."""
+        from cleave.training.trainer import TrainContext, prepare
+
+        spec = request.spec()
+        if request.resume:
+            folder = RunFolder(Path(request.resume).resolve())
+        else:
+            prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
+            patience = context.patience(lambda: 0)
+            folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
+        shared = SharedJob(
+            spec,
+            folder.path,
+            Path.cwd(),
+            bool(request.resume),
+            bool(request.resume) and request.restarts(),
+            self.fleet_of,
+        )
+        train_together(self.ray, shared, self.servers, context.report, context.stop)

@@ -1,0 +1,92 @@
+"""Overviews of several servers as one. Pure; see `cleave.server.api.overview`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from cleave.server.api.overview import MAX_DEVICES_BYTES, MAX_STREAMS, Answer, row_bytes
+
+_OF_ALL: Final = ("devices_j", "gco2e", "devices_known", "devices_unknown", "devices_measured")
+
+
+def merged(own: Answer, others: Sequence[Answer]) -> Answer:
+    """Return one overview of several servers.
+
+    Args:
+        own: of the server that is asked. Job, events and facts are its own.
+        others: of the others, whose sessions have other numbers.
+    """
+    every = [own, *others]
+    return {
+        **own,
+        "card": _sum([each["card"] for each in every]),
+        "totals": _sum([each["totals"] for each in every]),
+        "traffic": _sum_deep([each["traffic"] for each in every]),
+        "saved": _sum_deep([each["saved"] for each in every]),
+        "rates": {
+            **_sum([each["rates"] for each in every]),
+            "window_s": own["rates"]["window_s"],
+        },
+        "devices": _devices([each["devices"] for each in every]),
+        "plan": _first(each["plan"] for each in every),
+        "stages": _first(each["stages"] for each in every),
+        "timeline": _first(each["timeline"] for each in every),
+        "stream": _stream([each["stream"] for each in every if each["stream"] is not None]),
+        "energy": _energy([each["energy"] for each in every]),
+        "gemms": [gemm for each in every for gemm in each["gemms"]],
+    }
+
+
+def _first(values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _sum(maps: Sequence[Answer]) -> Answer:
+    """Add up the values of maps; one that is unknown anywhere is unknown."""
+    return {
+        name: None if any(each[name] is None for each in maps) else sum(e[name] for e in maps)
+        for name in maps[0]
+    }
+
+
+def _sum_deep(maps: Sequence[Answer]) -> Answer:
+    return {name: _sum([each[name] for each in maps]) for name in maps[0]}
+
+
+def _devices(tables: Sequence[Answer]) -> Answer:
+    rows, room = [], MAX_DEVICES_BYTES
+    for row in (row for table in tables for row in table["rows"]):
+        room -= row_bytes(row)
+        if room < 0:
+            break
+        rows.append(row)
+    by: Counter[tuple[str | None, str]] = Counter()
+    for table in tables:
+        for kind, state, count in table["by"]:
+            by[kind, state] += count
+    return {
+        "columns": tables[0]["columns"],
+        "rows": rows,
+        "total": sum(table["total"] for table in tables),
+        "by": [[kind, state, count] for (kind, state), count in by.items()],
+    }
+
+
+def _stream(streams: Sequence[Answer]) -> Answer | None:
+    if not streams:
+        return None
+    devices = [device for stream in streams for device in stream["devices"]]
+    hidden = sum(stream["hidden"] for stream in streams) + max(0, len(devices) - MAX_STREAMS)
+    return {**streams[0], "devices": devices[:MAX_STREAMS], "hidden": hidden}
+
+
+def _energy(parts: Sequence[Answer]) -> Answer:
+    """Add up what is known of devices; the server's own part is that of the first."""
+    summed = {}
+    for name in _OF_ALL:
+        known = [part[name] for part in parts if part[name] is not None]
+        summed[name] = sum(known) if known else None
+    assumed = [text for part in parts for text in part["assumed"]]
+    return {**parts[0], **summed, "assumed": list(dict.fromkeys(assumed))}

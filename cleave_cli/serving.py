@@ -1,0 +1,69 @@
+"""What `cleave serve` opens: one server, or several that train together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cleave_cli.cluster_options import ClusterOptions, ray_of
+
+if TYPE_CHECKING:
+    from cleave.energy.grid import Grid
+    from cleave.server.app import App
+    from cleave.server.fleet_server import Server, ServerConfig
+    from cleave.training.run_job import JobRunner
+
+
+@contextmanager
+def serving(
+    app: App, config: ServerConfig, runs: Path, cluster: ClusterOptions, grid: Grid | None
+) -> Iterator[tuple[Server, JobRunner]]:
+    """Listen for devices until the block ends; yield the server that they join, and what trains.
+
+    Args:
+        app: the parts of the server other than its fleet.
+        config: how it listens.
+        runs: the folder for run folders, which all servers see.
+        cluster: how many servers there are, and where.
+        grid: the electricity grid that devices are on; None if it was not stated.
+
+    Raises:
+        CleaveError: when one cannot listen, or the cluster is not there.
+    """
+    from cleave.server.fleet_server import serve
+
+    if cluster.servers == 1:
+        from cleave.training.run_job import JobRunner
+
+        with serve(config) as server:
+            app.open(server)
+            yield server, JobRunner(runs, lambda: app.meter(server))
+        return
+    from cleave.cluster.roster import Members
+    from cleave.cluster.serving import serving_together
+    from cleave.cluster.shared_runner import SharedRunner
+    from cleave.server.runtime import Numbering
+
+    members = Members(app.access)
+    config = replace(config, auth=members, numbering=Numbering(1, cluster.servers))
+    with ray_of(cluster) as ray, ExitStack() as opened:
+        server = opened.enter_context(serve(config))
+        together = serving_together(
+            ray, server, config, members, app.overview, cluster.servers, grid
+        )
+        serving = opened.enter_context(together)
+        app.overview.combine = serving.servers.combine
+        app.open(server, serving.servers)
+        yield (
+            server,
+            SharedRunner(
+                runs,
+                lambda: app.meter(server, serving.servers),
+                ray=ray,
+                servers=cluster.servers,
+                fleet_of=serving.doors,
+            ),
+        )

@@ -1,0 +1,100 @@
+"""The door of the first server is called by workers of the cluster, and by nobody else."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from typing import Any
+
+import pytest
+
+from cleave.cluster.door_calls import ConnectionCalls, DoorLostError, ServedDoor
+from cleave.errors import FleetError, UsageError
+
+
+class Door:
+    """A door that only answers."""
+
+    def __init__(self) -> None:
+        self.called: list[Any] = []
+        self.may_go_on = threading.Event()
+
+    def echo(self, *values: Any) -> Any:
+        self.called.append(values)
+        return values
+
+    def refuse(self) -> None:
+        raise UsageError("no")
+
+    def fail(self) -> None:
+        raise KeyError("what")
+
+    def wait(self) -> str:
+        self.may_go_on.wait()
+        return "waited"
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+def served(door: Door) -> Iterator[ServedDoor]:
+    served = ServedDoor(door, "127.0.0.1")  # type: ignore[arg-type]
+    with closing(served):
+        yield served
+        door.may_go_on.set()
+
+
+def test_a_worker_calls_a_door_of_another_process(served: ServedDoor, door: Door) -> None:
+    calls = pickle.loads(pickle.dumps(served.calls()))
+    assert calls.call("echo", 1, "two") == (1, "two")
+    calls.tell("echo", 3)
+    assert door.called == [(1, "two"), (3,)]
+
+
+def test_errors_are_raised_where_it_was_called(served: ServedDoor) -> None:
+    calls = served.calls()
+    with pytest.raises(UsageError, match="no"):
+        calls.call("refuse")
+    with pytest.raises(FleetError, match="unexpected KeyError"):
+        calls.call("fail")
+    assert calls.call("echo") == ()  # and it goes on
+
+
+def test_a_call_that_waits_holds_up_no_other(served: ServedDoor, door: Door) -> None:
+    calls = served.calls()
+    answers: list[str] = []
+    waiting = threading.Thread(target=lambda: answers.append(calls.call("wait")))
+    waiting.start()
+    assert calls.call("echo", 1) == (1,)
+    door.may_go_on.set()
+    waiting.join()
+    assert answers == ["waited"]
+
+
+def test_nobody_calls_without_the_key(served: ServedDoor, door: Door) -> None:
+    address = served._listener.address
+    assert isinstance(address, tuple)
+    with pytest.raises(DoorLostError):
+        ConnectionCalls(address, b"another key").call("echo", 1)
+    with pytest.raises((AuthenticationError, OSError, EOFError)):
+        Client(address, authkey=b"")
+    with socket.create_connection(address) as stranger, Client(address) as silent:
+        stranger.sendall(bytes(100))
+        silent.send(("echo", (1,)))
+        assert served.calls().call("echo", 2) == (2,)  # strangers hold nobody up
+    assert door.called == [(2,)]
+
+
+def test_a_door_that_is_gone_is_said_to_be() -> None:
+    with closing(ServedDoor(Door(), "127.0.0.1")) as other:  # type: ignore[arg-type]
+        calls = other.calls()
+    with pytest.raises(DoorLostError):
+        calls.call("echo")

@@ -1,0 +1,176 @@
+"""Servers that train together are one to operators and to devices.
+
+The other server is a process of its own, which Ray would start: here the test does.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cleave.cluster.door import Door
+from cleave.cluster.door_calls import DoorCalls, ServedDoor
+from cleave.cluster.door_runtime import DoorRuntime
+from cleave.cluster.doors import Doors
+from cleave.cluster.own_door import DoorSetup
+from cleave.cluster.roster import Members
+from cleave.cluster.servers import Servers
+from cleave.fleet.fleet import Fleet
+from cleave.server.api.overview import Question
+from cleave.server.app import App, open_app
+from cleave.server.fleet_server import Server, ServerConfig, serve
+from cleave.server.runtime import Numbering
+from tests.integration.processes import printing, until, wait_for_event
+from tests.integration.test_emulate import DEVICE, check, emulation, submit
+
+
+class Other:
+    """Calls the door of another process, which may be killed and start again."""
+
+    def __init__(self, setup: DoorSetup) -> None:
+        self._setup = pickle.dumps(setup).hex()
+        self._process = ExitStack()
+        self._calls: DoorCalls | None = None
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "tests.cluster.door_process", self._setup]
+        _, lines = self._process.enter_context(printing(command))
+        self._calls = pickle.loads(bytes.fromhex(wait_for_event(lines, "listening")["calls"]))
+
+    def kill(self) -> None:
+        self._process.close()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        assert self._calls is not None
+        return self._calls.call(name, *arguments)
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        self.call(name, *arguments)
+
+    def fleet(self) -> Fleet:
+        """Its fleet, as a worker has it."""
+        return Fleet(DoorRuntime(self.call, self.tell))
+
+
+class Cluster:
+    """Two servers, and what operators know of them."""
+
+    def __init__(self, app: App, first: Server, other: Other, servers: Servers) -> None:
+        self.app, self.first, self.other, self.servers = app, first, other, servers
+
+    def ask(self, action: str, **arguments: Any) -> dict[str, Any]:
+        """What an operator is answered."""
+        answered = self.first.live.in_loop(lambda: self.app.device_admin.answer(action, arguments))
+        return dict(answered)
+
+    def overview(self) -> dict[str, Any]:
+        return self.first.live.in_loop(lambda: self.app.overview.answer(Question(stream=True)))
+
+    def counts(self) -> list[int | None]:
+        """Devices of each server."""
+        found: list[int | None] = self.overview()["server"]["servers"]
+        return found
+
+    def url(self, uses: int, *, own: bool = False) -> str:
+        return self.first.join_url(self.app.access.pair(uses=uses, own=own).text)
+
+
+@contextmanager
+def clustered(folder: Path) -> Iterator[Cluster]:
+    with open_app(str(folder), "", "") as app:
+        members = Members(app.access)
+        config = ServerConfig(
+            viewer_credential=app.viewer_token, auth=members, numbering=Numbering(1, 2)
+        )
+        setup = DoorSetup(ServerConfig(credential="", numbering=Numbering(2, 2)), members.server)
+        with serve(config, events=app.overview.happened) as first:
+            here, other = ServedDoor(Door(first), "127.0.0.1"), Other(setup)
+            doors = Doors([here.calls(), other], ["a", "b"])
+            servers = Servers(first, members, app.overview, doors)
+            app.overview.combine = servers.combine
+            app.open(first, servers)
+            try:
+                yield Cluster(app, first, other, servers)
+            finally:
+                servers.close()
+                other.kill()
+                here.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with clustered(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_devices_join_one_server_and_are_shown_once_wherever_they_are(cluster: Cluster) -> None:
+    with emulation(cluster.url(4, own=True), [DEVICE] * 4) as running:
+        until(lambda: cluster.counts() == [2, 2])
+        seen = cluster.overview()
+        assert seen["devices"]["total"] == 4
+        numbers = [row[0] for row in seen["devices"]["rows"]]
+        assert len(set(numbers)) == 4
+        assert {number % 2 for number in numbers} == {0, 1}  # of both servers
+        listed = cluster.ask("devices")["devices"]
+        assert len(listed) == 4
+        assert all(device["own"] for device in listed)
+        until(lambda: {d["state"] for d in cluster.ask("devices")["devices"]} == {"ready"})
+        assert running.error is None
+
+
+@pytest.mark.slow
+def test_a_device_is_thrown_out_of_all_servers_and_its_work_is_stored(cluster: Cluster) -> None:
+    with emulation(cluster.url(2), [DEVICE] * 2) as running:
+        until(lambda: cluster.counts() == [1, 1])
+        check(submit(cluster.other.fleet()))
+        for device in cluster.ask("devices")["devices"]:
+            cluster.ask("revoke", device=device["id"], reason="sold")
+        running.wait()
+        until(lambda: cluster.counts() == [0, 0])
+        listed = cluster.ask("devices")["devices"]
+        assert {device["state"] for device in listed} == {"revoked"}
+        assert sum(device["blocks"] for device in listed) > 0
+        assert all("sold" in note for note in running.fleet.notes if "revoked" in note)
+
+
+@pytest.mark.slow
+def test_events_of_all_servers_are_in_one_log(cluster: Cluster) -> None:
+    with emulation(cluster.url(2), [DEVICE] * 2):
+        until(lambda: cluster.counts() == [1, 1])
+        rows = cluster.overview()["events"]["rows"]
+        joins = [device for _, _, kind, device, _ in rows if kind == "join"]
+        assert {number % 2 for number in joins} == {0, 1}
+        ids = [id for id, *_ in rows]
+        assert ids == sorted(set(ids))
+
+
+@pytest.mark.slow
+def test_a_server_that_starts_again_gets_devices_again(cluster: Cluster) -> None:
+    with emulation(cluster.url(2), [DEVICE] * 2) as running:
+        until(lambda: cluster.counts() == [1, 1])
+        cluster.other.kill()
+        until(lambda: cluster.counts() == [2, None])  # its device is back where it joined
+        cluster.other.start()
+        until(lambda: cluster.counts() == [1, 1])
+        assert running.error is None
+
+
+@pytest.mark.slow
+def test_the_energy_of_a_job_counts_what_all_devices_did(cluster: Cluster) -> None:
+    meter = cluster.app.meter(cluster.first, cluster.servers)
+    with emulation(cluster.url(2), [DEVICE] * 2):
+        until(lambda: cluster.counts() == [1, 1])
+        for fleet in (cluster.first.fleet, cluster.other.fleet()):
+            check(submit(fleet))
+        record = meter.record()
+        assert sum(usage["devices"] for usage in record["spells"]) == 2
+        assert record["devices_here"] == 2
+    meter.close()

@@ -1,0 +1,92 @@
+"""Several servers are shown as one: what they did is added up, and nothing is shown twice."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cleave.energy.grid import load_grid
+from cleave.energy.typical import load_typical
+from cleave.fleet.counters import FleetCounters
+from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.traffic import BytesByKind, Traffic
+from cleave.server.api import merged as merging
+from cleave.server.api.event_log import EventLog
+from cleave.server.api.merged import merged
+from cleave.server.api.overview import DEVICE_COLUMNS, Answer, Overview, Question, ServerFacts
+from cleave.server.block_times import Lane, TimeSpan
+from cleave.server.jobs.fleet_energy import EnergyMeter
+from profiles.library import load_profiles
+from tests.server.clocks import Clock
+from tests.server.test_overview import POWERED, Fleet
+
+
+def seen(fleet: Fleet, clock: Clock, question: Question | None = None, **facts: float) -> Answer:
+    profiles = load_profiles()
+    overview = Overview(
+        ServerFacts("1.2", "box", "auto", facts.get("card"), facts.get("card")),
+        EventLog(clock),
+        profiles,
+        EnergyMeter(profiles.values(), load_typical(), load_grid("DEU")),
+        clock.clocks,
+    )
+    overview.live = fleet
+    overview.happened(EventKind.REISSUE, None, "something")
+    clock.now_s += 20.0
+    return overview.answer(question or Question())
+
+
+def fleet_of(clock: Clock, *sessions: int, sent_bytes: int = 0) -> Fleet:
+    fleet = Fleet(clock)
+    for session in sessions:
+        fleet.join(session, name=f"device {session}", profile=POWERED)
+    traffic = Traffic(down=BytesByKind(other=sent_bytes))
+    fleet.done = dataclasses.replace(FleetCounters(), traffic=traffic)
+    return fleet
+
+
+def test_one_server_is_shown_as_it_is() -> None:
+    clock = Clock()
+    own = seen(fleet_of(clock, 1, 3, sent_bytes=5), clock)
+    assert merged(own, []) == own
+
+
+def test_devices_bytes_and_energy_are_those_of_all() -> None:
+    clock = Clock()
+    own = seen(fleet_of(clock, 1, 3, sent_bytes=5), clock, card=1e9)
+    other = seen(fleet_of(clock, 2, sent_bytes=7), clock, card=1e9)
+    whole = merged(own, [other])
+    names = [row[DEVICE_COLUMNS.index("name")] for row in whole["devices"]["rows"]]
+    assert names == ["device 1", "device 3", "device 2"]
+    assert whole["devices"]["total"] == 3
+    assert sum(count for _, _, count in whole["devices"]["by"]) == 3
+    assert whole["totals"]["down_bytes"] == whole["traffic"]["down"]["other"] == 12
+    assert whole["card"]["egress_bytes_per_s"] == 2e9
+    assert whole["energy"]["devices_known"] == 3
+    together_j = own["energy"]["devices_j"] + other["energy"]["devices_j"]
+    assert whole["energy"]["devices_j"] == together_j
+    assert whole["events"] == own["events"]  # those of others are added to the first one's log
+    assert len(set(whole["energy"]["assumed"])) == len(whole["energy"]["assumed"])
+
+
+def test_a_rate_that_one_server_does_not_know_is_unknown() -> None:
+    clock = Clock()
+    own = seen(fleet_of(clock), clock, card=1e9)
+    assert merged(own, [seen(fleet_of(clock), clock)])["card"]["egress_bytes_per_s"] is None
+
+
+def test_the_stream_and_the_table_have_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, question = Clock(), Question(device=2, stream=True)
+    first, second = fleet_of(clock, 1), fleet_of(clock, 2)
+    for fleet in (first, second):
+        fleet.spans = [TimeSpan(Lane.COMPUTE, clock() + 38.0, clock() + 39.0)]
+    answers = [seen(first, clock, question), seen(second, clock, question)]
+    assert merged(answers[0], answers[1:])["timeline"]["device"] == 2
+    monkeypatch.setattr(merging, "MAX_STREAMS", 1)
+    monkeypatch.setattr(merging, "MAX_DEVICES_BYTES", 300)
+    whole = merged(answers[0], answers[1:])
+    assert len(whole["stream"]["devices"]) == 1
+    assert whole["stream"]["hidden"] == 1
+    assert len(whole["devices"]["rows"]) == 1
+    assert whole["devices"]["total"] == 2
