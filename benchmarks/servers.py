@@ -5,10 +5,12 @@ Ray's nodes are processes of this machine, and devices are emulated in real time
 are sent on to the others; sequences do not go up evenly. Losses are compared with those of one
 server and of plain PyTorch. One run of each method has a server killed by SIGKILL in mid-step. Exit
 code 1 where losses are more than 1e-4 off one server's, or devices left when a server was killed.
+With `--served` jobs are sent to `cleave serve --servers N` instead, once its devices are spread.
 
     python -m benchmarks.servers                # needs cleave[ray]; about 15 minutes on 2 cores
     python -m benchmarks.servers --only stages --servers 1,2 --no-kill
     python -m benchmarks.servers --only tiles --memory sharded    # servers share the weights
+    python -m benchmarks.servers --only stages --servers 2 --served
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,24 +130,72 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], enough: int, event: s
         time.sleep(0.05)
 
 
+def started(command: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
+    """Start a command whose records go to a file, and the rest beside it."""
+    with out.open("wb") as printed, out.with_suffix(".err").open("wb") as errors:
+        return subprocess.Popen(command, stdout=printed, stderr=errors)
+
+
+@contextmanager
+def training(
+    setting: Setting, method: str, servers: int, folder: Path, *, served: bool
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Train on so many servers, with emulated devices; yield what prints the steps."""
+    out = folder / "train.jsonl"
+    job = (
+        "train", *setting.options, "--method", method, "--audit", "0.2", "--checkpoint-every", "5",
+        "--memory", setting.memory,
+    )  # fmt: skip
+    with nodes(servers) as address, ExitStack() as opened:
+        several = ("--servers", str(servers), "--ray", address, "--runs", str(folder / "runs"))
+        first = folder / "serve.jsonl" if served else out
+        command = (
+            cleave("serve", *several, "--port", "27000", "--data", str(folder / "data"),
+                   "--credential", "of the benchmark", "--stages-on", "any", "--json")
+            if served
+            else cleave(*job, *several, "--listen", "127.0.0.1:27000")
+        )  # fmt: skip
+        listening = started(command, first)
+        opened.callback(listening.wait, 60)
+        opened.callback(listening.terminate)
+        wait_for(first, listening, 1, "listening")
+        at = next(each for each in records(first) if each["event"] == "listening")
+        fleet = emulate(at["url"], setting.devices, folder / "fleet.jsonl")
+        opened.callback(fleet.wait, 60)
+        opened.callback(fleet.terminate)
+        if served:
+            wait_until_spread(at["operator_url"], setting.devices)
+            yield started(cleave(*job, "--server", at["operator_url"]), out)
+        else:
+            yield listening
+
+
+def wait_until_spread(server: str, devices: int) -> None:
+    """Wait until all servers have about as many devices, as `cleave status` says."""
+    counts: list[int] = []
+    until_s = time.monotonic() + WAIT_S
+    while sum(counts) < devices or max(counts) - min(counts) > 1:
+        if time.monotonic() > until_s:
+            raise SystemExit(f"the devices are not spread: {counts}")
+        time.sleep(1)
+        command = cleave("status", "--server", server, "--json")
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        counts = [count or 0 for count in json.loads(said)["server"]["servers"]]
+
+
 def train(
-    setting: Setting, method: str, servers: int, folder: Path, killed_after: int | None = None
+    setting: Setting,
+    method: str,
+    servers: int,
+    folder: Path,
+    killed_after: int | None = None,
+    *,
+    served: bool,
 ) -> Run:
     """Train on so many servers; kill one of them in the step after `killed_after`."""
-    with nodes(servers) as address:
-        out = folder / "train.jsonl"
-        command = cleave(
-            "train", *setting.options, "--method", method, "--servers", str(servers), "--ray",
-            address, "--listen", "127.0.0.1:27000", "--runs", str(folder / "runs"),
-            "--audit", "0.2", "--checkpoint-every", "5", "--memory", setting.memory,
-        )  # fmt: skip
-        with out.open("wb") as printed, (folder / "train.err").open("wb") as errors:
-            job = subprocess.Popen(command, stdout=printed, stderr=errors)
-        fleet: subprocess.Popen[bytes] | None = None
+    out = folder / "train.jsonl"
+    with training(setting, method, servers, folder, served=served) as job:
         try:
-            wait_for(out, job, servers, "listening")
-            urls = [each["url"] for each in records(out) if each["event"] == "listening"]
-            fleet = emulate(urls[0], setting.devices, folder / "fleet.jsonl")
             lost_s, before, after = 0.0, 0, 0
             if killed_after is not None:
                 wait_for(out, job, killed_after, STEP)
@@ -164,9 +214,6 @@ def train(
                 raise SystemExit(f"cleave train failed; see {folder}")
         finally:
             job.kill()
-            if fleet is not None:
-                fleet.terminate()
-                fleet.wait(60)
     steps = [each for each in records(out) if each["event"] == STEP]
     seen = records(folder / "fleet.jsonl")
     joined = next(each["joined"] for each in seen if each["event"] == "summary")
@@ -239,6 +286,7 @@ def main() -> None:
     parser.add_argument("--only", default="stages,tiles")
     parser.add_argument("--memory", default="auto", help="of several servers")
     parser.add_argument("--no-kill", action="store_true")
+    parser.add_argument("--served", action="store_true")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["RAY_AUTH_MODE"] = "token"  # of this user's home, which `ray start --head` made
@@ -264,7 +312,7 @@ def main() -> None:
     for number, (method, servers, killed) in enumerate(runs):
         folder = base / str(number)
         folder.mkdir()
-        run = train(setting, method, servers, folder, killed)
+        run = train(setting, method, servers, folder, killed, served=given.served)
         off, off_plain = (most_off(run.losses, each) for each in (alone[method], plain))
         text = ""
         if killed is not None:
