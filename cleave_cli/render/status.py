@@ -77,8 +77,7 @@ def shown(seen: Seen) -> RenderableType:
     overview = seen.latest
     parts: list[RenderableType] = [_server(overview["server"])]
     if counts := overview["server"].get("servers"):
-        each = ", ".join("no answer" if count is None else f"{count}" for count in counts)
-        parts.append(_text(f"{len(counts)} servers with {each} devices"))
+        parts.append(_text(_servers(counts)))
     if trouble := overview["server"].get("store"):
         parts.append(Text(f"store  {trouble}", style="bold"))
     parts.append("")
@@ -117,6 +116,14 @@ def _server(server: dict[str, Any]) -> RenderableType:
     )
 
 
+def _servers(counts: Sequence[int | None]) -> str:
+    """Say how many devices each of several servers has, and which of them do not answer."""
+    known = " + ".join(f"{count}" for count in counts if count is not None)
+    lost = [f"server {n}" for n, count in enumerate(counts, 1) if count is None]
+    silent = f"; no answer from {', '.join(lost)}" if lost else ""
+    return f"{len(counts)} servers with {known} devices{silent}"
+
+
 def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[RenderableType]:
     if job is None:
         return [_text("no job; submit one with: cleave train --model NAME")]
@@ -150,7 +157,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
 
 def _tasks(job: dict[str, Any]) -> str:
     """Say how far the next step is, if it is under way."""
-    tasks, last = job.get("tasks"), job["last_step"]
+    tasks, last = job.get("tasks"), job.get("last_step")
     if not tasks or (last is not None and last["step"] >= job["steps"]):
         return ""
     return f"; {tasks_text(*tasks)} of the next"

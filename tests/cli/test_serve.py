@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,18 @@ def test_rates_and_powers_that_are_none(option: str, value: float) -> None:
 def test_stages_go_to_ones_own_devices_or_to_any() -> None:
     with pytest.raises(UsageError, match="--stages-on is 'all'; use own or any"):
         serve(stages_on="all")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"servers": 0}, "--servers is 0; give 1 or more"),
+        ({"ray": "10.0.0.1:6379"}, "--ray starts several servers; give --servers as well"),
+    ],
+)
+def test_several_servers_that_are_none(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        serve(**options)
 
 
 def test_a_closed_terminal_ends_a_server_unless_it_is_to_outlive_it() -> None:

@@ -76,6 +76,28 @@ def test_a_job_that_waits_has_no_time_left() -> None:
     assert "left" not in page
 
 
+def test_several_servers_are_counted() -> None:
+    seen = Seen()
+    came = overview(0, 1)
+    came["server"]["servers"] = [2, 3]
+    seen.take(came)
+    assert "2 servers with 2 + 3 devices" in text(seen)
+    came["server"]["servers"] = [2, None, 3]
+    seen.take(came)
+    assert "3 servers with 2 + 3 devices; no answer from server 2" in text(seen)
+
+
+def test_no_step_is_under_way_after_the_last() -> None:
+    seen = Seen()
+    came = overview(98, 2)
+    came["job"] |= {"tasks": [3, 7], "last_step": {"step": 99}}
+    seen.take(came)
+    assert "task 3 of 7 of the next" in text(seen)
+    came["job"]["last_step"] = {"step": 100}
+    seen.take(came)
+    assert "of the next" not in text(seen)
+
+
 def test_without_job_devices_and_figures() -> None:
     seen = Seen()
     nothing = {"window_s": None}

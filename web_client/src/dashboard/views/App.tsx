@@ -75,10 +75,12 @@ function TopBar(props: { readonly overview: Overview; readonly live: boolean }) 
   );
 }
 
-/** How many devices each of several servers has. */
+/** How many devices each of several servers has, and which of them do not answer. */
 function serversText(counts: readonly (number | null)[]): string {
-  const each = counts.map((count) => (count === null ? "no answer" : String(count)));
-  return `${counts.length} servers with ${each.join(", ")} devices`;
+  const known = counts.filter((count) => count !== null).join(" + ");
+  const lost = counts.flatMap((count, at) => (count === null ? [`server ${at + 1}`] : []));
+  const silent = lost.length > 0 ? `; no answer from ${lost.join(", ")}` : "";
+  return `${counts.length} servers with ${known} devices${silent}`;
 }
 
 /** The tab's title says how far the job is: it can be read without looking at the page. */
