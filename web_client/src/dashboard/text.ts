@@ -69,3 +69,11 @@ export function timeOfDay(unix_s: number): string {
 export function counted(number: number, one: string, many = `${one}s`): string {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
+
+/** How many devices each of several servers has, and which of them do not answer. */
+export function serverLoads(counts: readonly (number | null)[]): string {
+  const known = counts.filter((count) => count !== null).join(" + ");
+  const lost = counts.flatMap((count, at) => (count === null ? [`server ${at + 1}`] : []));
+  const silent = lost.length > 0 ? `; no answer from ${lost.join(", ")}` : "";
+  return `${counts.length} servers with ${known} devices${silent}`;
+}

@@ -94,7 +94,14 @@ test("events come once each, and the next question asks for later ones", () => {
 
 test("a restarted server is read from its beginning", () => {
   const before = after(EMPTY, { events: events(1, 2), job: job(0, [step(1)]) });
-  const server = { version: "0.1", started_s: 2000, now_s: 2001, verify: "", name: "", servers: [] };
+  const server = {
+    version: "0.1",
+    started_s: 2000,
+    now_s: 2001,
+    verify: "",
+    name: "",
+    servers: [],
+  };
   const restarted = after(before, { server, events: { columns: [], rows: [], last: 1 } });
   expect(restarted.events).toEqual([]);
   expect(restarted.samples.length).toBe(1);

@@ -11,6 +11,7 @@ import {
   meanOf,
   percent,
   seconds,
+  serverLoads,
 } from "../../src/dashboard/text";
 
 function event(id: number, kind = "join"): FleetEvent {
@@ -71,4 +72,9 @@ test("one event is told in its words, several in one sentence, seldom", () => {
   const events = [event(1), event(2), event(3), event(4, "leave")];
   expect(announce(one, events, 103)).toBe(one);
   expect(announce(one, events, 107).text).toBe("2 events: 1 join, 1 leave");
+});
+
+test("how many devices several servers have", () => {
+  expect(serverLoads([2, 3])).toBe("2 servers with 2 + 3 devices");
+  expect(serverLoads([2, null, 3])).toBe("3 servers with 2 + 3 devices; no answer from server 2");
 });

@@ -5,6 +5,7 @@ import { duration } from "../../ui/figures";
 import type { Model } from "../model";
 import type { Overview } from "../overview";
 import { pace } from "../series";
+import { serverLoads } from "../text";
 import { EnergyView } from "./EnergyView";
 import { EventsView } from "./EventsView";
 import { FleetView } from "./FleetView";
@@ -68,19 +69,11 @@ function TopBar(props: { readonly overview: Overview; readonly live: boolean }) 
       <p class="soft small">
         up {duration(Math.max(0, server.now_s - server.started_s))} · version {server.version}
         {server.verify !== "" && ` · checks ${server.verify}`}
-        {server.servers.length > 0 && ` · ${serversText(server.servers)}`}
+        {server.servers.length > 0 && ` · ${serverLoads(server.servers)}`}
       </p>
       <p class={`chip ${props.live ? "good" : "bad"}`}>{props.live ? "live" : "not connected"}</p>
     </header>
   );
-}
-
-/** How many devices each of several servers has, and which of them do not answer. */
-function serversText(counts: readonly (number | null)[]): string {
-  const known = counts.filter((count) => count !== null).join(" + ");
-  const lost = counts.flatMap((count, at) => (count === null ? [`server ${at + 1}`] : []));
-  const silent = lost.length > 0 ? `; no answer from ${lost.join(", ")}` : "";
-  return `${counts.length} servers with ${known} devices${silent}`;
 }
 
 /** The tab's title says how far the job is: it can be read without looking at the page. */
