@@ -63,6 +63,7 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
     with _session(address) as ray:
         with _own_signals():
             ray.init(
+                "local",  # not a cluster that somebody else runs on this machine
                 num_cpus=cpus,
                 include_dashboard=False,
                 log_to_driver=False,
