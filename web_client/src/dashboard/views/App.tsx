@@ -47,10 +47,10 @@ export function App(props: { readonly model: Model; readonly choose: (device: nu
             waits={job !== null && job.waits !== ""}
           />
         )}
+        <NetworkView overview={overview} samples={model.samples} />
         {overview.stream !== null && overview.stream.devices.length > 0 && (
           <StreamView stream={overview.stream} devices={overview.devices} />
         )}
-        <NetworkView overview={overview} samples={model.samples} />
         <FleetView overview={overview} chosen={model.chosen} choose={choose} />
         <EventsView events={model.events} now_s={overview.server.now_s} />
         <EnergyView energy={overview.energy} />

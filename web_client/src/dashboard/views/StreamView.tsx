@@ -27,7 +27,7 @@ export function StreamView(props: {
   );
   const tell = useCallback(
     (x: number, y: number, size: Size) => {
-      const found = spanAt(x, y, size, stream);
+      const found = spanAt(x, y, size, stream, name);
       if (found === null) return "";
       const { device, span } = found;
       const took = seconds(span.end_s - span.start_s);
