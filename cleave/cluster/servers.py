@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -227,8 +227,15 @@ class Servers:
             if seen.start != other.start:  # it is new, and knows nobody
                 door.call("know", live.in_loop(self._members.all))
         except DoorLostError:
+            live.in_loop(partial(self._put_back, other, orders))
             return None
         return seen
+
+    @staticmethod
+    def _put_back(other: _Other, orders: Sequence[Order]) -> None:
+        """Have orders carried out again, in their order: it may be the same process that answers
+        next."""
+        other.orders[:0] = orders
 
     def _take(self, other: _Other, seen: Seen | None) -> None:
         """Take what another server said."""

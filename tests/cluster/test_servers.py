@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cleave.cluster.door import Door
-from cleave.cluster.door_calls import DoorCalls, ServedDoor
+from cleave.cluster.door_calls import DoorCalls, DoorLostError, ServedDoor
 from cleave.cluster.door_runtime import DoorRuntime
 from cleave.cluster.doors import Doors
 from cleave.cluster.own_door import DoorSetup
@@ -37,6 +37,7 @@ class Other:
         self._setup = pickle.dumps(setup).hex()
         self._process = ExitStack()
         self._calls: DoorCalls | None = None
+        self._in_reach = True
         self.start()
 
     def start(self) -> None:
@@ -47,8 +48,17 @@ class Other:
     def kill(self) -> None:
         self._process.close()
 
+    def cut(self) -> None:
+        """Be out of reach of the first server, and alive."""
+        self._in_reach = False
+
+    def reach(self) -> None:
+        self._in_reach = True
+
     def call(self, name: str, *arguments: Any) -> Any:
         assert self._calls is not None
+        if not self._in_reach:
+            raise DoorLostError("it is out of reach")
         return self._calls.call(name, *arguments)
 
     def tell(self, name: str, *arguments: Any) -> None:
@@ -174,3 +184,18 @@ def test_the_energy_of_a_job_counts_what_all_devices_did(cluster: Cluster) -> No
         assert sum(usage["devices"] for usage in record["spells"]) == 2
         assert record["devices_here"] == 2
     meter.close()
+
+
+@pytest.mark.slow
+def test_what_a_server_was_to_do_while_it_was_out_of_reach_is_done_later(cluster: Cluster) -> None:
+    with emulation(cluster.url(2), [DEVICE] * 2) as running:
+        until(lambda: cluster.counts() == [1, 1])
+        cluster.other.cut()
+        until(lambda: cluster.counts() == [1, None])
+        for device in cluster.ask("devices")["devices"]:
+            cluster.ask("revoke", device=device["id"])
+        until(lambda: cluster.counts()[0] == 0)
+        assert running.fleet.counters().connected == 1
+        cluster.other.reach()
+        running.wait()
+        until(lambda: cluster.counts() == [0, 0])
