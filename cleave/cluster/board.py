@@ -14,6 +14,7 @@ class Board:
         self._step = 0
         self._stopping = False
         self._failure = ""
+        self._ended = 0
 
     def started(self, rank: int) -> int:
         """Note that a server starts; return how often it did without a further step."""
@@ -39,6 +40,14 @@ class Board:
     def stopping(self) -> bool:
         """Say whether the servers are to stop."""
         return self._stopping
+
+    def end(self) -> None:
+        """Note that a server has done its part."""
+        self._ended += 1
+
+    def ended(self) -> int:
+        """Return how many servers have done their part."""
+        return self._ended
 
     def fail(self, text: str) -> None:
         """Note why training cannot go on; what was noted first counts."""

@@ -149,7 +149,8 @@ class Door:
         future = self._futures[number]
         if not future.done and not self._runtime.wait(future, timeout_s):
             return None
-        self._futures.pop(number, None)
+        if self._futures.get(number) is future:  # else a new worker has one of that number
+            del self._futures[number]
         return (None, future.error) if future.error else (future.out.array, "")
 
     def withdraw(self, number: int) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
@@ -20,6 +23,9 @@ from cleave.cluster.door import Door
 from cleave.errors import CleaveError, FleetError
 
 _BACKLOG: Final = 64
+_PAUSE_S: Final = 0.1
+_PROVES_S: Final = 10.0  # that it knows the key
+_MAX_UNPROVED: Final = 64  # callers at once
 
 
 class DoorLostError(Exception):
@@ -32,12 +38,17 @@ class DoorLostError(Exception):
 class DoorCalls(Protocol):
     """Calls a door; can be sent to other processes of the cluster."""
 
-    def call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a method of the door, and return what it returns.
+
+        Args:
+            name: of the method.
+            arguments: of it.
+            timeout_s: how long to wait for its answer; None for as long as it takes.
 
         Raises:
             CleaveError: as the method does.
-            DoorLostError: when the door's process is gone.
+            DoorLostError: when the door's process is gone, or does not answer in time.
         """
         ...
 
@@ -52,13 +63,13 @@ class ActorCalls:
 
     actor: Any
 
-    def call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """See `DoorCalls.call`."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            return ray.get(getattr(self.actor, name).remote(*arguments))
+            return ray.get(getattr(self.actor, name).remote(*arguments), timeout=timeout_s)
         except RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, CleaveError) else error from None
@@ -86,7 +97,7 @@ class ConnectionCalls:
     def __reduce__(self) -> tuple[Any, ...]:
         return ConnectionCalls, (self._address, self._key)
 
-    def call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """See `DoorCalls.call`."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
@@ -94,6 +105,9 @@ class ConnectionCalls:
             if connection is None:
                 connection = Client(self._address, authkey=self._key)
             connection.send((name, arguments))
+            if not connection.poll(timeout_s):
+                connection.close()
+                raise DoorLostError(f"the first server does not answer within {timeout_s} s")
             answer, error = connection.recv()
         except (OSError, EOFError, AuthenticationError) as lost:
             raise DoorLostError(f"the first server does not answer: {lost}") from lost
@@ -123,6 +137,7 @@ class ServedDoor:
         self._key = secrets.token_bytes(32)
         self._listener = Listener((host, 0), backlog=_BACKLOG)
         self._closed = False
+        self._unproved = threading.BoundedSemaphore(_MAX_UNPROVED)
         self._thread = threading.Thread(target=self._accept, name="cleave-door", daemon=True)
         self._thread.start()
 
@@ -141,18 +156,37 @@ class ServedDoor:
 
     def _accept(self) -> None:
         while True:
-            caller = self._listener.accept()
+            try:
+                caller = self._listener.accept()
+            except OSError:  # of one caller, or there are too many files just now
+                time.sleep(_PAUSE_S)
+                continue
             if self._closed:
                 caller.close()
                 return
-            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+            if self._unproved.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+            else:
+                caller.close()
 
-    def _serve(self, caller: Connection) -> None:
-        """Answer one caller until it goes."""
-        # Each proves that it knows the key, in this order, before anything is unpickled.
-        with caller, suppress(OSError, EOFError, AuthenticationError):
+    def _have_proved(self, caller: Connection) -> None:
+        """Have a caller prove in time that it knows the key, and prove it to the caller."""
+        late = threading.Timer(_PROVES_S, _hang_up, [caller])
+        late.daemon = True
+        late.start()
+        try:
             deliver_challenge(caller, self._key)
             answer_challenge(caller, self._key)
+        finally:
+            late.cancel()
+
+    def _serve(self, caller: Connection) -> None:
+        """Answer one caller until it goes; nothing is unpickled before it has proved itself."""
+        with caller, suppress(OSError, EOFError, AuthenticationError):
+            try:
+                self._have_proved(caller)
+            finally:
+                self._unproved.release()
             while True:
                 name, arguments = caller.recv()
                 answer, error = None, None
@@ -163,3 +197,9 @@ class ServedDoor:
                 except Exception as failed:  # noqa: BLE001 - raised where it was called
                     error = FleetError(f"unexpected {type(failed).__name__}: {failed}")
                 caller.send((answer, error))
+
+
+def _hang_up(caller: Connection) -> None:
+    """End a connection whose other side says nothing; who reads from it sees its end."""
+    with suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)

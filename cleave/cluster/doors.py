@@ -18,6 +18,8 @@ from cleave.training.ranks import Ranks
 
 _THREADS: Final = 16  # of a door: a call may wait for devices
 _OPENS_S: Final = 120.0
+ANSWERS_S: Final = 30.0
+"""A door that does not answer so long is lost, for what does not wait for devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +60,21 @@ class Doors:
         loads: list[int | None] = []
         for door, came_before_s in zip(self.calls, before_s, strict=True):
             try:
-                loads.append(door.call("load", came_before_s))
+                loads.append(door.call("load", came_before_s, timeout_s=ANSWERS_S))
             except DoorLostError:
                 loads.append(None)
         for move in balance.next(loads, time.monotonic()):
             with suppress(DoorLostError):  # it is lost just now: the next time, then
-                address = self.calls[move.target].call("address")
+                address = self.calls[move.target].call("address", timeout_s=ANSWERS_S)
                 wanted = move.devices, address, before_s[move.source]
-                balance.sent_fewer(
-                    move, move.devices - self.calls[move.source].call("send", *wanted)
-                )
+                sent = self.calls[move.source].call("send", *wanted, timeout_s=ANSWERS_S)
+                balance.sent_fewer(move, move.devices - sent)
 
     def close(self) -> None:
         """End the sessions of all devices."""
         for door in self.calls:
             with suppress(DoorLostError):  # one that is lost has none
-                door.call("close")
+                door.call("close", timeout_s=ANSWERS_S)
 
 
 def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
@@ -110,6 +111,15 @@ def open_doors(ray: Any, setups: Sequence[DoorSetup], taken: Sequence[str] = ())
 
     from cleave.cluster.own_door import OwnDoor
 
+    class ActorDoor(OwnDoor):
+        """A door whose process Ray starts, again where it is lost."""
+
+        def __init__(self, setup: DoorSetup) -> None:
+            import ray
+
+            again = ray.get_runtime_context().was_current_actor_reconstructed
+            super().__init__(setup, again=again)
+
     alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     hosts = [alive[node] for node in taken]  # a machine may be several nodes
     actors: list[Any] = []
@@ -125,7 +135,7 @@ def open_doors(ray: Any, setups: Sequence[DoorSetup], taken: Sequence[str] = ())
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
         }
         here = replace(setup, config=replace(setup.config, port=port))
-        actors.append(ray.remote(**options)(OwnDoor).remote(here))
+        actors.append(ray.remote(**options)(ActorDoor).remote(here))
         at.append(node)
         hosts.append(alive[node])
     try:

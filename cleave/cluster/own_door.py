@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cleave.cluster.door import Door
-from cleave.cluster.roster import Member, Report, Roster
+from cleave.cluster.roster import Report, Roll, Roster
 from cleave.energy.grid import Grid
 from cleave.energy.typical import load_typical
+from cleave.errors import UsageError
 from cleave.fleet.counters import StepProgress
-from cleave.protocol.messages import ErrorCode
+from cleave.planner.plan import PsRates
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Answer, Overview, Question, ServerFacts
 from cleave.server.auth.access import Clocks
@@ -47,7 +48,8 @@ class Seen:
         answer: the server's overview.
         devices: see `Server.describe_devices`.
         progress: of the step that is under way, if any.
-        reports: what it has learnt of devices since the last look.
+        reports: what it has learnt of devices that the first server does not know.
+        number: of reports up to there.
     """
 
     start: str
@@ -55,6 +57,7 @@ class Seen:
     devices: list[dict[str, object]]
     progress: StepProgress | None
     reports: list[Report]
+    number: int
 
 
 class OwnDoor(Door):
@@ -62,13 +65,18 @@ class OwnDoor(Door):
 
     Args:
         setup: how.
+        again: whether it takes the place of a process that was lost. It then takes another port if
+            its own is in use, as it may be on another machine now; devices are told which.
+
+    Raises:
+        UsageError: when it cannot listen.
     """
 
-    def __init__(self, setup: DoorSetup) -> None:
+    def __init__(self, setup: DoorSetup, *, again: bool = False) -> None:
         profiles = load_profiles()
         self._energy = EnergyMeter(profiles.values(), load_typical(), setup.grid)
         self._overview = Overview(
-            ServerFacts(), EventLog(time.time), profiles, self._energy, Clocks()
+            _facts(setup.config.card), EventLog(time.time), profiles, self._energy, Clocks()
         )
         self._log: JobLog | None = None
         self._start = secrets.token_hex(8)
@@ -76,41 +84,49 @@ class OwnDoor(Door):
         if setup.first:
             self._roster = Roster(setup.first, config.credential)
             config = replace(config, auth=self._roster)
-        super().__init__(serve(config))
+        try:
+            server = serve(config)
+        except UsageError:
+            if not again:
+                raise
+            server = serve(replace(config, port=0))
+        super().__init__(server)
         self._overview.live = self._server.live
 
-    def look(self, question: Question) -> Seen:
-        """Return how things are, and what was learnt since the last look."""
+    def look(self, question: Question, start: str, taken: int, roll: Roll | None) -> Seen:
+        """Return how things are, and what was learnt of devices.
+
+        Args:
+            question: about the overview.
+            start: of the process that the first server looked at last.
+            taken: the number of its reports that were taken.
+            roll: whom to let in from now on; None where that has not changed.
+        """
 
         def seen() -> Seen:
             server = self._server
+            if roll is not None:
+                self._follow(roll)
             server.credit()
+            reports, number = self._roster.reports(taken if start == self._start else 0)
             return Seen(
                 self._start,
                 self._overview.answer(question),
                 server.describe_devices(),
                 server.progress(),
-                self._roster.reports(),
+                reports,
+                number,
             )
 
         return self._server.live.in_loop(seen)
 
-    def know(self, members: Sequence[Member]) -> None:
-        """Let these devices in from now on, or learn more of them."""
-        self._server.live.in_loop(lambda: self._roster.know(members))
-
-    def expel(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """Let a device in no more; end its sessions, and tell it why."""
-
-        def expelled() -> None:
-            self._roster.forget(identity)
+    def _follow(self, roll: Roll) -> None:
+        self._roster.replace(roll)
+        for identity, (code, reason) in roll.expelled.items():
             self._server.end_identity(identity, code, reason)
-
-        self._server.live.in_loop(expelled)
-
-    def mark_own(self, identity: int, own: bool) -> None:
-        """Note that a device is the operator's own now, or is that no more."""
-        self._server.live.in_loop(lambda: self._server.mark_own(identity, own))
+        for member in roll.members:
+            if member.admission.identity is not None:
+                self._server.mark_own(member.admission.identity, member.admission.own)
 
     # --- the energy of a job ---
 
@@ -131,3 +147,10 @@ class OwnDoor(Door):
         if (log := self._log) is not None:
             self._log = None
             self._server.live.in_loop(lambda: self._energy.watchers.remove(log.ended))
+
+
+def _facts(card: PsRates | None) -> ServerFacts:
+    """Return what is known of a server with this network card."""
+    rates = (card.egress_bytes_per_s, card.ingress_bytes_per_s) if card is not None else ()
+    known = [rate if math.isfinite(rate) else None for rate in rates] or [None, None]
+    return ServerFacts(egress_bytes_per_s=known[0], ingress_bytes_per_s=known[1])

@@ -128,9 +128,6 @@ def train_together(
         meanwhile()
         for record in ray.get(board.take.remote()):
             report(record)
-        if ray.get(board.failure.remote()):  # others may wait for the server that failed
-            running.join(_FAILED_S)
-            break
         if stop() and not stopping:
             stopping = True
             ray.get(board.stop.remote())
@@ -155,6 +152,8 @@ def _serve_rank(config: dict[str, Any]) -> None:
     if shared.at.is_dir():
         os.chdir(shared.at)  # Ray has given each worker a folder of its own
     ranks = TorchRanks()
+    if ray.get(board.failure.remote()):
+        return  # Ray starts all again where one failed and others waited for it
     starts = ray.get(board.started.remote(ranks.rank))
     if starts > MOST_STARTS:
         ray.get(board.fail.remote(f"the servers were lost {MOST_STARTS} times without a step"))
@@ -183,12 +182,25 @@ def _serve_rank(config: dict[str, Any]) -> None:
         raise  # Ray starts all again
     except CleaveError as error:
         ray.get(board.fail.remote(str(error)))
+        ray.get(board.end.remote())
+        if not _all_end(lambda: int(ray.get(board.ended.remote())), ranks.count):
+            raise  # Ray ends those that wait for this one
     except Exception as error:
         report(NoteRecord(f"it failed, and all start again: {type(error).__name__}: {error}"))
         raise
+    else:
+        ray.get(board.end.remote())
     finally:
         if fleet is not None:
             fleet.close()
+
+
+def _all_end(ended: Callable[[], int], servers: int) -> bool:
+    """Wait a little for all servers to end, as this one does; say whether they do."""
+    until_s = time.monotonic() + _FAILED_S
+    while (count := ended()) < servers and time.monotonic() < until_s:
+        time.sleep(LOOK_S)
+    return count >= servers
 
 
 class _Stop:

@@ -7,8 +7,8 @@ what they learn of a device they report, and the first server stores it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import methodcaller
 from typing import Final, Protocol
 
@@ -42,6 +42,21 @@ class Member:
     admission: Admission
 
 
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Tells another server whom it lets in, all of them.
+
+    Attributes:
+        version: grows with every change.
+        members: who is let in.
+        expelled: who was let in once and is no more, by identity, with what it is to be told.
+    """
+
+    version: int
+    members: tuple[Member, ...] = ()
+    expelled: Mapping[int, tuple[ErrorCode, str]] = field(default_factory=dict)
+
+
 class Keeper(Authenticator, Protocol):
     """The authenticator of the first server, as `Access` is."""
 
@@ -66,27 +81,26 @@ class Roster:
         self.server = server
         self._fleet_credential = fleet_credential
         self._members: dict[bytes, Member] = {}
+        self._quarantined: set[int] = set()  # of which the first server does not know yet
         self._reports: list[Report] = []
+        self._taken = 0
 
     # --- what the first server says and asks ---
 
-    def know(self, members: Iterable[Member]) -> None:
-        """Let these devices in from now on, or learn more of those that are known."""
-        for member in members:
-            self._members[member.credential_hash] = member
+    def replace(self, roll: Roll) -> None:
+        """Let in these devices from now on, and no others."""
+        self._quarantined -= roll.expelled.keys()
+        self._members = {member.credential_hash: member for member in roll.members}
 
-    def forget(self, identity: int) -> None:
-        """Let a device in no more."""
-        self._members = {
-            key: member
-            for key, member in self._members.items()
-            if member.admission.identity != identity
-        }
+    def reports(self, taken: int) -> tuple[list[Report], int]:
+        """Return what was learnt, and the number of reports up to there.
 
-    def reports(self) -> list[Report]:
-        """Return what was learnt since the last call."""
-        reports, self._reports = self._reports, []
-        return reports
+        Args:
+            taken: the number that was returned last; what came before it is forgotten.
+        """
+        del self._reports[: max(0, taken - self._taken)]
+        self._taken = max(taken, self._taken)
+        return list(self._reports), self._taken + len(self._reports)
 
     def _report(self, method: str, *arguments: object, **named: object) -> None:
         self._reports.append(methodcaller(method, *arguments, **named))
@@ -99,10 +113,10 @@ class Roster:
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
         member = self._members.get(hash_secret(hello.credential))
-        if member is None or member.admission.identity is None:
+        identity = member.admission.identity if member is not None else None
+        if member is None or identity is None or identity in self._quarantined:
             reason = "this server of several does not know this device; it is to join the first"
             return Refusal(ErrorCode.LIMIT, reason, RETRY_S)
-        identity = member.admission.identity
         if hello.measure:
             return Admission(measured_by=f"device {identity}", measures=identity)
         self._report("arrived", identity)
@@ -134,7 +148,7 @@ class Roster:
 
     def quarantined(self, identity: int, reason: str) -> None:
         """See `Authenticator.quarantined`."""
-        self.forget(identity)
+        self._quarantined.add(identity)
         self._report("quarantined", identity, reason)
 
 
@@ -149,27 +163,30 @@ class Members:
         self.server = keeper.server
         self._keeper = keeper
         self._members: dict[int, Member] = {}
-        self._news: set[int] = set()
+        self._expelled: dict[int, tuple[ErrorCode, str]] = {}
+        self._version = 0
 
-    def all(self) -> list[Member]:
-        """Return every device that was let in and may still be."""
-        return list(self._members.values())
+    def roll(self) -> Roll:
+        """Return what other servers are to know now."""
+        return Roll(self._version, tuple(self._members.values()), dict(self._expelled))
 
-    def news(self) -> list[Member]:
-        """Return those that others do not know yet, or not as they are now."""
-        news, self._news = self._news, set()
-        return [self._members[identity] for identity in news if identity in self._members]
+    def expel(self, identity: int, code: ErrorCode, reason: str) -> None:
+        """Let a device in no more, on any server.
 
-    def forget(self, identity: int) -> None:
-        """Tell others no more of a device, which may not come in."""
+        Args:
+            identity: of the device.
+            code, reason: what it is told where it is connected.
+        """
         self._members.pop(identity, None)
+        self._expelled[identity] = code, reason
+        self._version += 1
 
     def _changed(self, identity: int, change: Callable[[Admission], Admission]) -> None:
         member = self._members.get(identity)
         if member is not None:
             admission = change(member.admission)
             self._members[identity] = replace(member, admission=admission)
-            self._news.add(identity)
+            self._version += 1
 
     def mark_own(self, identity: int, *, own: bool) -> None:
         """Note that a device is the operator's own now, or is that no more."""
@@ -185,7 +202,8 @@ class Members:
         if isinstance(result, Admission) and result.identity is not None:
             shown = hash_secret(result.credential or hello.credential)
             self._members[result.identity] = Member(shown, replace(result, credential=""))
-            self._news.add(result.identity)
+            self._expelled.pop(result.identity, None)
+            self._version += 1
         return result
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
@@ -219,5 +237,6 @@ class Members:
 
     def quarantined(self, identity: int, reason: str) -> None:
         """See `Authenticator.quarantined`."""
-        self._keeper.quarantined(identity, reason)
-        self.forget(identity)
+        if identity in self._members:  # else it was revoked meanwhile, which counts more
+            self._keeper.quarantined(identity, reason)
+            self.expel(identity, ErrorCode.QUARANTINED, reason)

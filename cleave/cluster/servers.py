@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,13 +16,13 @@ from typing import Any, Final
 
 from cleave.cluster.balance import Balance
 from cleave.cluster.door_calls import DoorCalls, DoorLostError
-from cleave.cluster.doors import Doors
+from cleave.cluster.doors import ANSWERS_S, Doors
 from cleave.cluster.own_door import Seen
-from cleave.cluster.roster import Members
+from cleave.cluster.roster import Members, Roll
 from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.fleet_events import EventKind
-from cleave.server.api.merged import merged
+from cleave.server.api.merged import ended, merged
 from cleave.server.api.overview import Answer, Overview, Question
 from cleave.server.fleet_server import Server
 from cleave.server.jobs.job_energy import SessionWork
@@ -34,8 +33,8 @@ _logger = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 """Seconds between two looks at the other servers."""
 
-Order = Callable[[DoorCalls], object]
-"""Something that another server is to do."""
+ASKED_S: Final = 5.0
+"""What one client wants to see of a device is asked so long, whatever others ask meanwhile."""
 
 
 @dataclass(slots=True)
@@ -46,14 +45,19 @@ class _Other:
         calls: calls it.
         start: tells its present process from earlier ones; empty before the first look.
         seen: at the last look; None before, and while it is lost.
-        orders: what it has not been told yet.
+        before: what is left of its last overview, while it is lost, and of those of its earlier
+            processes.
+        knows: the version of the roll that it has; -1 for none.
+        taken: the number of its reports that were taken.
         after_event: the id of its last event that is known here.
     """
 
     calls: DoorCalls
     start: str = ""
     seen: Seen | None = None
-    orders: list[Order] = field(default_factory=list)
+    before: dict[str, Answer] = field(default_factory=dict)
+    knows: int = -1
+    taken: int = 0
     after_event: int = 0
 
 
@@ -80,7 +84,7 @@ class Servers:
         self.on_one_machine = doors.on_one_machine
         self._others = [_Other(calls) for calls in doors.calls[1:]]
         self._balance = Balance()
-        self._question = Question()
+        self._question, self._asked_s = Question(), 0.0
         self._closed = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cleave-servers", daemon=True)
@@ -103,15 +107,15 @@ class Servers:
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
         """End the sessions of a device on all servers, and tell it why; let it in no more."""
-        self._members.forget(identity)
+        self._members.expel(identity, code, reason)
         self._first.end_identity(identity, code, reason)
-        self._order(lambda door: door.call("expel", identity, code, reason))
+        self._wake.set()
 
     def mark_own(self, identity: int, own: bool) -> None:
         """Note that a device is the operator's own now, or is that no more."""
         self._members.mark_own(identity, own=own)
         self._first.mark_own(identity, own)
-        self._order(lambda door: door.call("mark_own", identity, own))
+        self._wake.set()
 
     def credit(self) -> None:
         """Store what devices of the first server did so far; others report it at each look."""
@@ -128,8 +132,19 @@ class Servers:
 
     def combine(self, answer: Answer, question: Question) -> Answer:
         """Add what the other servers do to the first one's overview; see `Overview.combine`."""
-        self._question = question
-        whole = merged(answer, [seen.answer for seen in self._seen()])
+        now_s = self._first.live.now()
+        if question.device or question.stream or now_s - self._asked_s > ASKED_S:
+            self._question, self._asked_s = question, now_s
+        others = [
+            {
+                **each,
+                "timeline": _of(each["timeline"], question.device),
+                "stream": each["stream"] if question.stream else None,
+            }
+            for other in self._others
+            for each in [*other.before.values(), *([other.seen.answer] if other.seen else [])]
+        ]
+        whole = merged(answer, others)
         if whole["job"] is not None and whole["job"]["state"] == JobState.RUNNING.value:
             progress = self.progress()
             whole["job"]["tasks"] = [progress.done, progress.of] if progress else None
@@ -141,12 +156,6 @@ class Servers:
 
     def _seen(self) -> list[Seen]:
         return [other.seen for other in self._others if other.seen is not None]
-
-    def _order(self, order: Order) -> None:
-        """Have all other servers do something, soon."""
-        for other in self._others:
-            other.orders.append(order)
-        self._wake.set()
 
     # --- the energy of a job, in its thread; see `Elsewhere` ---
 
@@ -167,88 +176,94 @@ class Servers:
         answers = []
         for other in self._others:
             with suppress(DoorLostError):
-                answers.append(other.calls.call(name))
+                answers.append(other.calls.call(name, timeout_s=ANSWERS_S))
         return answers
 
     # --- the thread ---
 
     def close(self) -> None:
-        """Look no more at the others. Not called in the loop."""
+        """End the sessions of the others, and take what they still report. Not in the loop."""
         self._closed.set()
         self._wake.set()
         self._thread.join()
+        for other in self._others:
+            with suppress(DoorLostError):
+                other.calls.call("close", timeout_s=ANSWERS_S)
+            self._look_at(other)
 
     def _watch(self) -> None:
         while not self._closed.is_set():
-            try:
-                self._round()
-            except Exception as error:  # noqa: BLE001 - the next look may succeed
-                _logger.error("the other servers: %s: %s", type(error).__name__, error)
+            self._round()
             self._wake.wait(LOOK_S)
             self._wake.clear()
 
     def _round(self) -> None:
         """Look at each of the others, and spread the devices."""
-        live = self._first.live
-        known_before_s = live.in_loop(self._tell_news)
+        known_before_s = self._first.live.now()
         for number, other in enumerate(self._others):
-            seen = self._looked_at(other)
-            if seen is None and other.seen is not None:
+            was_there, start = other.seen is not None, other.start
+            self._look_at(other)
+            if other.seen is None and was_there:
                 _logger.warning("server %d does not answer; Ray starts it again", number + 2)
-            if seen is None or seen.start != other.start:
+            if other.seen is None or other.start != start:
                 self._balance.forget(number + 1)
-            live.in_loop(partial(self._take, other, seen))
-        self._doors.spread(self._balance, known_before_s)
-
-    def _tell_news(self) -> float:
-        """Have the others know who came since the last round; return the time."""
-        if news := self._members.news():
-            self._order(lambda door: door.call("know", news))
-        return self._first.live.now()
-
-    def _due(self, other: _Other) -> tuple[list[Order], Question]:
-        """Return what another server is to be told, and what it is asked."""
-        orders, other.orders = other.orders, []
-        asked = self._question
-        return orders, Question(other.after_event, device=asked.device, stream=asked.stream)
-
-    def _looked_at(self, other: _Other) -> Seen | None:
-        """Tell another server what it is to know and do; return how it is, or None if it is lost.
-
-        Orders are carried out one after the other: a device that was let in again must not be
-        thrown out by an order that is older.
-        """
-        live, door = self._first.live, other.calls
-        orders, question = live.in_loop(partial(self._due, other))
         try:
-            for order in orders:
-                order(door)
-            seen: Seen = door.call("look", question)
-            if seen.start != other.start:  # it is new, and knows nobody
-                door.call("know", live.in_loop(self._members.all))
-        except DoorLostError:
-            live.in_loop(partial(self._put_back, other, orders))
-            return None
-        return seen
+            self._doors.spread(self._balance, known_before_s)
+        except Exception as error:  # noqa: BLE001 - the next time may succeed
+            _logger.error("devices are not spread: %s: %s", type(error).__name__, error)
+
+    def _look_at(self, other: _Other) -> None:
+        """Tell another server whom to let in, and take what it says."""
+        live = self._first.live
+        seen: Seen | None = None
+        question, roll = live.in_loop(partial(self._due, other))
+        try:
+            seen = self._asked(other, question, roll)
+            if seen.start != other.start and roll is None:  # it is new, and knows nobody
+                roll = live.in_loop(self._members.roll)
+                seen = self._asked(other, question, roll)
+        except DoorLostError as lost:
+            _logger.debug("%s", lost)
+        except Exception as error:  # noqa: BLE001 - the next look may succeed
+            _logger.error("another server: %s: %s", type(error).__name__, error)
+        live.in_loop(partial(self._take, other, seen, roll))
+
+    def _due(self, other: _Other) -> tuple[Question, Roll | None]:
+        """Return what another server is asked, and the roll if it does not have this one."""
+        asked, roll = self._question, self._members.roll()
+        question = Question(other.after_event, device=asked.device, stream=asked.stream)
+        return question, roll if roll.version != other.knows else None
 
     @staticmethod
-    def _put_back(other: _Other, orders: Sequence[Order]) -> None:
-        """Have orders carried out again, in their order: it may be the same process that answers
-        next."""
-        other.orders[:0] = orders
+    def _asked(other: _Other, question: Question, roll: Roll | None) -> Seen:
+        told = question, other.start, other.taken, roll
+        seen: Seen = other.calls.call("look", *told, timeout_s=ANSWERS_S)
+        return seen
 
-    def _take(self, other: _Other, seen: Seen | None) -> None:
+    def _take(self, other: _Other, seen: Seen | None, roll: Roll | None) -> None:
         """Take what another server said."""
         if seen is None:
-            other.seen = None
+            if other.seen is not None:
+                other.before[other.start] = ended(other.seen.answer)
+            other.seen, other.knows = None, -1
             return
+        new = seen.start != other.start
+        if new and other.seen is not None:
+            other.before[other.start] = ended(other.seen.answer)
+        other.before.pop(seen.start, None)
         for report in seen.reports:
             report(self._members)
-        other.seen = seen
-        if seen.start != other.start:  # its events are numbered anew
-            other.start, other.after_event = seen.start, 0
+        other.seen, other.start, other.taken = seen, seen.start, seen.number
+        other.knows = roll.version if roll is not None else other.knows
+        if new:  # its events are numbered anew
+            other.after_event = 0
             return
         events = seen.answer["events"]
         for _, _, kind, device, text in events["rows"]:
             self._overview.happened_elsewhere(EventKind(kind), device, text)
         other.after_event = events["last"]
+
+
+def _of(timeline: Answer | None, device: int) -> Answer | None:
+    """Return a timeline if it is that of a device."""
+    return timeline if timeline is not None and timeline["device"] == device else None

@@ -14,9 +14,11 @@ from cleave.cluster.own_door import DoorSetup
 from cleave.cluster.roster import Members
 from cleave.cluster.servers import Servers
 from cleave.energy.grid import Grid
+from cleave.errors import UsageError
 from cleave.server.api.overview import Overview
 from cleave.server.fleet_server import Server, ServerConfig
 from cleave.server.runtime import Numbering
+from cleave.transport.addresses import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +79,18 @@ def serving_together(
             for number in range(2, count + 1)
         ]
         others = open_doors(ray, setups, [own])
-        opened.callback(others.close)
         machines = {
             node["NodeManagerAddress"]
             for node in ray.nodes()
             if node["NodeID"] in (own, *others.nodes)
         }
         doors = Doors([here.calls(), *others.calls], [own, *others.nodes], len(machines) == 1)
+        if len(machines) > 1 and is_loopback(config.host):
+            others.close()
+            raise UsageError(
+                f"--host is {config.host}, where devices reach none but their own machine, and the "
+                f"cluster has {len(machines)}; give --host 0.0.0.0"
+            )
         servers = Servers(first, members, overview, doors)
-        opened.callback(servers.close)
+        opened.callback(servers.close)  # with the others' doors
         yield Serving(servers, doors)

@@ -74,15 +74,15 @@ class DeviceHistory:
         if now_s - self._credited_s < CREDIT_S:
             return
         self.credit(sessions, now_s)
-        long_gone = [who for who, left in self._departed.items() if now_s - left.at_s > GRACE_S]
-        for who in long_gone:
-            del self._departed[who]
 
     def credit(self, sessions: Iterable[Session], now_s: float) -> None:
         """Report what these sessions did since the last report."""
         self._credited_s = now_s
         for session in sessions:
             self._credit(session, now_s)
+        long_gone = [who for who, left in self._departed.items() if now_s - left.at_s > GRACE_S]
+        for who in long_gone:
+            del self._departed[who]
 
     def depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
         """Note that a session is over.

@@ -535,13 +535,17 @@ class LiveRuntime(Runtime):
         """See `Runtime.wait`."""
         began_s = time.perf_counter()
         job = future.job.id
-        finished = self._finished[job].wait(timeout_s)
+        event = self._finished.get(job)
+        finished = event is None or event.wait(timeout_s)
         self._counters.fleet_s += time.perf_counter() - began_s
         if not finished:
             self._counters.waited_s += time.perf_counter() - began_s
             return False
         # Rounding the sums takes time: do it here, not in the loop.
-        self._outputs.pop(job).finish()
+        output = self._outputs.pop(job, None)
+        if output is None:  # another thread waited for it, too, and does this
+            return self.wait_until(lambda: future.done, timeout_s)
+        output.finish()
         del self._futures[job], self._finished[job]
         self._counters.waited_s += time.perf_counter() - began_s
         future.done = True

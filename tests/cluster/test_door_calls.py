@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from cleave.cluster import door_calls
 from cleave.cluster.door_calls import ConnectionCalls, DoorLostError, ServedDoor
 from cleave.errors import FleetError, UsageError
+from tests.integration.processes import until
 
 
 class Door:
@@ -91,6 +93,26 @@ def test_nobody_calls_without_the_key(served: ServedDoor, door: Door) -> None:
         silent.send(("echo", (1,)))
         assert served.calls().call("echo", 2) == (2,)  # strangers hold nobody up
     assert door.called == [(2,)]
+
+
+def test_a_caller_that_proves_nothing_is_hung_up_on(
+    served: ServedDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_calls, "_PROVES_S", 0.01)
+    monkeypatch.setattr(served, "_unproved", threading.BoundedSemaphore(1))
+    address = served._listener.address
+    assert isinstance(address, tuple)
+    with socket.create_connection(address) as silent:
+        silent.settimeout(60)
+        while silent.recv(1000):  # its challenge, and then the end
+            pass
+    until(lambda: served._unproved._value == 1)
+    assert served.calls().call("echo", 3) == (3,)
+
+
+def test_a_call_that_takes_too_long_is_given_up(served: ServedDoor) -> None:
+    with pytest.raises(DoorLostError, match="within"):
+        served.calls().call("wait", timeout_s=0.01)
 
 
 def test_a_door_that_is_gone_is_said_to_be() -> None:

@@ -52,12 +52,15 @@ def joined(members: Members, access: Access, *, own: bool = False) -> tuple[Hell
 
 def told(roster: Roster, members: Members) -> None:
     """What the first server says goes to another process."""
-    roster.know(pickle.loads(pickle.dumps(members.news())))
+    roster.replace(pickle.loads(pickle.dumps(members.roll())))
 
 
-def reported(roster: Roster, members: Members) -> None:
-    for report in pickle.loads(pickle.dumps(roster.reports())):
+def reported(roster: Roster, members: Members, taken: int = 0) -> int:
+    """Take what a server learnt; return the number of reports."""
+    reports, number = pickle.loads(pickle.dumps(roster.reports(taken)))
+    for report in reports:
         report(members)
+    return int(number)
 
 
 def stored(access: Access, identity: int) -> DeviceRecord:
@@ -80,13 +83,32 @@ def test_a_device_shows_the_credential_of_the_first_server_at_all(
     assert measured.identity is None
 
 
-def test_nothing_is_told_twice_and_a_new_server_is_told_all(
-    members: Members, access: Access
+def test_the_roll_has_a_new_version_with_every_change(members: Members, access: Access) -> None:
+    before = members.roll()
+    _, identity = joined(members, access)
+    after = members.roll()
+    assert (len(before.members), len(after.members)) == (0, 1)
+    assert after.version > before.version
+    assert members.roll() == after
+    members.mark_own(identity, own=True)
+    assert members.roll().version > after.version
+
+
+def test_reports_are_kept_until_they_are_known_to_be_taken(
+    members: Members, roster: Roster, access: Access
 ) -> None:
-    joined(members, access)
-    assert len(members.news()) == 1
-    assert members.news() == []
-    assert len(members.all()) == 1
+    hello, identity = joined(members, access)
+    told(roster, members)
+    roster.admit(hello, HERE)
+    assert roster.reports(0)[1] == 1
+    roster.faulted(identity, "wrong", 1.0)
+    number = reported(roster, members)  # the answer before did not arrive
+    assert number == 2
+    assert access.statuses.faults_since(identity, 0.0) == (1, 1.0)
+    assert roster.reports(number) == ([], 2)
+    roster.departed(identity, "gone", lost=False)
+    reports, number = roster.reports(number)
+    assert (len(reports), number) == (1, 3)
 
 
 @pytest.mark.parametrize("credential", ["", "guessed"])
@@ -121,7 +143,6 @@ def test_the_first_server_stores_what_others_report(
     roster.faulted(identity, "wrong", 1.0)
     roster.departed(identity, "gone", lost=True)
     reported(roster, members)
-    assert roster.reports() == []
     after = stored(access, identity)
     assert after.sessions == before.sessions + 1
     assert after.done.blocks == 3
@@ -134,29 +155,68 @@ def test_the_first_server_stores_what_others_report(
     assert (again.faults, again.penalty, again.conduct.slowness) == (1, 1.0, 2.0)
 
 
-def test_a_quarantine_holds_everywhere(members: Members, roster: Roster, access: Access) -> None:
+@pytest.mark.parametrize("where", ["the first", "another"])
+def test_a_quarantine_holds_everywhere(members: Members, access: Access, where: str) -> None:
     hello, identity = joined(members, access)
-    told(roster, members)
-    roster.quarantined(identity, "wrong results")
-    assert isinstance(roster.admit(hello, HERE), Refusal)
-    reported(roster, members)
-    assert members.all() == []
+    rosters = [Roster(access.server), Roster(access.server)]
+    for roster in rosters:
+        told(roster, members)
+        assert isinstance(roster.admit(hello, HERE), Admission)
+    if where == "the first":
+        members.quarantined(identity, "wrong results")
+    else:
+        rosters[0].quarantined(identity, "wrong results")
+        reported(rosters[0], members)
+    assert members.roll().members == ()
+    assert members.roll().expelled == {identity: (ErrorCode.QUARANTINED, "wrong results")}
+    for roster in rosters:
+        told(roster, members)
+        assert isinstance(roster.admit(hello, HERE), Refusal)
     refusal = members.admit(hello, HERE)
     assert isinstance(refusal, Refusal)
     assert refusal.code is ErrorCode.QUARANTINED
     assert stored(access, identity).standing is AccessStatus.QUARANTINED
 
 
-def test_one_that_is_thrown_out_is_not_made_known_again(
+def test_a_quarantine_that_the_first_server_does_not_know_yet_is_not_undone(
     members: Members, roster: Roster, access: Access
 ) -> None:
     hello, identity = joined(members, access)
     told(roster, members)
+    roster.faulted(identity, "wrong", 1.0)
+    reported(roster, members)
+    roster.quarantined(identity, "wrong results")
+    told(roster, members)  # with the fault that was reported before
+    assert isinstance(roster.admit(hello, HERE), Refusal)
+
+
+def test_one_that_was_let_in_again_is_let_in_everywhere(
+    members: Members, roster: Roster, access: Access
+) -> None:
+    hello, identity = joined(members, access)
+    told(roster, members)
+    roster.quarantined(identity, "wrong results")
+    reported(roster, members)
+    told(roster, members)
+    access.statuses.decide(identity, "phone", AccessStatus.ADMITTED, "")
+    assert isinstance(members.admit(hello, HERE), Admission)
+    told(roster, members)
+    assert isinstance(roster.admit(hello, HERE), Admission)
+
+
+def test_a_revocation_counts_more_than_a_quarantine_that_is_reported_late(
+    members: Members, roster: Roster, access: Access
+) -> None:
+    hello, identity = joined(members, access)
+    told(roster, members)
+    roster.quarantined(identity, "wrong results")
+    access.statuses.decide(identity, "phone", AccessStatus.REVOKED, "sold")
+    members.expel(identity, ErrorCode.CREDENTIAL, "sold")
     members.conducted(identity, Conduct(slowness=3.0))
-    members.forget(identity)
-    roster.forget(identity)
+    reported(roster, members)
     told(roster, members)
     assert isinstance(roster.admit(hello, HERE), Refusal)
+    assert stored(access, identity).standing is AccessStatus.REVOKED
 
 
 def test_a_mark_reaches_all_servers(members: Members, roster: Roster, access: Access) -> None:

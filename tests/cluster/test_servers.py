@@ -55,11 +55,11 @@ class Other:
     def reach(self) -> None:
         self._in_reach = True
 
-    def call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         assert self._calls is not None
         if not self._in_reach:
             raise DoorLostError("it is out of reach")
-        return self._calls.call(name, *arguments)
+        return self._calls.call(name, *arguments, timeout_s=timeout_s)
 
     def tell(self, name: str, *arguments: Any) -> None:
         self.call(name, *arguments)
@@ -87,6 +87,10 @@ class Cluster:
         """Devices of each server."""
         found: list[int | None] = self.overview()["server"]["servers"]
         return found
+
+    def joined(self) -> int:
+        """How often devices joined any server."""
+        return int(self.overview()["totals"]["joined"])
 
     def url(self, uses: int, *, own: bool = False) -> str:
         return self.first.join_url(self.app.access.pair(uses=uses, own=own).text)
@@ -166,10 +170,13 @@ def test_events_of_all_servers_are_in_one_log(cluster: Cluster) -> None:
 def test_a_server_that_starts_again_gets_devices_again(cluster: Cluster) -> None:
     with emulation(cluster.url(2), [DEVICE] * 2) as running:
         until(lambda: cluster.counts() == [1, 1])
+        until(lambda: cluster.joined() == 3)
         cluster.other.kill()
         until(lambda: cluster.counts() == [2, None])  # its device is back where it joined
+        until(lambda: cluster.joined() == 4)  # those that joined the lost one count further on
         cluster.other.start()
         until(lambda: cluster.counts() == [1, 1])
+        until(lambda: cluster.joined() == 5)
         assert running.error is None
 
 
@@ -195,7 +202,7 @@ def test_what_a_server_was_to_do_while_it_was_out_of_reach_is_done_later(cluster
         for device in cluster.ask("devices")["devices"]:
             cluster.ask("revoke", device=device["id"])
         until(lambda: cluster.counts()[0] == 0)
-        assert running.fleet.counters().connected == 1
+        until(lambda: running.fleet.counters().connected == 1)
         cluster.other.reach()
         running.wait()
         until(lambda: cluster.counts() == [0, 0])

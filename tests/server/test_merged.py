@@ -13,7 +13,7 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.server.api import merged as merging
 from cleave.server.api.event_log import EventLog
-from cleave.server.api.merged import merged
+from cleave.server.api.merged import ended, merged
 from cleave.server.api.overview import DEVICE_COLUMNS, Answer, Overview, Question, ServerFacts
 from cleave.server.block_times import Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
@@ -68,6 +68,19 @@ def test_devices_bytes_and_energy_are_those_of_all() -> None:
     assert whole["energy"]["devices_j"] == together_j
     assert whole["events"] == own["events"]  # those of others are added to the first one's log
     assert len(set(whole["energy"]["assumed"])) == len(whole["energy"]["assumed"])
+
+
+def test_what_a_lost_server_did_still_counts() -> None:
+    clock = Clock()
+    own = seen(fleet_of(clock, 1, sent_bytes=5), clock, card=1e9)
+    lost = ended(seen(fleet_of(clock, 2, sent_bytes=7), clock, card=1e9))
+    whole = merged(own, [lost])
+    assert whole["totals"]["down_bytes"] == 12
+    assert whole["devices"] == own["devices"]
+    assert whole["card"] == own["card"]
+    assert whole["rates"] == own["rates"]
+    assert whole["energy"]["devices_known"] == 1
+    assert whole["energy"]["devices_j"] > own["energy"]["devices_j"]
 
 
 def test_a_rate_that_one_server_does_not_know_is_unknown() -> None:

@@ -183,10 +183,10 @@ def test_who_follows_a_job_is_told_how_far_its_step_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(operator, "_TASKS_EVERY_S", 0.01)
     runner = Runner({"event": "note", "text": "preparing"})
     jobs = Jobs(None, runner)  # type: ignore[arg-type]
-    live = SimpleNamespace(progress=lambda: StepProgress(3, 8))
+    server = SimpleNamespace(progress=lambda: StepProgress(3, 8))
 
     async def scenario() -> None:
-        link, session = await followed(jobs, SimpleNamespace(live=live))
+        link, session = await followed(jobs, server)
         await heard(link)
         told = await heard(link)
         assert isinstance(told, messages.JobRecord)

@@ -15,7 +15,7 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
     """Return one overview of several servers.
 
     Args:
-        own: of the server that is asked. Job, events and facts are its own.
+        own: of the server that is asked. Job, events, facts and the latest GEMMs are its own.
         others: of the others, whose sessions have other numbers.
     """
     every = [own, *others]
@@ -35,7 +35,24 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
         "timeline": _first(each["timeline"] for each in every),
         "stream": _stream([each["stream"] for each in every if each["stream"] is not None]),
         "energy": _energy([each["energy"] for each in every]),
-        "gemms": [gemm for each in every for gemm in each["gemms"]],
+    }
+
+
+def ended(answer: Answer) -> Answer:
+    """Return what is left of the overview of a server that is lost: what it did until then."""
+    return {
+        **answer,
+        "card": dict.fromkeys(answer["card"], 0.0),
+        "rates": dict.fromkeys(answer["rates"], 0.0),
+        "devices": {**answer["devices"], "rows": [], "total": 0, "by": []},
+        **dict.fromkeys(("plan", "stages", "timeline", "stream")),
+        "energy": {
+            **answer["energy"],
+            "devices_known": 0,
+            "devices_unknown": 0,
+            "devices_measured": 0,
+            "assumed": [],
+        },
     }
 
 
