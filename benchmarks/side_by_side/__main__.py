@@ -12,15 +12,17 @@ another through this machine: up the one's link and down the other's. `--methods
 `benchmarks.side_by_side.method`. SmolLM2-135M is a model of its sizes with drawn weights.
 
 The first step is not counted: it plans, makes graphs, threads and groups, and sends what then
-stays. Bytes are counted by interfaces, headers included. Memory is the most that was resident after
-the first step, of a device with all its processes. A fault (`stop`: SIGSTOP for a minute; `kill`:
-SIGKILL) meets the last device in the middle of the third step; one step more follows. Losses must
-be those of `plain:fp32` of the same setting: within 1e-4 in fp32, 2e-2 in bf16.
+stays. Of the others one is enough where it takes two minutes. Bytes are counted by interfaces,
+headers included. Memory is the most that was resident after the first step, of a device with all
+its processes. A fault (`stop`: SIGSTOP for a minute; `kill`: SIGKILL) meets the last device in the
+middle of the third step; one step more follows. Losses must be those of `plain:fp32` of the same
+setting: within 1e-4 in fp32, 2e-2 in bf16.
 
-With `--json` rows are kept in a file, and those that are there from the same commit are not
-measured again; what does not install, fails, or does not finish within `--limit-s` is a row with
-the reason. `python -m benchmarks.side_by_side.report FILE` makes the report's tables and plots.
-Ends with 1 if losses of an undisturbed row are others, or such a row failed.
+With `--json` rows are kept in a file, and those that are there from the same commit (the last that
+changed Cleave, or for others the last that changed how they are run) are not measured again; what
+does not install, fails, or does not finish within `--limit-s` is a row with the reason.
+`python -m benchmarks.side_by_side.report FILE` makes the report's tables and plots. Ends with 1 if
+losses of an undisturbed row are others, or such a row failed.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ from benchmarks.links import limited_namespace, namespaces_missing
 from benchmarks.side_by_side.measure import measure
 from benchmarks.side_by_side.method import Method
 from benchmarks.side_by_side.order import OPT, default_order
-from benchmarks.side_by_side.results import Results, measured_commit
+from benchmarks.side_by_side.results import (
+    MEASURED_FOLDERS,
+    MEASURING_OTHERS,
+    Results,
+    measured_commit,
+)
 from benchmarks.side_by_side.row import Key, Row
 from benchmarks.side_by_side.setting import Fault, Link, Setting, usual_seq
 from benchmarks.side_by_side.tables import agrees, named, reference_of, show
@@ -136,8 +143,11 @@ def _measured(
     keys: Sequence[Key], options: argparse.Namespace, results: Results, logs: Path
 ) -> Iterator[Row]:
     """Yield each row, from the file or measured now."""
-    commit = measured_commit(_ROOT)
+    of_cleave, of_others = (
+        measured_commit(_ROOT, paths) for paths in (MEASURED_FOLDERS, MEASURING_OTHERS)
+    )
     for number, key in enumerate(keys, 1):
+        commit = of_cleave if key.method.way.of_cleave else of_others
         row = None if options.again else results.find(key, commit)
         if row is not None and not (options.retry and not row.whole):
             yield row

@@ -60,7 +60,7 @@ def measure(
         run = Run(method, setting, model, counted, namespaces, processes, logs, row)
         try:
             CONTENDERS[method.way](run)
-            if len(row.losses) < run.steps:
+            if not run.done:
                 raise RunError(f"it did {len(row.losses)} steps of {run.steps}")
         except RunError as error:
             row.ending = _ENDINGS.get(type(error), Ending.FAILED)

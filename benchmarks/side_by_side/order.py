@@ -60,11 +60,11 @@ _ORDER: Final = (
     # LoRA at most 1.5 times the step's arithmetic.
     Group("plain:fp32,plain:bf16,stages:fp32,stages:bf16,ddp:fp32,ddp:bf16", _SLOW, _MANY, RANK),
     Group("plain:bf16,ddp:fp32:halved,ddp:bf16,hivemind:fp32:fp16,pipeline:fp32", _HOME, _MANY),
-    # Stop and kill.
-    Group("plain:fp32", _HOME, _FEW),
+    # Stop and kill, behind links on which all are done soon: who survives does not depend on them.
+    Group("plain:fp32", _LAN, _FEW),
     Group(
         "stages:fp32,ddp:fp32,hivemind:fp32,pipeline:fp32,fsdp:fp32,tiles:fp32",
-        _HOME, _FEW, fault=Fault.STOP, also=(Fault.KILL,),
+        _LAN, _FEW, fault=Fault.STOP, also=(Fault.KILL,),
     ),
     Group(_ALL, _HOME, _MANY),
     Group("pipeline:fp32,pipeline:bf16,hivemind:fp32,fsdp:fp32", _SLOW, _MANY, RANK),
@@ -80,5 +80,10 @@ _ORDER: Final = (
 
 
 def default_order() -> list[Key]:
-    """Return all rows of the report, each once."""
-    return [*dict.fromkeys(key for group in _ORDER for key in group)]
+    """Return all rows of the report, each once; plain PyTorch, which has no link, once for all."""
+    found: dict[Key, Key] = {}
+    for key in (key for group in _ORDER for key in group):
+        linked = key.method.way.needs_links
+        same = key if linked else Key(key.method, replace(key.setting, link=_HOME))
+        found.setdefault(same, key)
+    return [*found.values()]

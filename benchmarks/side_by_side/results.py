@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from benchmarks.side_by_side.row import Key, Row, from_json, to_json
 
 MEASURED_FOLDERS: Final = ("cleave", "cleave_cli", "emulator", "profiles", "benchmarks")
-"""What rows are measured with. Other changes leave them valid."""
+"""What figures of Cleave are measured with. Other changes leave them valid."""
+
+MEASURING_OTHERS: Final = (
+    *(f"benchmarks/side_by_side/{name}" for name in ("contenders", "workers", "run.py")),
+    *(f"benchmarks/side_by_side/{name}.py" for name in ("faults", "measure", "memory", "shapes")),
+    *(f"benchmarks/{name}.py" for name in ("links", "delayed_link")),
+)
+"""What rows of others are measured with: they do not become others by a change of Cleave."""
 
 _UNSAVED: Final = "-with-changes"
 
@@ -60,8 +68,13 @@ def saved(commit: str) -> bool:
     return not commit.endswith(_UNSAVED)
 
 
-def measured_commit(root: Path) -> str:
-    """Return the last commit that changed what is measured, and whether more is changed since."""
+def measured_commit(root: Path, paths: Sequence[str] = MEASURED_FOLDERS) -> str:
+    """Return the last commit that changed what is measured, and whether more is changed since.
+
+    Args:
+        root: of the repository.
+        paths: what is measured with.
+    """
 
     def git(*command: str) -> str:
         done = subprocess.run(
@@ -69,6 +82,6 @@ def measured_commit(root: Path) -> str:
         )
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", *MEASURED_FOLDERS)
-    commit = git("log", "-1", "--format=%h", "--abbrev=12", "--", *MEASURED_FOLDERS)
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *paths)
+    commit = git("log", "-1", "--format=%h", "--abbrev=12", "--", *paths)
     return commit + (_UNSAVED if changed else "")

@@ -26,6 +26,9 @@ _PATIENCE: Final = 5
 
 _WAKE_S: Final = 300.0
 
+LONG_STEP_S: Final = 120.0
+"""A counted step that takes so long is the only one: another would say the same."""
+
 
 @dataclass
 class Run:
@@ -39,6 +42,7 @@ class Run:
         processes: what was started.
         logs: a folder for this run.
         row: takes what is measured.
+        done: whether all has been measured.
     """
 
     method: Method
@@ -49,6 +53,7 @@ class Run:
     processes: Processes
     logs: Path
     row: Row
+    done: bool = False
     _before: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -77,13 +82,18 @@ class Run:
                 continue
             self._take(record, devices, server)
             step = len(self.row.losses)
-            if step == self.steps:
+            if step == self.steps or self._said_enough():
+                self.done = True
                 return
             if disturber.step_ended(step, self.row.seconds[-1] if self.row.seconds else 0.0):
                 self.row.fault_step = step + 1
             if self.row.fault_step:
                 calm = self.row.seconds[0] * _PATIENCE
                 self.processes.until_s = time.monotonic() + calm + STOPPED_S + _WAKE_S
+
+    def _said_enough(self) -> bool:
+        calm = self.setting.fault is Fault.NONE
+        return calm and bool(self.row.seconds) and self.row.seconds[-1] >= LONG_STEP_S
 
     def _sender(self, devices: Sequence[Started]) -> Callable[[signal.Signals], None]:
         def send(number: signal.Signals) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,8 @@ from benchmarks.side_by_side.memory import most_resident, peak_bytes
 from benchmarks.side_by_side.method import VARIANTS, Method, Way
 from benchmarks.side_by_side.order import default_order
 from benchmarks.side_by_side.processes import last_words
-from benchmarks.side_by_side.results import Results
-from benchmarks.side_by_side.row import Ending, Row, from_json, to_json
+from benchmarks.side_by_side.results import MEASURING_OTHERS, Results, measured_commit, saved
+from benchmarks.side_by_side.row import Ending, Key, Row, from_json, to_json
 from benchmarks.side_by_side.setting import Fault, Link, Setting, usual_seq
 from benchmarks.side_by_side.tables import agrees, difference, reference_of, saving
 from benchmarks.side_by_side.workers.parts import StageModule, dealt, in_line, in_v
@@ -88,6 +89,30 @@ def test_the_report_has_each_row_once_and_decides_first() -> None:
         if k.method == Method(Way.PLAIN, "fp32")
     }
     assert works == plain
+    alone = [key for key in keys if key.method.way is Way.PLAIN]
+    same = {Key(key.method, replace(key.setting, link=Link(1, 1))) for key in alone}
+    assert len(alone) == len(same)  # it has no link
+
+
+def test_what_changed_in_cleave_leaves_rows_of_others_valid(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    git("init")
+    git("config", "user.name", "a")
+    git("config", "user.email", "a@b")
+    for name in ("benchmarks/side_by_side/run.py", "cleave/plan.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+        git("add", ".")
+        git("commit", "-m", name)
+    assert measured_commit(tmp_path) != measured_commit(tmp_path, MEASURING_OTHERS)
+    before = measured_commit(tmp_path, MEASURING_OTHERS)
+    (tmp_path / "cleave/plan.py").write_text("changed")
+    assert not saved(measured_commit(tmp_path))
+    git("commit", "-a", "-m", "changed")
+    assert measured_commit(tmp_path, MEASURING_OTHERS) == before
 
 
 # --- rows and their file ---
