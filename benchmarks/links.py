@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.cores import LimitedCores, limited_cores
 from benchmarks.delayed_link import MTU
 
 MBIT: Final = 125_000.0
@@ -35,6 +36,7 @@ class LimitedNamespace:
         name: of the namespace.
         host, guest: the addresses of the link's ends: of this machine, and inside.
         here, there: the interfaces at its ends.
+        cores: what its processes may use of this machine; None for all.
     """
 
     name: str
@@ -42,10 +44,12 @@ class LimitedNamespace:
     guest: str
     here: str
     there: str
+    cores: LimitedCores | None = None
 
     def inside(self, *command: str) -> list[str]:
         """Return a command that is run in the namespace. Its process is that of the command."""
-        return ["ip", "netns", "exec", self.name, *command]
+        linked = ["ip", "netns", "exec", self.name, *command]
+        return linked if self.cores is None else self.cores.inside(*linked)
 
     def passed_bytes(self) -> tuple[int, int]:
         """Return how many bytes went down to the namespace and up from it, headers included."""
@@ -56,7 +60,7 @@ class LimitedNamespace:
 
 @contextmanager
 def limited_namespace(
-    number: int, down: float, up: float, delay_s: float = 0.0
+    number: int, down: float, up: float, delay_s: float = 0.0, cores: float = 0.0
 ) -> Iterator[LimitedNamespace]:
     """Yield a network namespace behind a limited link, and delete it with the block.
 
@@ -64,12 +68,14 @@ def limited_namespace(
         number: tells apart the namespaces of one process, below 256.
         down, up: rates of the link to and from the namespace, in bytes a second.
         delay_s: how long a byte takes each way besides.
+        cores: how many of this machine's cores processes inside may use together; 0 for all.
     """
     own = os.getpid() % 10_000  # another run, or one that was killed, has others
     name, here, there = f"cleave-{own}-{number}", f"cv{own}-{number}a", f"cv{own}-{number}b"
     network = f"10.{64 + own % 128}.{number}"
-    made = LimitedNamespace(name, f"{network}.1", f"{network}.2", here, there)
     with ExitStack() as stack:
+        group = stack.enter_context(limited_cores(name, cores)) if cores else None
+        made = LimitedNamespace(name, f"{network}.1", f"{network}.2", here, there, group)
         stack.callback(_delete, f"ip netns del {name}")
         run_in_shell(f"ip netns add {name}")
         if delay_s:

@@ -8,7 +8,8 @@
 Methods train the same model with the same batches, dtype and optimizer, one method after another.
 Each device is a process with one thread (hivemind: with its helpers) in a network namespace of its
 own, behind a link of limited rates and 20 ms there and back (root, Linux). Devices reach one
-another through this machine: up the one's link and down the other's. `--methods` takes those of
+another through this machine: up the one's link and down the other's. They share all cores or, with
+`--cores`, have a part of them each, as machines of their own do. `--methods` takes those of
 `benchmarks.side_by_side.method`. SmolLM2-135M is a model of its sizes with drawn weights.
 
 The first step is not counted: it plans, makes graphs, threads and groups, and sends what then
@@ -96,6 +97,7 @@ def chosen(options: argparse.Namespace) -> list[Key]:
             options.devices,
             options.round_trip_ms,
             options.memory,
+            options.cores,
         )
         for link in options.links.split(",")
         for fault in options.faults.split(",")
@@ -122,6 +124,7 @@ def _read_arguments() -> tuple[argparse.Namespace, list[Key]]:
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--round-trip-ms", type=float, default=20.0)
     parser.add_argument("--memory", default="2GB", help="what each device offers to Cleave")
+    parser.add_argument("--cores", type=float, default=0.0, help="for each device; 0: all share")
     parser.add_argument("--steps", type=int, default=2, help="that are counted")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="for each row")
     parser.add_argument("--json", type=Path, help="the file that rows are kept in")
@@ -160,7 +163,9 @@ def _measured(
             delay_s = setting.round_trip_ms / 2000
             namespaces = [
                 stack.enter_context(
-                    limited_namespace(device, setting.link.down, setting.link.up, delay_s)
+                    limited_namespace(
+                        device, setting.link.down, setting.link.up, delay_s, setting.cores
+                    )
                 )
                 for device in range(count)
             ]

@@ -20,6 +20,9 @@ _LAN: Final = Link(1000, 1000)
 _MANY: Final = 8192
 _FEW: Final = 1024
 
+_PART: Final = 0.45
+"""Of a core for each device: what is left of two carries the links' bytes."""
+
 _PEERS: Final = "ddp:fp32:halved,fsdp:fp32,pipeline:fp32,hivemind:fp32:fp16"
 _ALL: Final = (
     "plain:fp32,plain:bf16,stages:fp32,stages:bf16,stages:fp32:off,stages:bf16:off,"
@@ -35,7 +38,8 @@ class Group:
 
     Attributes:
         methods: as on the command line.
-        link, tokens, rank, model, fault: the setting.
+        link, tokens, rank, model, fault, cores: the setting.
+        also: faults besides.
     """
 
     methods: str
@@ -44,11 +48,19 @@ class Group:
     rank: int = 0
     model: str = OPT
     fault: Fault = Fault.NONE
+    cores: float = 0.0
     also: Sequence[Fault] = field(default=())
 
     def __iter__(self) -> Iterator[Key]:
         """Yield its rows."""
-        setting = Setting(self.model, self.tokens, usual_seq(self.tokens, 4), self.link, self.rank)
+        setting = Setting(
+            self.model,
+            self.tokens,
+            usual_seq(self.tokens, 4),
+            self.link,
+            self.rank,
+            cores=self.cores,
+        )
         for text in self.methods.split(","):
             for fault in (self.fault, *self.also):
                 yield Key(Method.of(text), replace(setting, fault=fault))
@@ -66,6 +78,8 @@ _ORDER: Final = (
         "stages:fp32,ddp:fp32,hivemind:fp32,pipeline:fp32,fsdp:fp32,tiles:fp32",
         _LAN, _FEW, fault=Fault.STOP, also=(Fault.KILL,),
     ),
+    # Beside the simulator.
+    Group("ddp:fp32,pipeline:fp32:1f1b,pipeline:fp32:gpipe", _HOME, _MANY, cores=_PART),
     Group(_ALL, _HOME, _MANY),
     Group("pipeline:fp32,pipeline:bf16,hivemind:fp32,fsdp:fp32", _SLOW, _MANY, RANK),
     Group(f"plain:fp32,stages:fp32,ddp:fp32,{_PEERS}", _LAN, _MANY),

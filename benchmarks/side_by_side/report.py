@@ -41,12 +41,16 @@ python -m benchmarks.side_by_side.report docs/side-by-side.json
 
 Each device is a network namespace behind a link with the rates that a table says, and 20 ms to this
 machine and back. Devices reach one another through this machine: up the one's link and down the
-other's. All processes share the cores of one machine, so a step's arithmetic takes no less time on
-four devices than on one. Cleave's server is a fifth process, which has no link. The first step is
-not counted, seconds are the median of the others. Bytes are those of the busiest device, counted by
-its interface. Memory is the most that was resident after the first step, of the largest device with
-all its processes; memory that these share counts once. *Off* is how far losses are from those of
-plain PyTorch in fp32, at most.
+other's. Where no cores are told, all processes share those of one machine, so a step's arithmetic
+takes no less time on four devices than on one, and a device that waits leaves its part to others;
+where they are told, each device has a part of its own. Cleave's server is a fifth process, which
+has no link.
+
+The first step is not counted, seconds are the median of the others; of a step that takes two
+minutes one is counted. Bytes are those of the busiest device, counted by its interface. Memory is
+the most that was resident after the first step, of the largest device with all its processes;
+memory that these share counts once. *Off* is how far losses are from those of plain PyTorch in
+fp32, at most.
 """
 
 _MEANING: Final = (
@@ -104,7 +108,8 @@ def _measured(rows: Sequence[Row]) -> Iterator[str]:
 
 def _title(setting: Setting) -> str:
     what = f"adapters of rank {setting.rank}" if setting.rank else "the whole model"
-    return f"{setting.model}, {what}, {setting.tokens} tokens, {setting.link.name} Mbit/s"
+    cores = f", {setting.cores:g} cores each" if setting.cores else ""
+    return f"{setting.model}, {what}, {setting.tokens} tokens, {setting.link.name} Mbit/s{cores}"
 
 
 def _table(setting: Setting, rows: Sequence[Row]) -> str:

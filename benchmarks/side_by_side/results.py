@@ -17,7 +17,7 @@ MEASURED_FOLDERS: Final = ("cleave", "cleave_cli", "emulator", "profiles", "benc
 MEASURING_OTHERS: Final = (
     *(f"benchmarks/side_by_side/{name}" for name in ("contenders", "workers", "run.py")),
     *(f"benchmarks/side_by_side/{name}.py" for name in ("faults", "measure", "memory", "shapes")),
-    *(f"benchmarks/{name}.py" for name in ("links", "delayed_link")),
+    *(f"benchmarks/{name}.py" for name in ("cores", "links", "delayed_link")),
 )
 """What rows of others are measured with: they do not become others by a change of Cleave."""
 

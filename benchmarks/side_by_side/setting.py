@@ -83,6 +83,7 @@ class Setting:
         devices: how many.
         round_trip_ms: from a device to this machine and back.
         memory: what a device offers, to Cleave.
+        cores: of this machine, for each device; 0 where they share them all.
     """
 
     model: str
@@ -94,6 +95,7 @@ class Setting:
     devices: int = 4
     round_trip_ms: float = 20.0
     memory: str = "2GB"
+    cores: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.devices, self.tokens, self.seq) < 1:
@@ -101,9 +103,10 @@ class Setting:
                 f"{self.tokens} tokens in sequences of {self.seq} on {self.devices} devices: "
                 f"give 1 or more of each"
             )
-        if self.rank < 0 or self.round_trip_ms < 0:
+        if min(self.rank, self.round_trip_ms, self.cores) < 0:
             raise ValueError(
-                f"a rank of {self.rank} and a round trip of {self.round_trip_ms} ms: give 0 or more"
+                f"a rank of {self.rank}, a round trip of {self.round_trip_ms} ms and {self.cores} "
+                f"cores a device: give 0 or more"
             )
         if self.tokens % (self.seq * self.devices):
             raise ValueError(

@@ -1,12 +1,15 @@
 """What `simulator/` says of the same set-up, beside what was measured: DDP and pipelines.
 
-The four devices share this machine's cores: together they compute as fast as plain PyTorch on all
-of them, so each has a quarter of that speed. Between two devices a byte passes this machine, and so
+Devices have a part of this machine's cores each, and that part of plain PyTorch's speed on all of
+them. Where they share all cores, one that waits leaves its part to the others, which no simulation
+of machines of their own does: there only DDP is compared, whose devices compute at the same time.
+Between two devices a byte passes this machine, and so
 has the latency of two links.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +73,8 @@ def conditions_of(row: Row, plain: Row) -> Conditions:
         plain: plain PyTorch's with the same work and dtype, which tells the speed of the cores.
     """
     setting, spec = row.setting, spec_of(row.setting.model)
-    speed = train_flops(spec, setting.batch, setting.seq) / plain.step_s / setting.devices
+    share = setting.cores / (os.cpu_count() or 1) if setting.cores else 1 / setting.devices
+    speed = share * train_flops(spec, setting.batch, setting.seq) / plain.step_s
     devices = [
         DeviceRates(
             number,
@@ -98,23 +102,13 @@ def simulated(row: Row, rows: Sequence[Row]) -> Pair | None:
     }
     method = methods.get(row.method.way)
     calm = setting.fault is Fault.NONE and not setting.rank and row.measured
-    plain = other(row, rows, Method(Way.PLAIN, row.method.dtype)) or _elsewhere(row, rows)
+    if row.method.way is Way.PIPELINE and (not setting.cores or row.method.variant in ("", "v")):
+        return None  # the simulator has no schedule with two stages a device
+    plain = other(row, rows, Method(Way.PLAIN, row.method.dtype))
     if method is None or not calm or plain is None:
         return None
     outcome = method.outcomes(conditions_of(row, plain))[0]
     return Pair(row, outcome.step_s, f"{outcome.method}, {outcome.setting}")
-
-
-def _elsewhere(row: Row, rows: Sequence[Row]) -> Row | None:
-    """Return plain PyTorch's row of the same work behind other links, which it does not use."""
-    for found in rows:
-        mine, its = row.setting, found.setting
-        same = (mine.model, mine.tokens, mine.seq, mine.rank) == (
-            its.model, its.tokens, its.seq, its.rank,
-        )  # fmt: skip
-        if same and found.measured and found.method == Method(Way.PLAIN, row.method.dtype):
-            return found
-    return None
 
 
 def pairs(rows: Sequence[Row]) -> list[Pair]:

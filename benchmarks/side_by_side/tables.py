@@ -31,14 +31,14 @@ def reference_of(row: Row, rows: Iterable[Row]) -> Row | None:
     alike = [
         other
         for other in rows
-        if other.method == PLAIN and other.losses and _work(other) == _work(row)
+        if other.method == PLAIN and other.losses and work(other.setting) == work(row.setting)
     ]
     # Steps of one run need not be as many as those of another.
     return max(alike, key=lambda other: len(other.losses), default=None)
 
 
-def _work(row: Row) -> tuple[object, ...]:
-    setting = row.setting
+def work(setting: Setting) -> tuple[object, ...]:
+    """Return what a setting trains: all of it, but for devices and links."""
     return setting.model, setting.tokens, setting.seq, setting.rank
 
 
@@ -56,11 +56,15 @@ def agrees(row: Row, reference: Row | None) -> bool:
 
 
 def other(row: Row, rows: Iterable[Row], method: Method) -> Row | None:
-    """Return another method's row in the same setting; None if it has no time."""
-    for found in rows:
-        if found.method == method and found.setting == row.setting and found.measured:
-            return found
-    return None
+    """Return another method's row in the same setting; None if it has no time.
+
+    Plain PyTorch's may be of the same work in another setting: it has no links.
+    """
+    timed = [found for found in rows if found.method == method and found.measured]
+    same = [found for found in timed if found.setting == row.setting]
+    if not same and method.way is Way.PLAIN:
+        same = [found for found in timed if work(found.setting) == work(row.setting)]
+    return same[0] if same else None
 
 
 @dataclass(frozen=True)
@@ -112,10 +116,11 @@ def heading(setting: Setting) -> str:
         Fault.STOP: "; one device is stopped for a minute",
         Fault.KILL: "; one device is killed",
     }
+    cores = f" of {setting.cores:g} cores" if setting.cores else ""
     return (
         f"{setting.model}, {setting.batch} x {setting.seq} tokens a step, {setting.devices} "
-        f"devices behind {setting.link.name} Mbit/s (down/up), {setting.round_trip_ms:g} ms there "
-        f"and back{adapters}{faults[setting.fault]}"
+        f"devices{cores} behind {setting.link.name} Mbit/s (down/up), "
+        f"{setting.round_trip_ms:g} ms there and back{adapters}{faults[setting.fault]}"
     )
 
 
@@ -124,9 +129,10 @@ def named(key: Key) -> str:
     setting = key.setting
     adapters = f", adapters of rank {setting.rank}" if setting.rank else ""
     fault = f", {setting.fault.value}" if setting.fault is not Fault.NONE else ""
+    cores = f", {setting.cores:g} cores each" if setting.cores else ""
     return (
         f"{key.method.name} {setting.model} {setting.batch} x {setting.seq} behind "
-        f"{setting.link.name}{adapters}{fault}"
+        f"{setting.link.name}{adapters}{cores}{fault}"
     )
 
 

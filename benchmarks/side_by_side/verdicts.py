@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.side_by_side.method import Method, Way
 from benchmarks.side_by_side.row import Row
 from benchmarks.side_by_side.setting import Fault, Link, Setting
-from benchmarks.side_by_side.tables import agrees, difference, reference_of, settings_of
+from benchmarks.side_by_side.tables import agrees, difference, reference_of, settings_of, work
 
 FULL_LIMIT: Final = 1 / 3
 """Of DDP's and hivemind's time, for stages: whole model, 8192 tokens, 100/20 Mbit/s."""
@@ -38,8 +38,14 @@ def fastest(rows: Sequence[Row], ways: Sequence[Way]) -> Row | None:
 
 
 def calm(rows: Sequence[Row], setting: Setting) -> list[Row]:
-    """Return the rows of a setting that nothing disturbed."""
-    return [row for row in rows if row.setting == replace(setting, fault=Fault.NONE)]
+    """Return the rows of a setting that nothing disturbed, and plain PyTorch's of its work."""
+    undisturbed = replace(setting, fault=Fault.NONE)
+    return [
+        row
+        for row in rows
+        if row.setting == undisturbed
+        or (row.method.way is Way.PLAIN and work(row.setting) == work(setting))
+    ]
 
 
 def goals(rows: Sequence[Row]) -> Iterator[str]:
@@ -116,7 +122,11 @@ def short(reason: str) -> str:
 
 def _place(setting: Setting) -> str:
     adapters = f", adapters of rank {setting.rank}" if setting.rank else ""
-    return f"{setting.model}{adapters}, {setting.tokens} tokens behind {setting.link.name} Mbit/s"
+    cores = f", {setting.cores:g} cores each" if setting.cores else ""
+    return (
+        f"{setting.model}{adapters}, {setting.tokens} tokens behind {setting.link.name} "
+        f"Mbit/s{cores}"
+    )
 
 
 def disturbed(rows: Sequence[Row]) -> list[tuple[Setting, list[Method]]]:
