@@ -1,4 +1,4 @@
-"""Write the report on a file of rows: `docs/side-by-side.md` with its plot.
+"""Write the report on a file of rows: `docs/side-by-side.md` with its plots.
 
     python -m benchmarks.side_by_side.report docs/side-by-side.json [--out docs]
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.side_by_side.method import Method, Way
+from benchmarks.side_by_side.plots import draw, summarize, title
 from benchmarks.side_by_side.results import Results
 from benchmarks.side_by_side.row import Key, Row
 from benchmarks.side_by_side.setting import Fault, Setting
@@ -25,6 +26,8 @@ from benchmarks.side_by_side.verdicts import disturbed, goals, short, survival, 
 
 PAGE: Final = "side-by-side.md"
 PLOT: Final = "images/side-by-side.svg"
+SUMMARY: Final = "images/side-by-side-summary.svg"
+"""What the README shows."""
 
 _ABOUT: Final = """\
 # Side by side
@@ -74,7 +77,7 @@ def page(rows: Sequence[Row]) -> str:
     parts += ["## All figures", _MEANING]
     for setting in settings(rows):
         if setting.fault is Fault.NONE:
-            parts += [f"### {_title(setting)}", heading(setting) + ".", _table(setting, rows)]
+            parts += [f"### {title(setting)}", heading(setting) + ".", _table(setting, rows)]
     if found := pairs(rows):
         lines = [
             f"| {named(pair.row.key)} | {pair.row.step_s:.1f} | {pair.step_s:.1f} | "
@@ -104,12 +107,6 @@ def _measured(rows: Sequence[Row]) -> Iterator[str]:
         commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(row.commit for row in mine))
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         yield f"Measured on {machine}, {when}, commit {commits}: {len(mine)} rows."
-
-
-def _title(setting: Setting) -> str:
-    what = f"adapters of rank {setting.rank}" if setting.rank else "the whole model"
-    cores = f", {setting.cores:g} cores each" if setting.cores else ""
-    return f"{setting.model}, {what}, {setting.tokens} tokens, {setting.link.name} Mbit/s{cores}"
 
 
 def _table(setting: Setting, rows: Sequence[Row]) -> str:
@@ -173,38 +170,6 @@ def _failed(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw seconds a step, a panel for each setting that nothing disturbed."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    shown = [
-        (setting, [row for row in rows if row.setting == setting and row.measured])
-        for setting in settings(rows)
-        if setting.fault is Fault.NONE
-    ]
-    shown = [(setting, mine) for setting, mine in shown if len(mine) > 1]
-    if not shown:
-        return
-    heights = [len(mine) + 2 for _, mine in shown]
-    figure = Figure(figsize=(8, 0.24 * sum(heights)), layout="constrained")
-    axes = figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for panel, (setting, mine) in zip(axes, shown, strict=True):
-        ordered = sorted(mine, key=lambda row: -row.step_s)
-        colors = ["C1" if row.method.way.of_cleave else "C7" for row in ordered]
-        bars = panel.barh(
-            [row.method.name for row in ordered], [row.step_s for row in ordered], color=colors
-        )
-        panel.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
-        panel.margins(x=0.12)
-        panel.tick_params(labelsize=7)
-        panel.set_title(_title(setting), fontsize=8, loc="left")
-    axes[-1].set_xlabel("seconds a step", fontsize=8)
-    # Text stays text in an SVG, and the same rows give the same file.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "side-by-side"}):
-        figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> None:
     """Write the page and the plot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -217,6 +182,7 @@ def main() -> None:
     (options.out / "images").mkdir(parents=True, exist_ok=True)
     (options.out / PAGE).write_text(page(rows))
     draw(rows, options.out / PLOT)
+    summarize(rows, options.out / SUMMARY)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,21 @@ _SLOW: Final = Link(50, 10)
 _LONGEST: Final = 110  # characters of a reason
 
 
+def full_work(setting: Setting) -> bool:
+    """Say whether the goal for whole models is of a setting."""
+    return _judged(setting) and not setting.rank and setting.link == _HOME
+
+
+def lora_work(setting: Setting) -> bool:
+    """Say whether the goal for adapters is of a setting."""
+    return _judged(setting) and bool(setting.rank) and setting.link == _SLOW
+
+
+def _judged(setting: Setting) -> bool:
+    shared = not setting.cores and setting.fault is Fault.NONE
+    return shared and setting.tokens == _TOKENS
+
+
 def fastest(rows: Sequence[Row], ways: Sequence[Way]) -> Row | None:
     """Return the fastest row of some ways that was whole and had plain PyTorch's losses."""
     fair = [
@@ -51,18 +66,15 @@ def calm(rows: Sequence[Row], setting: Setting) -> list[Row]:
 def goals(rows: Sequence[Row]) -> Iterator[str]:
     """Yield for each goal what was measured, in a sentence."""
     for setting in settings_of(rows):
-        if setting.fault is not Fault.NONE or setting.tokens != _TOKENS:
-            continue
         here = calm(rows, setting)
         stages = fastest(here, [Way.STAGES])
         if stages is None:
             continue
-        if not setting.rank and setting.link == _HOME:
+        if full_work(setting):
             for way in (Way.DDP, Way.HIVEMIND):
                 if (peer := fastest(here, [way])) is not None:
                     yield _goal(stages, peer, FULL_LIMIT)
-        plain = fastest(here, [Way.PLAIN])
-        if setting.rank and setting.link == _SLOW and plain is not None:
+        if lora_work(setting) and (plain := fastest(here, [Way.PLAIN])) is not None:
             yield _goal(stages, plain, LORA_LIMIT)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.side_by_side.method import Method
-from benchmarks.side_by_side.report import draw, page
+from benchmarks.side_by_side.plots import draw, summarize
+from benchmarks.side_by_side.report import page
 from benchmarks.side_by_side.row import Ending, Row
 from benchmarks.side_by_side.setting import Fault, Link, Setting
 from benchmarks.side_by_side.shapes import SMOLLM2
@@ -102,6 +103,21 @@ def test_the_same_rows_give_the_same_plot(tmp_path: Path) -> None:
     draw(ROWS, tmp_path / "two.svg")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert "hivemind:fp32" in (tmp_path / "one.svg").read_text()
+
+
+def test_the_summary_has_the_fastest_of_each_way_with_the_right_losses(tmp_path: Path) -> None:
+    wrong = row("hivemind:fp32:8bit", 10, losses=[11.0, 10.0, 8.0])
+    summarize([*ROWS, row("ddp:bf16", 180), wrong], tmp_path / "summary.svg")
+    text = (tmp_path / "summary.svg").read_text()
+    for shown in ("Cleave by stages (fp32)", "DDP (bf16)", "hivemind (fp32)", "180.0", "240.0"):
+        assert shown in text
+    assert "360.0" not in text
+
+
+def test_plain_pytorch_stands_beside_rows_behind_every_link() -> None:
+    lan = replace(HOME, link=Link(1000, 1000))
+    (text,) = winners([*ROWS[:1], row("stages:fp32", 70, lan), row("ddp:fp32", 90, lan)])
+    assert "One machine alone, on both cores and without links: 60.0 s." in text
 
 
 def test_smollm2_has_its_published_number_of_parameters() -> None:
