@@ -5,6 +5,8 @@
 Each server trains on its own processor, in a process of its own, over gloo. Gradients and the
 optimizer's moments are shared (ZeRO, stage 2), weights are not: 4 + 12 / N bytes for a parameter.
 With `--memory sharded` weights are, too: 16 / N bytes; one server then recomputes as they do.
+What the system has swapped out counts as memory, so that servers may need more together than this
+machine has (Linux).
 """
 
 from __future__ import annotations
@@ -13,11 +15,15 @@ import argparse
 import multiprocessing
 import os
 import tempfile
+import threading
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Final
 
 from cleave.cluster.ray_train import MALLOC
+
+_LOOK_S: Final = 0.02
 
 
 def serve(
@@ -44,12 +50,44 @@ def serve(
     tiny = replace(job, model="opt-nano")  # which loads all that training needs
     train(tiny, RunFolder(Path(folder, "tiny")), context, dataset=prepare(tiny, context))
     dataset = prepare(job, context)
-    base = status("VmRSS")
+    base = held()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
-    train(job, RunFolder(Path(folder, "run")), context, dataset=dataset)
-    out.send(status("VmHWM") - base)
+    with Peak() as peak:
+        train(job, RunFolder(Path(folder, "run")), context, dataset=dataset)
+    # What was resident at most is known to the byte; what is also swapped out is looked at.
+    out.send(max(status("VmHWM"), peak.most) - base)
     if count > 1:
         dist.destroy_process_group()
+
+
+def held() -> int:
+    """Return what this process holds in memory and swapped out, in bytes."""
+    return status("VmRSS") + status("VmSwap")
+
+
+class Peak:
+    """Looks at what this process holds until the block ends. A context manager.
+
+    Attributes:
+        most: that it held, in bytes.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._ends = threading.Event()
+        self._looks = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Peak:
+        self._looks.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._looks.join()
+
+    def _look(self) -> None:
+        while not self._ends.wait(_LOOK_S):
+            self.most = max(self.most, held())
 
 
 def status(name: str) -> int:
