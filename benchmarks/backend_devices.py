@@ -4,19 +4,27 @@
 
 It prints for each: the result of its numeric self-check; GFLOP/s with operands and result in the
 host's memory (where tiles arrive and leave); GFLOP/s with everything on the device; and both
-compared with those of torch on the CPU.
+compared with those of torch on the CPU. Of each provider of ONNX Runtime that is installed: the
+error of its self-test, the test's seconds, and by how much it made the process grow.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
+from benchmarks.common import resident_bytes
 from cleave.arrays import DType, empty
 from cleave.machine.backends import MatmulBackend, candidates, self_check
+from cleave.machine.graph_choice import installed, open_session
+from cleave.machine.graph_provider import ProviderSetup, setups_of
+from cleave.machine.graph_self_test import accuracy
+from cleave.machine.graph_session import GraphError
 
 TORCH_DTYPES = {
     DType.FP32: torch.float32,
@@ -57,11 +65,26 @@ def on_device(device: str, side: int, dtype: DType) -> float:
     return 2 * side**3 * many / best_s(work)
 
 
+def graph_self_test(setup: ProviderSetup) -> str:
+    """Return what the self-test of a provider finds and takes."""
+    before, began_s = resident_bytes(os.getpid()), time.perf_counter()
+    try:
+        found = accuracy(partial(open_session, setup=setup))
+    except GraphError as error:
+        return str(error)
+    took_s, grown = time.perf_counter() - began_s, resident_bytes(os.getpid()) - before
+    fit = "" if found.full else ", too much to be used"
+    return f"off by {found.error:.0e} ({found.trial}){fit}; {took_s:.2f} s, {grown / 1e6:.0f} MB"
+
+
 def main() -> None:
+    """Check and time everything; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sides", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
     options = parser.parse_args()
+    for setup in setups_of(None, installed()):  # before others fill memory that it may use
+        print(f"graphs by {setup}: {graph_self_test(setup)}")
     backends = {c.name: c.make() for c in candidates()}
     for name, backend in backends.items():
         print(f"{name}: self-check: {self_check(backend) or 'passed'}")
