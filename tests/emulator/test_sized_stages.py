@@ -11,7 +11,7 @@ import pytest
 from cleave.arrays import DType
 from cleave.errors import FleetError, ProtocolError, UsageError
 from cleave.planner.plan import PsRates
-from cleave.planner.stage_prediction import predict
+from cleave.planner.stage_prediction import held_bytes, predict
 from cleave.planner.stages import (
     HeadSlice,
     KeptBatches,
@@ -237,6 +237,19 @@ def test_the_ps_computes_losses_one_after_another_while_devices_go_on() -> None:
     assert seconds[1] < seconds[0] + 0.02  # of the four losses, one or two are waited for
     assert seconds[2] == pytest.approx(40.0 + seconds[0], abs=seconds[0])
     assert seconds[2] > 40.0
+
+
+def test_layers_of_opt_13b_take_what_the_documentation_says() -> None:
+    """docs/when-not.md, docs/simulation.md: in GB, of a layer, its attention, and its MLP."""
+    spec, whole = find_model("opt-13b"), PlannedStage(2, 3, (0,))
+    attention, mlp = whole, PlannedStage(3, 4, (0,), pieces=4)
+    layers, parts = (
+        SizedModel(spec, 128, 1024, 128, DType.BF16, None, None, in_parts).costs()
+        for in_parts in (False, True)
+    )
+    assert parts.most_pieces(mlp) == mlp.pieces
+    needed = held_bytes(layers, whole), held_bytes(parts, attention), held_bytes(parts, mlp)
+    assert [round(each / 1e9, 1) for each in needed] == [3.3, 1.4, 2.2]
 
 
 def test_memory_is_that_of_the_schedulers_own_account_and_as_predicted() -> None:
