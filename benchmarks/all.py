@@ -4,9 +4,10 @@
 
 Runs one benchmark after another, each with a limit of time. The page says the machine, the commit
 and the date, how each benchmark ended, with its last lines, and which sections of the README and
-the documentation have figures that no benchmark of this run has reached. Results are kept beside
-the page (`.json`): what ran to its end at the same commit and with the same options is not run
-again. `--quick` takes each benchmark's short form. Ends with 1 if one failed.
+the documentation have figures that no benchmark of this run has reached, with what they name for
+them: a command of `cleave`, a test, or nothing. Results are kept beside the page (`.json`): what
+ran to its end at the same commit and with the same options is not run again. `--quick` takes each
+benchmark's short form. Ends with 1 if one failed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from benchmarks.claims import Section, claims_of, unreached
+from benchmarks.claims import Gap, Section, claims_of, unreached
 from benchmarks.common import machine
 from benchmarks.side_by_side.results import measured_commit, saved
 
@@ -208,8 +209,14 @@ def page(ended: Sequence[Ended], claims: Sequence[Section]) -> str:
     lines += ["", "| benchmark | ended | minutes |", "| --- | --- | ---: |"]
     lines += [f"| `{one.command}` | {one.how} | {one.took_s / 60:.1f} |" for one in ended]
     lines += ["", "## What this does not reach", ""]
-    for claim, why in unreached(claims, done, reasons):
-        lines.append(f"- {claim.page}, *{claim.title}* ({claim.figures} figures): {why}.")
+    gaps = [*unreached(claims, done, reasons)]
+    for kind in Gap:
+        told = [
+            f"- {claim.page}, *{claim.title}* ({claim.figures} figures){why and ': '}{why}"
+            for claim, gap, why in gaps
+            if gap is kind
+        ]
+        lines += [f"### {kind.value}", "", *told, ""] if told else []
     for one in ended:
         lines += ["", f"## {one.name}", "", "```text", f"$ {one.command}", one.output, "```"]
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -86,6 +87,49 @@ def test_the_fleet_file_of_the_documentation_is_one(tmp_path: Path) -> None:
     assert workstation.availability.drains
     known = _GROUP_KEYS  # every key is shown
     assert known == set().union(*(group.keys() for group in tomllib.loads(example)["group"]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_print_what_stands_below_them(page: Path) -> None:
+    for block in fenced(page, "text"):
+        if not block.startswith("$ cleave "):
+            continue
+        command, _, printed = block.partition("\n")
+        done = here(*shlex.split(command)[2:])
+        assert done.stdout.startswith(printed), f"{command}\n{done.stdout}{done.stderr}"
+
+
+def quantiles_of(fleet: str) -> list[list[float]]:
+    """TFLOP/s, MB/s down and up, and ms of 400 devices: a tenth, half and nine tenths."""
+    devices = find_fleet(f"{fleet}-400")
+    stated = [
+        [device.flops_per_s / 1e12 for device in devices],
+        [device.stated_downlink_bytes_per_s / 1e6 for device in devices],
+        [device.stated_uplink_bytes_per_s / 1e6 for device in devices],
+        [device.latency_s * 1e3 for device in devices],
+    ]
+    return [np.percentile(values, [10, 50, 90]).tolist() for values in stated]
+
+
+def rounded(told: str) -> Any:
+    """What equals all that this may stand for: half of the last digit more or less, or 3 %."""
+    digits = len(told.partition(".")[2])
+    return pytest.approx(float(told), rel=0.03, abs=0.5001 * 10**-digits)
+
+
+def test_fleets_are_as_the_documentation_says() -> None:
+    page = (ROOT / "docs" / "emulation.md").read_text()
+    (table,) = re.findall(r"^\| fleet .*?\n\n", page, re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)` ((?:\|[^|]*){4})", table, re.MULTILINE)
+    assert len(rows) == 8
+    for fleet, cells in rows:
+        drawn = quantiles_of(fleet)
+        for column, cell in enumerate(cells.split("|")[1:]):
+            if other := re.search("as `(.+)`", cell):
+                assert drawn[column] == quantiles_of(other[1])[column]
+            elif cell.strip():
+                told = cell.split(",") * (1 if "," in cell else 3)
+                assert drawn[column] == [rounded(number.strip()) for number in told]
 
 
 @pytest.mark.parametrize("name", ["emulator.virtual", "cleave.server.fleet_server"])
