@@ -56,9 +56,9 @@ class Gap(Enum):
     """Why benchmarks do not reach figures of a section; the values say it to people."""
 
     BENCHMARK = "A benchmark is named that has not run to a good end"
-    COMMAND = "Printed by a command of `cleave` that the section names, and no benchmark runs"
+    COMMAND = "Printed by a command of `cleave` that the section names, and by no benchmark"
     TEST = "Held by tests, which `make test` runs"
-    SETTING = "Settings, limits, sizes, examples, published: nothing was measured or predicted"
+    SETTING = "Settings, limits, sizes, examples, published: nothing is measured or predicted here"
     NOTHING = "The section names nothing that prints them"
 
 
