@@ -120,10 +120,12 @@ def _search(
     if judge.best is None:
         needed = held_bytes(model, PlannedStage(0, tables.layers, (0,)))
         offered = sum(device.memory_bytes for device in able)
+        largest = float(tables.memory_of_layers.diagonal(1).max())
+        why = f", as each takes whole layers or parts, of up to {largest / 1e6:.0f} MB"
         raise DeviceMemoryError(
             f"the layers need about {needed / 1e6:.0f} MB, and do not fit the "
-            f"{offered / 1e6:.0f} MB that {len(able)} devices offer together: connect more "
-            "devices, or let them offer more"
+            f"{offered / 1e6:.0f} MB that {len(able)} devices offer together"
+            f"{why if needed <= offered else ''}: connect more devices, or let them offer more"
         )
     judge.search()
     return judge.best

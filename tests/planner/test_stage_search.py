@@ -351,6 +351,8 @@ def test_too_little_memory_is_said() -> None:
         plan_stages(OPT_125M, [replace(d, memory_bytes=10**7) for d in HOME], PS)
     with pytest.raises(PlanError, match=r"need about 7\d\d MB, and do not fit the 600 MB"):
         plan_stages(OPT_125M, [replace(d, memory_bytes=150 * 10**6) for d in HOME], PS)
+    with pytest.raises(PlanError, match=r"the 880 MB .* together, as each takes whole layers or"):
+        plan_stages(OPT_125M, [replace(d, memory_bytes=220 * 10**6) for d in HOME], PS)
     with pytest.raises(PlanError, match="largest of 0 devices offers 0 MB"):
         plan_stages(OPT_125M, [], PS)
     with pytest.raises(PlanError, match="a step of 12 layers and 0 micro-batches has nothing"):
