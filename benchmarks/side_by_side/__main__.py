@@ -40,14 +40,9 @@ from typing import NoReturn
 
 from benchmarks.links import limited_namespace, namespaces_missing
 from benchmarks.side_by_side.measure import measure
-from benchmarks.side_by_side.method import Method
+from benchmarks.side_by_side.method import Method, Way
 from benchmarks.side_by_side.order import OPT, default_order
-from benchmarks.side_by_side.results import (
-    MEASURED_FOLDERS,
-    MEASURING_OTHERS,
-    Results,
-    measured_commit,
-)
+from benchmarks.side_by_side.results import Results, measured_commit, measured_with
 from benchmarks.side_by_side.row import Key, Row
 from benchmarks.side_by_side.setting import Fault, Link, Setting, usual_seq
 from benchmarks.side_by_side.tables import agrees, named, reference_of, show
@@ -146,11 +141,9 @@ def _measured(
     keys: Sequence[Key], options: argparse.Namespace, results: Results, logs: Path
 ) -> Iterator[Row]:
     """Yield each row, from the file or measured now."""
-    of_cleave, of_others = (
-        measured_commit(_ROOT, paths) for paths in (MEASURED_FOLDERS, MEASURING_OTHERS)
-    )
+    commits = {way: measured_commit(_ROOT, measured_with(way)) for way in Way}
     for number, key in enumerate(keys, 1):
-        commit = of_cleave if key.method.way.of_cleave else of_others
+        commit = commits[key.method.way]
         row = None if options.again else results.find(key, commit)
         if row is not None and not (options.retry and not row.whole):
             yield row

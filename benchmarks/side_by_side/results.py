@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.side_by_side.method import Way
 from benchmarks.side_by_side.row import Key, Row, from_json, to_json
 
 MEASURED_FOLDERS: Final = ("cleave", "cleave_cli", "emulator", "profiles", "benchmarks")
 """What figures of Cleave are measured with. Other changes leave them valid."""
 
-MEASURING_OTHERS: Final = (
-    *(f"benchmarks/side_by_side/{name}" for name in ("contenders", "workers", "run.py")),
-    *(f"benchmarks/side_by_side/{name}.py" for name in ("faults", "measure", "memory", "shapes")),
-    *(f"benchmarks/{name}.py" for name in ("cores", "links", "delayed_link")),
+_OTHERS: Final = (
+    *(f"{name}.py" for name in ("faults", "measure", "memory", "run", "shapes")),
+    "contenders/options.py",
+    *(f"workers/{name}.py" for name in ("parts", "replicas", "worker")),
+    *(f"../{name}.py" for name in ("cores", "links", "delayed_link")),
 )
-"""What rows of others are measured with: they do not become others by a change of Cleave."""
+"""What rows of all others are measured with, beside this file."""
+
+_OWN: Final[dict[Way, tuple[str, ...]]] = {
+    Way.PLAIN: ("contenders/plain.py",),
+    Way.DDP: ("contenders/group.py", "workers/ddp.py"),
+    Way.FSDP: ("contenders/group.py", "workers/fsdp.py"),
+    Way.PIPELINE: ("contenders/group.py", "workers/pipeline.py"),
+    Way.HIVEMIND: ("contenders/hivemind.py", "workers/hivemind.py"),
+}
+
+
+def measured_with(way: Way) -> tuple[str, ...]:
+    """Return the paths that a way's rows are measured with, from the project's root.
+
+    Rows of others do not become others by a change of Cleave.
+    """
+    if way.of_cleave:
+        return MEASURED_FOLDERS
+    here = "benchmarks/side_by_side"
+    return tuple(posixpath.normpath(f"{here}/{name}") for name in (*_OTHERS, *_OWN[way]))
+
 
 _UNSAVED: Final = "-with-changes"
 

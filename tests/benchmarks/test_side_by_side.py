@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
 from benchmarks.delayed_link import Delay
-from benchmarks.side_by_side.contenders.hivemind import averaging_s
+from benchmarks.side_by_side.contenders.hivemind import averaging_s, loss_file, mean_losses
 from benchmarks.side_by_side.faults import AFTER_STEP, STOPPED_S, Disturber
 from benchmarks.side_by_side.measure import CONTENDERS
 from benchmarks.side_by_side.memory import most_resident, peak_bytes
 from benchmarks.side_by_side.method import VARIANTS, Method, Way
 from benchmarks.side_by_side.order import default_order
 from benchmarks.side_by_side.processes import last_words
-from benchmarks.side_by_side.results import MEASURING_OTHERS, Results, measured_commit, saved
+from benchmarks.side_by_side.results import Results, measured_commit, measured_with, saved
 from benchmarks.side_by_side.row import Ending, Key, Row, from_json, to_json
 from benchmarks.side_by_side.setting import Fault, Link, Setting, usual_seq
 from benchmarks.side_by_side.tables import agrees, difference, reference_of, saving
@@ -107,12 +107,19 @@ def test_what_changed_in_cleave_leaves_rows_of_others_valid(tmp_path: Path) -> N
         path.write_text("")
         git("add", ".")
         git("commit", "-m", name)
-    assert measured_commit(tmp_path) != measured_commit(tmp_path, MEASURING_OTHERS)
-    before = measured_commit(tmp_path, MEASURING_OTHERS)
+    others = measured_with(Way.DDP)
+    assert measured_commit(tmp_path) != measured_commit(tmp_path, others)
+    before = measured_commit(tmp_path, others)
     (tmp_path / "cleave/plan.py").write_text("changed")
     assert not saved(measured_commit(tmp_path))
     git("commit", "-a", "-m", "changed")
-    assert measured_commit(tmp_path, MEASURING_OTHERS) == before
+    assert measured_commit(tmp_path, others) == before
+
+
+def test_what_rows_are_measured_with_is_there() -> None:
+    root = Path(__file__).parents[2]
+    for way in Way:
+        assert all((root / path).exists() for path in measured_with(way))
 
 
 # --- rows and their file ---
@@ -319,3 +326,10 @@ def test_stages_one_after_another_are_the_model(
     assert torch.equal(x, expected)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.grad, gradients[name]), name
+
+
+def test_the_loss_of_peers_is_the_mean_of_those_that_did_the_step(tmp_path: Path) -> None:
+    for step, losses in enumerate(([4.0, 2.0], [3.0, 1.0])):
+        for worker, loss in enumerate(losses):
+            (tmp_path / loss_file(step, worker)).write_text(repr(loss))
+    assert mean_losses(tmp_path, 2, 2) == [3.0, 2.0]

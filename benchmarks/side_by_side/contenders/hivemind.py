@@ -7,7 +7,9 @@ Its packages live in an environment of their own, which
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from benchmarks.links import let_reach_one_another
@@ -25,6 +27,8 @@ _MOST_TIMES: Final = 2.0
 """How long averaging may take, in times of what its bytes take: as hivemind's guide has it."""
 
 _ELEMENT_BYTES: Final = 4
+_LATEST_S: Final = 30.0  # after the first peer's last step
+_LOOK_S: Final = 0.1
 
 
 def python() -> Path:
@@ -84,3 +88,26 @@ def run(run: Run) -> None:
         for rank, namespace in enumerate(run.namespaces)
     ]  # fmt: skip
     run.follow(run.processes.records(workers[0]), workers)
+    run.row.losses = mean_losses(run.logs, len(run.row.losses), len(workers))
+
+
+def loss_file(step: int, worker: int) -> str:
+    """Return the name of the file that a peer writes its loss of a step to."""
+    return f"loss-{step}-{worker}"
+
+
+def mean_losses(folder: Path, steps: int, workers: int) -> list[float]:
+    """Return the mean loss of each step, of the peers that did it.
+
+    They write theirs as they end a step, the last ones some seconds after the first peer.
+    """
+    last = [folder / loss_file(steps - 1, worker) for worker in range(workers)]
+    until_s = time.monotonic() + _LATEST_S
+    while not all(map(Path.exists, last)) and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+    return [_mean_loss(folder, step, workers) for step in range(steps)]
+
+
+def _mean_loss(folder: Path, step: int, workers: int) -> float:
+    files = (folder / loss_file(step, worker) for worker in range(workers))
+    return fmean(float(text) for file in files if file.exists() and (text := file.read_text()))

@@ -25,7 +25,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.common import make_trainer
-from benchmarks.side_by_side.contenders.hivemind import averaging_s
+from benchmarks.side_by_side.contenders.hivemind import averaging_s, loss_file
 from benchmarks.side_by_side.workers.worker import PartLoader, read_options, tell
 from cleave.training.data import Batch
 from cleave.training.job import JobSpec
@@ -209,23 +209,11 @@ def main() -> None:
         began_s = time.perf_counter()
         loss = peer.step()
         wall_s = time.perf_counter() - began_s
-        # The mean of all peers' losses, which they leave in the folder.
-        (arguments.meeting / f"loss-{step}-{arguments.worker}").write_text(repr(loss))
+        # All peers leave theirs in the folder; nobody waits for them.
+        (arguments.meeting / loss_file(step, arguments.worker)).write_text(repr(loss))
         if not arguments.worker:
-            tell(step + 1, mean_loss(arguments.meeting, step, arguments.workers), wall_s)
+            tell(step + 1, loss, wall_s)
     signal.pause()  # until it is ended: peers need one another to the end
-
-
-def mean_loss(folder: Path, step: int, workers: int) -> float:
-    """Return the mean loss of the peers that wrote one within some seconds."""
-    until_s = time.monotonic() + 2.0
-    while True:
-        files = [folder / f"loss-{step}-{worker}" for worker in range(workers)]
-        texts = [file.read_text() for file in files if file.exists()]
-        found = [float(text) for text in texts if text]
-        if len(found) == workers or time.monotonic() > until_s:
-            return sum(found) / len(found)
-        time.sleep(_LOOK_S)
 
 
 if __name__ == "__main__":
