@@ -68,10 +68,9 @@ def run(run: Run) -> None:
     compressed = {"": "none", "fp16": "Float16Compression", "8bit": "Uniform8BitQuantization"}
     run.row.best = (
         f"Optimizer(use_local_updates=False, average_state_every=never, reuse_grad_buffers=True, "
-        f"offload_optimizer=False, matchmaking_time=15, groups begin when all have come), "
-        f"its compression: "
-        f"{compressed[run.method.variant]}; the averaging of a step begins when all have done "
-        f"their part of the batch"
+        f"reuse_tensors=True, offload_optimizer=False, matchmaking_time=15, groups begin when all "
+        f"have come), its compression: {compressed[run.method.variant]}; the averaging of a step "
+        f"begins when all have done their part of the batch"
     )
     workers = [
         run.processes.start(

@@ -138,6 +138,7 @@ class Peer:
             scheduler=lambda optimizer: LambdaLR(optimizer, trainer.schedule.rate),
             offload_optimizer=False,
             reuse_grad_buffers=True,
+            averager_opts={"reuse_tensors": True},  # no copies: state is not averaged
             average_state_every=_NEVER,
             matchmaking_time=15.0,
             grad_averager_factory=partial(
