@@ -42,6 +42,7 @@ def serving(
             app.open(server)
             yield server, JobRunner(runs, lambda: app.meter(server))
         return
+    from cleave.cluster.door_logs import DoorLogs
     from cleave.cluster.roster import Members
     from cleave.cluster.serving import serving_together
     from cleave.cluster.shared_runner import SharedRunner
@@ -55,15 +56,17 @@ def serving(
             ray, server, config, members, app.overview, cluster.servers, grid
         )
         serving = opened.enter_context(together)
+        doors = serving.doors
+        elsewhere = DoorLogs(doors.calls[1:], doors.on_one_machine)
         app.overview.combine = serving.servers.combine
         app.open(server, serving.servers)
         yield (
             server,
             SharedRunner(
                 runs,
-                lambda: app.meter(server, serving.servers),
+                lambda: app.meter(server, elsewhere),
                 ray=ray,
                 servers=cluster.servers,
-                fleet_of=serving.doors,
+                fleet_of=doors,
             ),
         )

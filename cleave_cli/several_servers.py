@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from cleave_cli.stopping import stops_in_order
 
 if TYPE_CHECKING:
     from cleave.cluster.doors import Doors
+    from cleave.energy.run_energy import RunEnergy
     from cleave.fleet.fleet import Fleet
     from cleave.training.ranks import Ranks
     from profiles.fleet_device import FleetDevice
@@ -46,11 +48,20 @@ class EmulatedFleets:
         members = list(self.members[ranks.rank :: ranks.count])
         return emulated(members, seed=self.seed + ranks.rank, coding=self.coding)
 
+    def meter(self, fleet: Fleet) -> Callable[[], RunEnergy]:
+        """Meter such a fleet from now on; return what says how much it used so far."""
+        from cleave.machine.sensors import PowerMeter, Sensors
+        from emulator.run_meter import RunMeter
+
+        runtime: Any = fleet.runtime
+        return RunMeter(PowerMeter(Sensors()), runtime, self.members).finish
+
 
 def train_on_several(
     request: dict[str, Any],
     options: FleetOptions,
     cluster: ClusterOptions,
+    grid: str,
     display: Display,
 ) -> None:
     """Train on several servers; see `cleave train`.
@@ -59,6 +70,7 @@ def train_on_several(
         request: what to train, as an operator's `submit` says it.
         options: the emulated devices, which all servers share.
         cluster: the servers.
+        grid: whose electricity.
         display: shows what is reported.
 
     Raises:
@@ -66,11 +78,20 @@ def train_on_several(
     """
     need_train_extra("cleave train")
     need_ray("--servers")
+    from cleave.cluster.balance import Balance
+    from cleave.cluster.doors import machines_of
     from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
+    from cleave.energy.grid import electricity
+    from cleave.energy.run_energy import run_energy
+    from cleave.training.records import DoneRecord, Record, StartRecord
     from cleave.training.run_folder import RunFolder
     from cleave.training.run_job import JobRequest
     from cleave.training.trainer import TrainContext, prepare
+    from cleave_cli.render.footprint import summary
+    from cleave_cli.several_meters import of_emulated_devices, of_joined_devices
 
+    if grid:
+        electricity(grid, 0.0, 0.0)  # an unknown country is refused now
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # refuse before anything is started
     servers = cluster.servers
@@ -84,25 +105,65 @@ def train_on_several(
     display.start(spec.steps)
     prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
     with ray_of(cluster) as ray, ExitStack() as open_here:
-        fleets: FleetOf = EmulatedFleets(members, spec.seed, options.coding)
-        spread: Callable[[], None] = lambda: None  # noqa: E731 - of devices that join
+        fleets = EmulatedFleets(members, spec.seed, options.coding)
+        fleet_of: FleetOf = fleets
+        spread: Callable[[], None] = _nothing
         if at is not None:
-            fleets, spread = _opened(ray, servers, at, display, open_here)
+            fleet_of = doors = _opened(ray, servers, at, display, open_here)
+            measured = of_joined_devices(doors, open_here)
+            spread = partial(doors.spread, Balance())
+        else:
+            measured = of_emulated_devices(on_one_machine=len(machines_of(ray)) == 1)
         if asked.resume:
             folder = RunFolder(Path(asked.resume).resolve())
         else:
             folder = RunFolder.create(Path(cluster.runs).resolve(), asked.name or None)
         if at is None:
             options.keep(folder.path)
-        shared = SharedJob(spec, folder.path, Path.cwd(), bool(asked.resume), asked.restart, fleets)
+        shared = SharedJob(
+            spec,
+            folder.path,
+            Path.cwd(),
+            bool(asked.resume),
+            asked.restart,
+            fleet_of,
+            fleets.meter if at is None else None,
+        )
+        began = False
+        last: list[DoneRecord] = []
+
+        def record(record: Record) -> None:
+            nonlocal began
+            began = began or isinstance(record, StartRecord)
+            if isinstance(record, DoneRecord):
+                last.append(record)  # to follow the energy, which servers tell when they end
+            else:
+                display.record(record)
+
+        def meanwhile() -> None:
+            measured.sample()
+            spread()
+
         display.note(f"starting {servers} servers with Ray")
         with stops_in_order(display.note) as stop, display:
-            train_together(ray, shared, servers, display.record, stop, spread)
+            used = train_together(ray, shared, servers, record, stop, meanwhile)
+            if began:
+                energy, patience = measured.record(used), TrainContext(None, record, stop).patience
+                patience(lambda: last[-1].steps if last else 0).insist(
+                    lambda: folder.append(energy)
+                )
+                display.plain(energy | summary(run_energy([energy]), grid))
+            for done in last:
+                display.record(done)
+
+
+def _nothing() -> None:
+    """Spread no devices where all are emulated."""
 
 
 def _opened(
     ray: Any, servers: int, at: tuple[str, int], display: Display, open_here: ExitStack
-) -> tuple[Doors, Callable[[], None]]:
+) -> Doors:
     """Open the doors of all servers, and say where devices join.
 
     Args:
@@ -112,27 +173,25 @@ def _opened(
         display: shows the addresses.
         open_here: closes them.
 
-    Returns:
-        The doors, and what spreads devices over them.
-
     Raises:
         UsageError: when a node cannot listen there.
     """
-    from cleave.cluster.balance import Balance
     from cleave.cluster.doors import open_doors
     from cleave.cluster.own_door import DoorSetup
     from cleave.server.fleet_server import ServerConfig
+    from cleave.server.runtime import Numbering
 
     host, port = at
     config = ServerConfig(host=host, port=port)  # one credential for all
-    doors, balance = open_doors(ray, [DoorSetup(config)] * servers), Balance()
+    numbered = [replace(config, numbering=Numbering(n + 1, servers)) for n in range(servers)]
+    doors = open_doors(ray, [DoorSetup(each) for each in numbered])
     open_here.callback(doors.close)
     for number, door in enumerate(doors.calls):
         url, page = door.call("urls")
         display.plain({"event": "listening", "server": number + 1, "url": url})
         display.note(f"server {number + 1}: cleave join '{page}'")
     display.note("computers may join any of them: they are sent to where devices are few")
-    return doors, lambda: doors.spread(balance)
+    return doors
 
 
 def _listen_address(text: str) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cleave.energy.run_energy import RunEnergy, in_succession
 from cleave.training.records import Record
 
 
@@ -15,6 +16,7 @@ class Board:
         self._stopping = False
         self._failure = ""
         self._ended = 0
+        self._used: dict[int, RunEnergy] = {}
 
     def started(self, rank: int) -> int:
         """Note that a server starts; return how often it did without a further step."""
@@ -48,6 +50,15 @@ class Board:
     def ended(self) -> int:
         """Return how many servers have done their part."""
         return self._ended
+
+    def used(self, rank: int, energy: RunEnergy) -> None:
+        """Note what a server's devices used, from when it started until it ended."""
+        before = [self._used[rank]] if rank in self._used else []
+        self._used[rank] = in_succession([*before, energy])
+
+    def energy(self) -> list[RunEnergy]:
+        """Return what the devices of each server used, also of one that started several times."""
+        return list(self._used.values())
 
     def fail(self, text: str) -> None:
         """Note why training cannot go on; what was noted first counts."""

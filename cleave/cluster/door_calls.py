@@ -7,6 +7,8 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
@@ -55,6 +57,24 @@ class DoorCalls(Protocol):
     def tell(self, name: str, *arguments: Any) -> None:
         """Call a method of the door whose end need not be waited for."""
         ...
+
+
+def ask_all(doors: Sequence[DoorCalls], name: str, *arguments: Any, timeout_s: float) -> list[Any]:
+    """Call a method of several doors at once; return their answers, None for one that is lost.
+
+    One that does not answer delays no other, and the caller by no more than the timeout.
+    """
+
+    def answer(door: DoorCalls) -> Any:
+        try:
+            return door.call(name, *arguments, timeout_s=timeout_s)
+        except DoorLostError:
+            return None
+
+    if not doors:
+        return []
+    with ThreadPoolExecutor(len(doors)) as threads:
+        return list(threads.map(answer, doors))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -29,12 +29,12 @@ class Doors:
     Attributes:
         calls: what calls each of them.
         nodes: of each, the node of Ray that it is on.
-        on_one_machine: whether all are on the same machine, which may be several nodes.
+        on_one_machine: whether all are on this machine, which may be several nodes.
     """
 
     calls: list[DoorCalls]
     nodes: list[str]
-    on_one_machine: bool = True
+    on_one_machine: bool
 
     def __call__(self, ranks: Ranks) -> Fleet:
         """Return the fleet behind the door of a server, in its worker."""
@@ -144,4 +144,15 @@ def open_doors(ray: Any, setups: Sequence[DoorSetup], taken: Sequence[str] = ())
         why = next((line for line in str(error).splitlines() if "cannot listen" in line), "")
         why = why.partition(": ")[2].partition(";")[0] or f"a door at {host}:{port} did not open"
         raise UsageError(f"{why}; give another port, or stop what uses it") from error
-    return Doors([ActorCalls(actor) for actor in actors], at)
+    here = ray.get_runtime_context().get_node_id()
+    machines = machines_of(ray, {here, *taken, *at})
+    return Doors([ActorCalls(actor) for actor in actors], at, len(machines) == 1)
+
+
+def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
+    """Return the addresses of the machines that some nodes of the cluster are on; or all nodes."""
+    return {
+        node["NodeManagerAddress"]
+        for node in ray.nodes()
+        if node["Alive"] and (nodes is None or node["NodeID"] in nodes)
+    }

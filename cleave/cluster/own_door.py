@@ -19,7 +19,7 @@ from cleave.server.api.overview import Answer, Overview, Question, ServerFacts
 from cleave.server.auth.access import Clocks
 from cleave.server.fleet_server import ServerConfig, serve
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.job_energy import JobLog, SessionWork, opened_log
+from cleave.server.jobs.job_energy import ServerLog, SessionWork
 from profiles.library import load_profiles
 
 
@@ -78,7 +78,6 @@ class OwnDoor(Door):
         self._overview = Overview(
             _facts(setup.config.card), EventLog(time.time), profiles, self._energy, Clocks()
         )
-        self._log: JobLog | None = None
         self._start = secrets.token_hex(8)
         config = replace(setup.config, events=self._overview.happened)
         if setup.first:
@@ -92,6 +91,9 @@ class OwnDoor(Door):
             server = serve(replace(config, port=0))
         super().__init__(server)
         self._overview.live = self._server.live
+        self._log = ServerLog(self._server.live, self._energy)
+        if again:  # a job may be under way, of which this process was not told
+            self._log.begin()
 
     def look(self, question: Question, start: str, taken: int, roll: Roll | None) -> Seen:
         """Return how things are, and what was learnt of devices.
@@ -132,21 +134,15 @@ class OwnDoor(Door):
 
     def begin_log(self) -> None:
         """Begin to count what sessions do for a job."""
-        self.end_log()
-        self._log = opened_log(self._server.live, self._energy)
+        self._log.begin()
 
     def did(self) -> list[SessionWork]:
-        """Return what sessions did for the job; nothing where this server began in between."""
-        log, live = self._log, self._server.live
-        if log is None:
-            return []
-        return live.in_loop(lambda: log.did(live.manager.sessions, live.now()))
+        """Return what sessions did for the job, as far as this process knows."""
+        return self._log.did()
 
     def end_log(self) -> None:
         """Stop counting."""
-        if (log := self._log) is not None:
-            self._log = None
-            self._server.live.in_loop(lambda: self._energy.watchers.remove(log.ended))
+        self._log.end()
 
 
 def _facts(card: PsRates | None) -> ServerFacts:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cleave.cluster.board import Board
+from cleave.energy.run_energy import RunEnergy
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.training.job import JobSpec
@@ -40,6 +41,9 @@ MALLOC: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 FleetOf = Callable[[Ranks], Fleet | None]
 """Opens the fleet of a server, in its worker."""
 
+MeterOf = Callable[[Fleet], Callable[[], RunEnergy]]
+"""Begins to meter what such a fleet uses; what it returns says how much that was so far."""
+
 
 @dataclass(frozen=True, slots=True)
 class SharedJob:
@@ -51,6 +55,7 @@ class SharedJob:
         at: the folder in which relative paths of the job begin.
         resume, restart: see `cleave.training.trainer.train`.
         fleet_of: opens the server's fleet.
+        meter_of: meters it; None where that is done elsewhere.
     """
 
     job: JobSpec
@@ -59,6 +64,7 @@ class SharedJob:
     resume: bool
     restart: bool
     fleet_of: FleetOf
+    meter_of: MeterOf | None = None
 
 
 def train_together(
@@ -68,7 +74,7 @@ def train_together(
     report: Callable[[Record], None],
     stop: Callable[[], bool],
     meanwhile: Callable[[], None] = lambda: None,
-) -> None:
+) -> list[RunEnergy]:
     """Train on several servers until the last step.
 
     Args:
@@ -78,6 +84,9 @@ def train_together(
         report: called with every record.
         stop: says whether to stop; each server then writes what it has.
         meanwhile: called now and then while they train.
+
+    Returns:
+        What each server's meter said, if there were any.
 
     Raises:
         CleaveError: when training failed.
@@ -138,6 +147,8 @@ def train_together(
         raise CleaveError(text)
     if failed:
         raise CleaveError(f"the servers ended: {str(failed[0]).splitlines()[0]}") from failed[0]
+    used: list[RunEnergy] = ray.get(board.energy.remote())
+    return used
 
 
 def _serve_rank(config: dict[str, Any]) -> None:
@@ -166,6 +177,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
         ray.get(board.say.remote(record, record.step if isinstance(record, StepRecord) else 0))
 
     fleet = shared.fleet_of(ranks)
+    used = shared.meter_of(fleet) if fleet is not None and shared.meter_of is not None else None
     stop = _Stop(lambda: bool(ray.get(board.stopping.remote())))
     context = TrainContext(fleet, report, stop, ranks=ranks)
     again = starts > 1
@@ -191,6 +203,8 @@ def _serve_rank(config: dict[str, Any]) -> None:
     else:
         ray.get(board.end.remote())
     finally:
+        if used is not None:
+            ray.get(board.used.remote(ranks.rank, used()))
         if fleet is not None:
             fleet.close()
 

@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from cleave.cluster.balance import Balance
 from cleave.cluster.door_calls import DoorCalls, DoorLostError
@@ -25,7 +25,6 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.server.api.merged import ended, merged
 from cleave.server.api.overview import Answer, Overview, Question
 from cleave.server.fleet_server import Server
-from cleave.server.jobs.job_energy import SessionWork
 from cleave.server.jobs.jobs import JobState
 
 _logger = logging.getLogger(__name__)
@@ -74,14 +73,12 @@ class Servers:
 
     Attributes:
         dashboard_url: of the first server.
-        on_one_machine: whether all servers are on the machine of the first.
     """
 
     def __init__(self, first: Server, members: Members, overview: Overview, doors: Doors) -> None:
         self.dashboard_url = first.dashboard_url
         self._first, self._members, self._overview = first, members, overview
         self._doors = doors
-        self.on_one_machine = doors.on_one_machine
         self._others = [_Other(calls) for calls in doors.calls[1:]]
         self._balance = Balance()
         self._question, self._asked_s = Question(), 0.0
@@ -156,28 +153,6 @@ class Servers:
 
     def _seen(self) -> list[Seen]:
         return [other.seen for other in self._others if other.seen is not None]
-
-    # --- the energy of a job, in its thread; see `Elsewhere` ---
-
-    def begin(self) -> None:
-        """Begin to count what devices of the other servers do."""
-        self._each("begin_log")
-
-    def did(self) -> list[SessionWork]:
-        """Return what they did since."""
-        return [work for some in self._each("did") for work in some]
-
-    def end(self) -> None:
-        """Stop counting."""
-        self._each("end_log")
-
-    def _each(self, name: str) -> list[Any]:
-        """Call a method of all others; one that is lost has done nothing."""
-        answers = []
-        for other in self._others:
-            with suppress(DoorLostError):
-                answers.append(other.calls.call(name, timeout_s=ANSWERS_S))
-        return answers
 
     # --- the thread ---
 

@@ -79,17 +79,13 @@ def serving_together(
             for number in range(2, count + 1)
         ]
         others = open_doors(ray, setups, [own])
-        machines = {
-            node["NodeManagerAddress"]
-            for node in ray.nodes()
-            if node["NodeID"] in (own, *others.nodes)
-        }
-        doors = Doors([here.calls(), *others.calls], [own, *others.nodes], len(machines) == 1)
-        if len(machines) > 1 and is_loopback(config.host):
+        nodes = [own, *others.nodes]
+        doors = Doors([here.calls(), *others.calls], nodes, others.on_one_machine)
+        if not doors.on_one_machine and is_loopback(config.host):
             others.close()
             raise UsageError(
                 f"--host is {config.host}, where devices reach none but their own machine, and the "
-                f"cluster has {len(machines)}; give --host 0.0.0.0"
+                f"cluster has several; give --host 0.0.0.0"
             )
         servers = Servers(first, members, overview, doors)
         opened.callback(servers.close)  # with the others' doors

@@ -6,8 +6,9 @@ computed from the records each time they are shown, because assumptions may chan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any
 
 import msgspec
@@ -111,11 +112,16 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
             "this run has no energy record: it runs still, was killed, or was trained by an older "
             "version"
         )
+    return in_succession(found)
+
+
+def in_succession(found: Sequence[RunEnergy]) -> RunEnergy:
+    """Return the sum of parts of a run of which each followed the one before, at least one."""
     measured = [run.machine_j for run in found if run.machine_j is not None]
     return RunEnergy(
         sum(run.duration_s for run in found),
         sum(run.wall_s for run in found),
-        _merged(usage for run in found for usage in run.usages),
+        _merged((usage for run in found for usage in run.usages), max),
         sum(measured) if len(measured) == len(found) else None,
         found[-1].machine_source,
         any(run.virtual for run in found),
@@ -124,8 +130,35 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
     )
 
 
-def _merged(usages: Iterable[DeviceUsage]) -> tuple[DeviceUsage, ...]:
-    """Return one usage per profile: a resumed run goes on with the same devices."""
+def side_by_side(machine: RunEnergy, servers: Sequence[RunEnergy]) -> RunEnergy:
+    """Return the energy of a run that several servers did together, each with its own devices.
+
+    Devices of the servers that are done sooner wait for the others, and are connected meanwhile.
+
+    Args:
+        machine: what their machine drew, and for how long.
+        servers: what the devices of each did; none where servers computed by themselves.
+    """
+    duration_s = max((each.duration_s for each in servers), default=machine.duration_s)
+    usages = [
+        replace(usage, present_s=usage.present_s * duration_s / each.duration_s)
+        for each in servers
+        if each.duration_s
+        for usage in each.usages
+    ]
+    return replace(machine, duration_s=duration_s, usages=_merged(usages, add))
+
+
+def _merged(
+    usages: Iterable[DeviceUsage], devices: Callable[[int, int], int]
+) -> tuple[DeviceUsage, ...]:
+    """Return one usage per profile.
+
+    Args:
+        usages: some of them of devices that are alike.
+        devices: how many devices two usages are of: the most of them where a resumed run goes on
+            with the same ones, both where they are others.
+    """
     merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
     for usage in usages:
         alike = (usage.profile, usage.kind, usage.active_power_w, usage.measured_j is None)
@@ -135,7 +168,7 @@ def _merged(usages: Iterable[DeviceUsage]) -> tuple[DeviceUsage, ...]:
             if before is None
             else replace(
                 usage,
-                devices=max(before.devices, usage.devices),
+                devices=devices(before.devices, usage.devices),
                 present_s=before.present_s + usage.present_s,
                 compute_s=before.compute_s + usage.compute_s,
                 radio_s=before.radio_s + usage.radio_s,

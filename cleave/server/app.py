@@ -24,7 +24,7 @@ from cleave.server.http.metrics import Metrics
 from cleave.server.http.pages import Pages
 from cleave.server.http.routes import HttpRoutes
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.job_energy import Elsewhere, JobMeter
+from cleave.server.jobs.job_energy import Elsewhere, JobMeter, ServerLog, WorkLog
 from cleave.server.jobs.own_power import OwnPower
 from cleave.server.store.data_folder import DataFolder, default_folder
 from cleave.server.store.job_history import JobHistory
@@ -58,7 +58,10 @@ class App:
 
     def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
         """Return a meter of the energy of a job that begins now, also at other servers."""
-        return JobMeter(server.live, self.energy, self.power, elsewhere=elsewhere)
+        logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
+        if elsewhere is None:
+            return JobMeter(logs, self.power)
+        return JobMeter([*logs, elsewhere], self.power, alone=elsewhere.on_one_machine)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
         """Take up the fleet once it listens: serve operators, and write the operator's URL to its

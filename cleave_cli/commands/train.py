@@ -295,7 +295,7 @@ def train(
         if cluster.servers > 1:
             from cleave_cli.several_servers import train_on_several
 
-            train_on_several(request, options, cluster, display)
+            train_on_several(request, options, cluster, grid, display)
             return
         _here(request, options, Path(cluster.runs), grid, display)
 

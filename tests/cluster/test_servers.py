@@ -16,6 +16,7 @@ import pytest
 
 from cleave.cluster.door import Door
 from cleave.cluster.door_calls import DoorCalls, DoorLostError, ServedDoor
+from cleave.cluster.door_logs import DoorLogs
 from cleave.cluster.door_runtime import DoorRuntime
 from cleave.cluster.doors import Doors
 from cleave.cluster.own_door import DoorSetup
@@ -106,7 +107,7 @@ def clustered(folder: Path) -> Iterator[Cluster]:
         setup = DoorSetup(ServerConfig(credential="", numbering=Numbering(2, 2)), members.server)
         with serve(config, events=app.overview.happened) as first:
             here, other = ServedDoor(Door(first), "127.0.0.1"), Other(setup)
-            doors = Doors([here.calls(), other], ["a", "b"])
+            doors = Doors([here.calls(), other], ["a", "b"], True)
             servers = Servers(first, members, app.overview, doors)
             app.overview.combine = servers.combine
             app.open(first, servers)
@@ -182,7 +183,7 @@ def test_a_server_that_starts_again_gets_devices_again(cluster: Cluster) -> None
 
 @pytest.mark.slow
 def test_the_energy_of_a_job_counts_what_all_devices_did(cluster: Cluster) -> None:
-    meter = cluster.app.meter(cluster.first, cluster.servers)
+    meter = cluster.app.meter(cluster.first, DoorLogs([cluster.other], True))
     with emulation(cluster.url(2), [DEVICE] * 2):
         until(lambda: cluster.counts() == [1, 1])
         for fleet in (cluster.first.fleet, cluster.other.fleet()):

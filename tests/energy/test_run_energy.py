@@ -12,7 +12,7 @@ import pytest
 from cleave.arrays import Buffer, DType, empty
 from cleave.energy.account import DeviceUsage
 from cleave.energy.meter import Basis
-from cleave.energy.run_energy import RunEnergy, run_energy
+from cleave.energy.run_energy import RunEnergy, run_energy, side_by_side
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
@@ -109,3 +109,29 @@ def test_a_run_without_or_with_a_damaged_record() -> None:
         run_energy([{"event": "done"}])
     with pytest.raises(UsageError, match="damaged"):
         run_energy([{"event": "energy", "duration_s": "long"}])
+
+
+def test_servers_that_train_together_have_other_devices_and_one_machine() -> None:
+    machine = RunEnergy(0.0, 30.0, (), 500.0, "RAPL")
+    servers = [RunEnergy(100.0, 25.0, (SPELL,)), RunEnergy(90.0, 25.0, (SPELL,))]
+    whole = side_by_side(machine, servers)
+    assert (whole.duration_s, whole.wall_s, whole.machine_j) == (100.0, 30.0, 500.0)
+    (usage,) = whole.usages
+    assert (usage.devices, usage.down_bytes) == (4, 2e6)
+    assert usage.present_s == pytest.approx(20.0 + 20.0 * 100 / 90)  # the second waits 10 s
+    assert side_by_side(machine, []) == machine
+    assert run_energy([whole.to_record()]) == whole
+
+
+def test_two_servers_halves_of_a_fleet_are_metered_as_the_whole() -> None:
+    nowhere = PowerMeter(Sensors(Path("/nowhere")))
+    parts = []
+    for half in (devices()[:1], devices()[1:]):
+        with emulated(half, seed=1) as fleet:
+            meter = RunMeter(nowhere, shell_of(fleet), devices())
+            multiply(fleet, 64)
+            parts.append(meter.finish())
+    whole = side_by_side(RunMeter(nowhere).finish(), parts)
+    assert whole.usages[0].devices == 2
+    assert whole.usages[0].compute_s == pytest.approx(2 * 2 * 64**3 / 1e9, rel=1e-6)
+    assert whole.duration_s == max(part.duration_s for part in parts)

@@ -19,9 +19,9 @@ from cleave.machine.sensors import PowerMeter, Sensors
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.session import DeviceState, Session
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.session_manager import MOVED, SessionManager
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.server.jobs.job_energy import JobLog, JobMeter
+from cleave.server.jobs.job_energy import JobLog, JobMeter, ServerLog, usages_of
 from cleave.server.jobs.own_power import OwnPower
 from cleave.server.runtime import LiveRuntime
 from profiles.device_profile import DeviceKind
@@ -135,6 +135,22 @@ def test_a_device_that_comes_again_is_one_device() -> None:
     assert (usage.devices, usage.present_s) == (1, 18.0)
 
 
+def test_a_device_that_was_sent_to_another_server_is_counted_there() -> None:
+    first, second = JobLog({}, 0.0), JobLog({}, 0.0)
+    first.ended(session(1, reason=MOVED, address="127.0.0.1"), 10.0)
+    there = session(2, opened_s=12.0, address="127.0.0.1")
+    (usage,), here = usages_of([*first.did({}, 20.0), *second.did({2: there}, 20.0)])
+    assert (usage.devices, usage.present_s, here) == (1, 18.0, 1)
+
+
+def test_the_power_of_other_machines_is_unknown(tmp_path: Path) -> None:
+    clock = Clock(0.0)
+    power = OwnPower(PowerMeter(Sensors(tmp_path)), 40.0, clock)
+    meters = [JobMeter([], power, clock, alone=alone) for alone in (True, False)]
+    clock.now_s = 10.0
+    assert [meter.record()["machine_j"] for meter in meters] == [400.0, None]
+
+
 def test_the_servers_own_power(tmp_path: Path) -> None:
     assert OwnPower(PowerMeter(Sensors(tmp_path))).used() == Ps()
     clock = Clock(0.0)
@@ -162,7 +178,7 @@ def test_a_meter_measures_in_the_servers_loop(tmp_path: Path) -> None:
         there = session(1, counters=DeviceCounters(compute_s=5.0))
         runtime.manager.sessions[1] = there
         power = OwnPower(PowerMeter(Sensors(tmp_path)), 40.0, clock)
-        job = JobMeter(runtime, energy, power, clock)
+        job = JobMeter([ServerLog(runtime, energy, clock)], power, clock)
         there.counters.compute_s, clock.now_s = 15.0, 200.0
         energy.ended(runtime.manager.sessions.pop(1), 200.0)
         found = run_energy([job.record()])

@@ -17,6 +17,7 @@ from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.session import DeviceState, Session
+from cleave.scheduler.session_manager import MOVED
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.own_power import OwnPower
 from cleave.server.runtime import LiveRuntime
@@ -25,7 +26,12 @@ from profiles.device_profile import DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class SessionWork:
-    """What a session did until some time; `who` names the device across its sessions."""
+    """What a session did until some time.
+
+    Attributes:
+        who: names the device across its sessions; one that nobody knows, in this session alone.
+        goes_on: whether such a device was sent to another server, where it is somebody else.
+    """
 
     who: str
     profile: str
@@ -36,6 +42,7 @@ class SessionWork:
     present_s: float
     radio_s: float
     measured_j: float | None
+    goes_on: bool = False
 
     def since(self, before: SessionWork | None) -> SessionWork:
         """Return what was done after an earlier reading."""
@@ -69,6 +76,7 @@ def _did(session: Session, now_s: float) -> SessionWork:
         now_s - session.opened_s,
         radio_s,
         session.measured_j(now_s),
+        session.identity is None and session.reason == MOVED,
     )
 
 
@@ -121,7 +129,7 @@ def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]
         _usage(profile, kind, group, measured=measured)
         for (profile, kind, measured), group in alike.items()
     )
-    return usages, len({each.who for each in did if each.here})
+    return usages, len({each.who for each in did if each.here and not each.goes_on})
 
 
 def _usage(
@@ -130,7 +138,7 @@ def _usage(
     total = sum((did.counters for did in group), DeviceCounters())
     return DeviceUsage(
         profile,
-        len({did.who for did in group}),
+        max(1, len({did.who for did in group if not did.goes_on})),
         sum(did.present_s for did in group),
         total.compute_s,
         sum(did.radio_s for did in group),
@@ -146,14 +154,8 @@ def _works(session: Session) -> bool:
     return session.state is not DeviceState.JOINING
 
 
-class Elsewhere(Protocol):
-    """What sessions at other servers do for a job that several servers train.
-
-    Attributes:
-        on_one_machine: whether all these servers are on this machine.
-    """
-
-    on_one_machine: bool
+class WorkLog(Protocol):
+    """Counts what sessions do for a job, at one server or at several."""
 
     def begin(self) -> None:
         """Begin to count."""
@@ -168,44 +170,91 @@ class Elsewhere(Protocol):
         ...
 
 
-class JobMeter:
-    """The meter of a job's energy, from when it is made until it is closed.
+class Elsewhere(WorkLog, Protocol):
+    """Counts what sessions at other servers do for a job that several servers train.
+
+    Attributes:
+        on_one_machine: whether all these servers are on this machine.
+    """
+
+    on_one_machine: bool
+
+
+class ServerLog:
+    """Counts what the sessions of one server do for a job; see `WorkLog`.
 
     Its methods may be called in any thread except that of the loop, which must be running.
 
     Args:
         live: the server's runtime.
         energy: reports sessions that end.
-        power: the power of the server's machine.
         steady: the fleet's clock, in seconds.
-        elsewhere: the other servers of a cluster; None without.
     """
 
     def __init__(
         self,
         live: LiveRuntime,
         energy: EnergyMeter,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._live, self._energy, self._steady = live, energy, steady
+        self._log: JobLog | None = None
+
+    def begin(self) -> None:
+        """See `WorkLog.begin`."""
+        self.end()
+
+        def opened() -> JobLog:
+            log = JobLog(self._live.manager.sessions, self._steady())
+            self._energy.watchers.append(log.ended)
+            return log
+
+        self._log = self._live.in_loop(opened)
+
+    def did(self) -> list[SessionWork]:
+        """See `WorkLog.did`; nothing where this process began to serve after the job did."""
+        log, live = self._log, self._live
+        if log is None:
+            return []
+        return live.in_loop(lambda: log.did(live.manager.sessions, self._steady()))
+
+    def end(self) -> None:
+        """See `WorkLog.end`."""
+        if (log := self._log) is not None:
+            self._log = None
+            self._live.in_loop(lambda: self._energy.watchers.remove(log.ended))
+
+
+class JobMeter:
+    """The meter of a job's energy, from when it is made until it is closed.
+
+    Its methods may be called in any thread except that of a server's loop.
+
+    Args:
+        logs: what counts the sessions' work, of all servers.
+        power: the power of this machine.
+        steady: the clock, in seconds.
+        alone: whether all servers are on this machine; the power of others is unknown.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[WorkLog],
         power: OwnPower,
         steady: Callable[[], float] = time.monotonic,
-        elsewhere: Elsewhere | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
-        self._live, self._energy, self._power, self._steady = live, energy, power, steady
+        self._logs, self._power, self._steady, self._alone = logs, power, steady, alone
         self._began_s, self._ps = steady(), power.used()
-        self._elsewhere = elsewhere
-        self._log = opened_log(live, energy, steady)
-        if elsewhere is not None:
-            elsewhere.begin()
+        for log in logs:
+            log.begin()
 
     def record(self) -> dict[str, Any]:
         """Return the run's energy record up to now."""
-        sessions = self._live.manager.sessions
-        did = self._live.in_loop(lambda: self._log.did(sessions, self._steady()))
-        alone = True
-        if (elsewhere := self._elsewhere) is not None:
-            did, alone = did + elsewhere.did(), elsewhere.on_one_machine
-        usages, here = usages_of(did)
+        usages, here = usages_of([work for log in self._logs for work in log.did()])
         duration_s, drew = self._steady() - self._began_s, self._power.used()
-        known = drew.energy_j is not None and self._ps.energy_j is not None and alone
+        known = drew.energy_j is not None and self._ps.energy_j is not None and self._alone
         return RunEnergy(
             duration_s,
             duration_s,
@@ -219,19 +268,5 @@ class JobMeter:
 
     def close(self) -> None:
         """Stop measuring."""
-        self._live.in_loop(lambda: self._energy.watchers.remove(self._log.ended))
-        if self._elsewhere is not None:
-            self._elsewhere.end()
-
-
-def opened_log(
-    live: LiveRuntime, energy: EnergyMeter, steady: Callable[[], float] = time.monotonic
-) -> JobLog:
-    """Return a log that has begun, and hears of sessions that end. Not called in the loop."""
-
-    def opened() -> JobLog:
-        log = JobLog(live.manager.sessions, steady())
-        energy.watchers.append(log.ended)
-        return log
-
-    return live.in_loop(opened)
+        for log in self._logs:
+            log.end()

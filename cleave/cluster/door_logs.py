@@ -1,0 +1,35 @@
+"""What devices do for a job at the doors of other processes: for the run's energy record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cleave.cluster.door_calls import DoorCalls, ask_all
+from cleave.cluster.doors import ANSWERS_S
+from cleave.server.jobs.job_energy import SessionWork
+
+
+class DoorLogs:
+    """Counts it at several doors; one that is lost has done nothing. See `Elsewhere`.
+
+    Args:
+        doors: calls them; each is an `OwnDoor`.
+        on_one_machine: whether all are on this machine.
+    """
+
+    def __init__(self, doors: Sequence[DoorCalls], on_one_machine: bool) -> None:
+        self._doors = doors
+        self.on_one_machine = on_one_machine
+
+    def begin(self) -> None:
+        """See `WorkLog.begin`."""
+        ask_all(self._doors, "begin_log", timeout_s=ANSWERS_S)
+
+    def did(self) -> list[SessionWork]:
+        """See `WorkLog.did`."""
+        answers = ask_all(self._doors, "did", timeout_s=ANSWERS_S)
+        return [work for answer in answers if answer is not None for work in answer]
+
+    def end(self) -> None:
+        """See `WorkLog.end`."""
+        ask_all(self._doors, "end_log", timeout_s=ANSWERS_S)
