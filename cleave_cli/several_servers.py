@@ -83,6 +83,7 @@ def train_on_several(
     from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
     from cleave.energy.grid import electricity
     from cleave.energy.run_energy import run_energy
+    from cleave.training.ps_memory import check_memory
     from cleave.training.records import DoneRecord, Record, StartRecord
     from cleave.training.run_folder import RunFolder
     from cleave.training.run_job import JobRequest
@@ -102,6 +103,7 @@ def train_on_several(
             "least one"
         )
     at = _listen_address(cluster.listen) if cluster.listen else None
+    check_memory(spec, servers)
     display.start(spec.steps)
     prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
     with ray_of(cluster) as ray, ExitStack() as open_here:
@@ -118,8 +120,6 @@ def train_on_several(
             folder = RunFolder(Path(asked.resume).resolve())
         else:
             folder = RunFolder.create(Path(cluster.runs).resolve(), asked.name or None)
-        if at is None:
-            options.keep(folder.path)
         shared = SharedJob(
             spec,
             folder.path,
@@ -134,6 +134,8 @@ def train_on_several(
 
         def record(record: Record) -> None:
             nonlocal began
+            if isinstance(record, StartRecord) and at is None:
+                context.patience(lambda: record.step).insist(lambda: options.keep(folder.path))
             began = began or isinstance(record, StartRecord)
             if isinstance(record, DoneRecord):
                 last.append(record)  # to follow the energy, which servers tell when they end
@@ -146,12 +148,15 @@ def train_on_several(
 
         display.note(f"starting {servers} servers with Ray")
         with stops_in_order(display.note) as stop, display:
-            used = train_together(ray, shared, servers, record, stop, meanwhile)
+            context = TrainContext(None, record, stop)
+            try:
+                used = train_together(ray, shared, servers, record, stop, meanwhile)
+            finally:
+                folder.remove_if_empty()
             if began:
-                energy, patience = measured.record(used), TrainContext(None, record, stop).patience
-                patience(lambda: last[-1].steps if last else 0).insist(
-                    lambda: folder.append(energy)
-                )
+                energy = measured.record(used)
+                patience = context.patience(lambda: last[-1].steps if last else 0)
+                patience.insist(lambda: folder.append(energy))
                 display.plain(energy | summary(run_energy([energy]), grid))
             for done in last:
                 display.record(done)

@@ -91,11 +91,11 @@ def train_together(
     Raises:
         CleaveError: when training failed.
     """
+    cpus = _cpus_of_each(ray, servers)
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    cpus = _cpus_of_each(ray, servers)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     board = ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
     try:

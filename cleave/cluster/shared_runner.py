@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
+from cleave.training.ps_memory import check_memory
 from cleave.training.run_folder import RunFolder
 from cleave.training.run_job import JobRequest, JobRunner
 
@@ -20,12 +21,10 @@ class SharedRunner(JobRunner):
 
     Attributes:
         ray: the module, connected to a cluster.
-        servers: how many.
         fleet_of: opens the fleet of each, in its worker.
     """
 
     ray: Any
-    servers: int
     fleet_of: FleetOf
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
@@ -33,6 +32,7 @@ class SharedRunner(JobRunner):
         from cleave.training.trainer import TrainContext, prepare
 
         spec = request.spec()
+        check_memory(spec, self.servers)
         if request.resume:
             folder = RunFolder(Path(request.resume).resolve())
         else:
@@ -47,4 +47,7 @@ class SharedRunner(JobRunner):
             bool(request.resume) and request.restarts(),
             self.fleet_of,
         )
-        train_together(self.ray, shared, self.servers, context.report, context.stop)
+        try:
+            train_together(self.ray, shared, self.servers, context.report, context.stop)
+        finally:
+            folder.remove_if_empty()

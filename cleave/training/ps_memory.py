@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from torch import nn
+from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
 from cleave.planner.methods import Method
 from cleave.training.job import JobSpec, MemoryMode
 from cleave.training.lora import LoraSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _WEIGHT_BYTES: Final = 4  # of a parameter
 _GRADIENT_BYTES: Final = 4
@@ -35,14 +36,8 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     Raises:
         UsageError: when several servers are to be lean, or weights cannot be shared.
     """
+    check_memory(job, servers)
     asked = MemoryMode(job.memory)
-    if servers > 1 and asked is MemoryMode.LEAN:
-        raise UsageError(
-            "--memory is 'lean', which updates in the backward pass, and several servers add up "
-            "their gradients first; use sharded, or --state-dir to have more room"
-        )
-    if asked is MemoryMode.SHARDED:
-        _check_sharded(job, servers)
     if asked is not MemoryMode.AUTO:
         return asked
     least = MemoryMode.LEAN if servers == 1 else MemoryMode.RECOMPUTE
@@ -63,12 +58,20 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     return next(fits, least)
 
 
-def _check_sharded(job: JobSpec, servers: int) -> None:
-    """Refuse to share weights where that cannot be.
+def check_memory(job: JobSpec, servers: int) -> None:
+    """Refuse a way to use memory that so many servers cannot have.
 
     Raises:
-        UsageError: when it is so.
+        UsageError: when several servers are to be lean, or weights cannot be shared.
     """
+    asked = MemoryMode(job.memory)
+    if servers > 1 and asked is MemoryMode.LEAN:
+        raise UsageError(
+            "--memory is 'lean', which updates in the backward pass, and several servers add up "
+            "their gradients first; use sharded, or --state-dir to have more room"
+        )
+    if asked is not MemoryMode.SHARDED:
+        return
     if servers == 1:
         raise UsageError(
             "--memory is 'sharded', and one server has nobody to share weights with; give "

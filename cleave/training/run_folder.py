@@ -105,6 +105,11 @@ class RunFolder:
         if (root / name).exists():
             raise _taken(root / name)
 
+    def remove_if_empty(self) -> None:
+        """Remove the folder if nothing was written into it, as where the run was refused."""
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
     @property
     def config_path(self) -> Path:
         return self.path / "config.toml"

@@ -14,6 +14,7 @@ from cleave.fleet.local_fallback import AbandonedError
 from cleave.training.compared import check_compared
 from cleave.training.documents import check_source
 from cleave.training.job import JobSpec
+from cleave.training.ps_memory import check_memory
 from cleave.training.records import DoneRecord, Record, StepRecord, to_dict
 from cleave.training.run_folder import CHECKPOINTS, RunFolder
 from cleave.workload.models.build import resolve_model
@@ -160,10 +161,12 @@ class JobRunner:
     Attributes:
         runs: the folder in which new run folders are made.
         meter: makes a meter for a job that begins; None to record no energy.
+        servers: how many train each job.
     """
 
     runs: Path
     meter: Callable[[], Meter] | None = None
+    servers: int = 1
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
         """Return the job's model and steps; a use of a model has none.
@@ -178,6 +181,7 @@ class JobRunner:
             return use.model, 0
         request = JobRequest.from_dict(arguments)
         spec = request.spec()
+        check_memory(spec, self.servers)
         if request.name and not request.resume:
             RunFolder.check_name(self.runs, request.name)
         for source in (spec.data, spec.eval_data):
@@ -234,6 +238,7 @@ class JobRunner:
         from cleave.training.trainer import prepare, train
 
         spec = request.spec()
+        check_memory(spec, self.servers)
         if request.resume:
             folder = RunFolder(Path(request.resume))
             train(spec, folder, context, resume=True, restart=request.restarts())
@@ -241,4 +246,7 @@ class JobRunner:
         dataset = prepare(spec, context)  # a job that is refused leaves no folder
         patience = context.patience(lambda: 0)
         folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
-        train(spec, folder, context, dataset=dataset)
+        try:
+            train(spec, folder, context, dataset=dataset)
+        finally:
+            folder.remove_if_empty()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from cleave.errors import UsageError
 from cleave.training import ps_memory
 from cleave.training.job import JobSpec, MemoryMode
 from cleave.training.ps_memory import memory_mode
+from cleave.training.run_job import JobRunner
 
 MODEL = nn.Linear(1000, 1000, bias=False)
 JOB = JobSpec("opt-nano")
@@ -75,3 +77,24 @@ def test_weights_that_cannot_be_shared_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         memory_mode(replace(JOB, memory="sharded", **changed), MODEL, servers)
+
+
+@pytest.mark.parametrize(
+    ("changed", "servers", "said"),
+    [
+        ({"memory": "sharded", "method": "stages"}, 2, "by stages every server sends"),
+        ({"memory": "sharded", "method": "tiles"}, 1, "nobody to share weights with"),
+        ({"memory": "lean"}, 2, "use sharded"),
+    ],
+)
+def test_a_job_is_refused_when_it_is_submitted_and_leaves_no_folder(
+    changed: dict[str, str], servers: int, said: str, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    runner = JobRunner(runs, servers=servers)
+    asked = {"job": {"model": "opt-nano", **changed}, "name": "refused"}
+    with pytest.raises(UsageError, match=said):
+        runner.check(asked)
+    with pytest.raises(UsageError, match=said):
+        runner.run(asked, None, print, lambda: False)
+    assert not runs.exists()
