@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cleave.cluster.board import Board
+from cleave.cluster.room import bound_tries, fitted
 from cleave.energy.run_energy import RunEnergy
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
@@ -105,40 +106,54 @@ def train_together(
             "the Ray cluster starts nothing for this machine; start its nodes with "
             "RAY_AUTH_MODE=token, as docs/scale.md says, and with the version of Ray that is here"
         ) from error
-    trainer = TorchTrainer(
-        _serve_rank,
-        train_loop_config={"shared": shared, "board": board},
-        torch_config=TorchConfig(backend="gloo", timeout_s=WAIT_S),
-        scaling_config=ScalingConfig(
-            num_workers=servers,
-            resources_per_worker={"CPU": cpus},
-            placement_strategy="SPREAD",
-        ),
-        run_config=RunConfig(
-            name=RAYS_OWN,
-            storage_path=str(shared.folder),
-            failure_config=FailureConfig(max_failures=-1),  # the board counts those in vain
-            worker_runtime_env={"env_vars": {**MALLOC, "OMP_WAIT_POLICY": "PASSIVE"}},
-        ),
-    )
-    failed: list[BaseException] = []
 
     def fit() -> None:
+        shutil.rmtree(shared.folder / RAYS_OWN, ignore_errors=True)  # of the try before
+        trainer = TorchTrainer(
+            _serve_rank,
+            train_loop_config={"shared": shared, "board": board},
+            torch_config=TorchConfig(backend="gloo", timeout_s=WAIT_S),
+            scaling_config=ScalingConfig(
+                num_workers=servers,
+                resources_per_worker={"CPU": cpus},
+                placement_strategy="SPREAD",
+            ),
+            run_config=RunConfig(
+                name=RAYS_OWN,
+                storage_path=str(shared.folder),
+                # The board counts those in vain; see `fitted`.
+                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=0),
+                worker_runtime_env={"env_vars": {**MALLOC, "OMP_WAIT_POLICY": "PASSIVE"}},
+            ),
+        )
+        trainer.fit()
+
+    failed: list[BaseException] = []
+    stopping, waiting = threading.Event(), threading.Event()
+
+    def fit_in_time() -> None:
         try:
-            trainer.fit()
+            if not fitted(fit, stopping.is_set, waiting.set):
+                ray.get(board.say.remote(NoteRecord("stopped: the servers had no room"), 0))
         except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
             failed.append(error)
 
-    running = threading.Thread(target=fit, name="cleave-ray-train", daemon=True)
+    bound_tries()
+    running = threading.Thread(target=fit_in_time, name="cleave-ray-train", daemon=True)
     running.start()
-    stopping = False
+    told = False
     while running.is_alive():
         running.join(LOOK_S)
         meanwhile()
         for record in ray.get(board.take.remote()):
+            told = False
             report(record)
-        if stop() and not stopping:
-            stopping = True
+        if waiting.is_set() and not told:
+            told = True
+            report(NoteRecord(_no_room(ray, servers, cpus)))
+        waiting.clear()
+        if stop() and not stopping.is_set():
+            stopping.set()
             ray.get(board.stop.remote())
     shutil.rmtree(shared.folder / RAYS_OWN, ignore_errors=True)
     for record in ray.get(board.take.remote()):
@@ -165,6 +180,8 @@ def _serve_rank(config: dict[str, Any]) -> None:
     ranks = TorchRanks()
     if ray.get(board.failure.remote()):
         return  # Ray starts all again where one failed and others waited for it
+    if ray.get(board.stopping.remote()):
+        return  # it was stopped while there was no room, or while all start again
     starts = ray.get(board.started.remote(ranks.rank))
     if starts > MOST_STARTS:
         ray.get(board.fail.remote(f"the servers were lost {MOST_STARTS} times without a step"))
@@ -207,6 +224,15 @@ def _serve_rank(config: dict[str, Any]) -> None:
             ray.get(board.used.remote(ranks.rank, used()))
         if fleet is not None:
             fleet.close()
+
+
+def _no_room(ray: Any, servers: int, cpus: int) -> str:
+    nodes = [int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["Alive"]]
+    return (
+        f"Ray has no room for {servers} servers of {cpus} cores each: its {len(nodes)} nodes have "
+        f"{' + '.join(map(str, nodes))}, some of them in use; training goes on once there is room "
+        "(start a node again with: ray start --address HOST:PORT)"
+    )
 
 
 def _all_end(ended: Callable[[], int], servers: int) -> bool:

@@ -51,7 +51,6 @@ class TrainingJob:
         waits: what it waits for, as a sentence; empty if it does not wait.
         run_folder: of its results; empty before it has one.
         pauses: whether it was asked to pause.
-        unfinished: whether it ended before its last step.
         finished: whether it did its last step.
         place: grows with each time that a job is queued; the one with the least begins first.
     """
@@ -66,7 +65,6 @@ class TrainingJob:
     waits: str = ""
     run_folder: str = ""
     pauses: bool = False
-    unfinished: bool = False
     finished: bool = False
     place: int = 0
     records: list[Record] = field(default_factory=list)
@@ -361,7 +359,7 @@ class Jobs:
 
         try:
             self._runner.run(job.arguments, self._fleet, report, job.stop.is_set)
-            if job.pauses and job.unfinished:
+            if job.pauses and not job.finished:
                 self._rest(job)
                 return
             stopped = job.stop.is_set() and not job.finished
@@ -395,8 +393,7 @@ class Jobs:
             case "start":
                 job.run_folder = str(record.get("run_folder", ""))
             case "done":
-                job.unfinished = bool(record.get("stopped"))
-                job.finished = not job.unfinished
+                job.finished = not record.get("stopped")
             case "fleet":
                 self._tell_listener(EventKind.PAUSE, text)
                 job.waits = text if record.get("state") == "absent" else ""
