@@ -9,21 +9,32 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from typing import Any, Final
 
 from cleave.errors import UsageError, not_installed
 
 _KNOCK_S: Final = 5.0
+_RAYS_CORE: Final = "ray._raylet"  # a compiled module, which nothing else has
 
 
 def need_ray(option: str) -> None:
-    """Refuse an option that needs Ray where that is not installed.
+    """Refuse an option that needs Ray where that is not installed, or something else has its name.
 
     Raises:
-        UsageError: when it is not.
+        UsageError: when it is so.
     """
-    if importlib.util.find_spec("ray") is None:
+    found = importlib.util.find_spec("ray")
+    if found is None:
         raise not_installed(option, "Ray", "ray")
+    places = list(found.submodule_search_locations or ())
+    if PathFinder.find_spec(_RAYS_CORE, places) is None:
+        where = places[0] if places else found.origin
+        raise UsageError(
+            f"{option} needs Ray, and Python takes {str(where)!r} for it, which is something else; "
+            "rename that, or run this in another folder (Ray is installed with: pip install "
+            "'cleave[ray]')"
+        )
 
 
 @contextmanager
