@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +77,6 @@ def train_on_several(
     """
     need_train_extra("cleave train")
     need_ray("--servers")
-    from cleave.cluster.balance import Balance
     from cleave.cluster.doors import machines_of
     from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
     from cleave.energy.grid import electricity
@@ -109,11 +107,9 @@ def train_on_several(
     with ray_of(cluster) as ray, ExitStack() as open_here:
         fleets = EmulatedFleets(members, spec.seed, options.coding)
         fleet_of: FleetOf = fleets
-        spread: Callable[[], None] = _nothing
         if at is not None:
             fleet_of = doors = _opened(ray, servers, at, display, open_here)
             measured = of_joined_devices(doors, open_here)
-            spread = partial(doors.spread, Balance())
         else:
             measured = of_emulated_devices(on_one_machine=len(machines_of(ray)) == 1)
         if asked.resume:
@@ -142,15 +138,11 @@ def train_on_several(
             else:
                 display.record(record)
 
-        def meanwhile() -> None:
-            measured.sample()
-            spread()
-
         display.note(f"starting {servers} servers with Ray")
         with stops_in_order(display.note) as stop, display:
             context = TrainContext(None, record, stop)
             try:
-                used = train_together(ray, shared, servers, record, stop, meanwhile)
+                used = train_together(ray, shared, servers, record, stop, measured.sample)
             finally:
                 folder.remove_if_empty()
             if began:
@@ -160,10 +152,6 @@ def train_on_several(
                 display.plain(energy | summary(run_energy([energy]), grid))
             for done in last:
                 display.record(done)
-
-
-def _nothing() -> None:
-    """Spread no devices where all are emulated."""
 
 
 def _opened(
@@ -183,6 +171,7 @@ def _opened(
     """
     from cleave.cluster.doors import open_doors
     from cleave.cluster.own_door import DoorSetup
+    from cleave.cluster.spreading import Spreading, everybody
     from cleave.server.fleet_server import ServerConfig
     from cleave.server.runtime import Numbering
 
@@ -191,6 +180,7 @@ def _opened(
     numbered = [replace(config, numbering=Numbering(n + 1, servers)) for n in range(servers)]
     doors = open_doors(ray, [DoorSetup(each) for each in numbered])
     open_here.callback(doors.close)
+    open_here.callback(Spreading(doors.calls, everybody(servers)).close)
     for number, door in enumerate(doors.calls):
         url, page = door.call("urls")
         display.plain({"event": "listening", "server": number + 1, "url": url})

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-LOOK_S: Final = 5.0
-"""Seconds between two looks at which door has too many devices."""
-
 ARRIVES_S: Final = 20.0
 """Devices that were sent to a door are there by then, or cannot reach it."""
 
@@ -30,21 +27,12 @@ class Balance:
     """Decides from how many devices each door has, joining ones among them.
 
     Attributes:
-        looked_s: when it last looked.
         sent: by door, when devices were sent there, and how many it should have then.
         shunned_until_s: by door.
     """
 
-    looked_s: float = 0.0
     sent: dict[int, tuple[float, int]] = field(default_factory=dict)
     shunned_until_s: dict[int, float] = field(default_factory=dict)
-
-    def is_due(self, now_s: float) -> bool:
-        """Say whether to look again; if so, the next look is some seconds later."""
-        if now_s - self.looked_s < LOOK_S:
-            return False
-        self.looked_s = now_s
-        return True
 
     def sent_fewer(self, move: Move, missing: int) -> None:
         """Note that so many devices of a move stay where they are: they work, or cannot move."""

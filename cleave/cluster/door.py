@@ -71,23 +71,19 @@ class Door:
         self._futures: dict[int, GemmFuture] = {}
         self._unpacker = Unpacker()
 
-    def load(self, came_before_s: float = math.inf) -> int:
-        """Return how many devices there are that came before that time.
+    def load(self) -> int:
+        """Return how many devices there are, those that join just now among them."""
+        return len(self._server.live.manager.sessions)
 
-        Those that join just now are among them.
-        """
-        sessions = list(self._server.live.manager.sessions.values())
-        return sum(session.opened_s < came_before_s for session in sessions)
-
-    def send(self, devices: int, address: str, came_before_s: float = math.inf) -> int:
+    def send(self, devices: int, address: str, admitted_before_s: float = math.inf) -> int:
         """Send so many devices that do nothing to another door; return how many were sent.
 
         Args:
             devices: how many, at most.
             address: of the other, see `address`.
-            came_before_s: see `SessionManager.move`.
+            admitted_before_s: see `SessionManager.move`.
         """
-        return self._server.live.move(devices, address, came_before_s)
+        return self._server.live.move(devices, address, admitted_before_s)
 
     def address(self) -> str:
         """Return where devices of another door are sent: the join URL without its credential."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Container, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from cleave.cluster.balance import Balance
-from cleave.cluster.door_calls import ActorCalls, DoorCalls, DoorLostError
+from cleave.cluster.door_calls import ActorCalls, DoorCalls, ask_all
 from cleave.cluster.own_door import DoorSetup
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
@@ -46,35 +42,9 @@ class Doors:
         door = self.calls[chosen_doors(self.nodes, ranks.agree(here))[ranks.rank]]
         return Fleet(DoorRuntime(door.call, door.tell))
 
-    def spread(self, balance: Balance, known_before_s: float = math.inf) -> None:
-        """Send devices that do nothing from doors with many to doors with few, if it is time.
-
-        Args:
-            balance: decides.
-            known_before_s: others know the devices that came to the first door before that time,
-                on its clock; no others are sent.
-        """
-        if not balance.is_due(time.monotonic()):
-            return
-        before_s = [known_before_s, *[math.inf] * (len(self.calls) - 1)]
-        loads: list[int | None] = []
-        for door, came_before_s in zip(self.calls, before_s, strict=True):
-            try:
-                loads.append(door.call("load", came_before_s, timeout_s=ANSWERS_S))
-            except DoorLostError:
-                loads.append(None)
-        for move in balance.next(loads, time.monotonic()):
-            with suppress(DoorLostError):  # it is lost just now: the next time, then
-                address = self.calls[move.target].call("address", timeout_s=ANSWERS_S)
-                wanted = move.devices, address, before_s[move.source]
-                sent = self.calls[move.source].call("send", *wanted, timeout_s=ANSWERS_S)
-                balance.sent_fewer(move, move.devices - sent)
-
     def close(self) -> None:
         """End the sessions of all devices."""
-        for door in self.calls:
-            with suppress(DoorLostError):  # one that is lost has none
-                door.call("close", timeout_s=ANSWERS_S)
+        ask_all(self.calls, "close", timeout_s=ANSWERS_S)  # one that is lost has none
 
 
 def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:

@@ -74,7 +74,7 @@ def train_together(
     servers: int,
     report: Callable[[Record], None],
     stop: Callable[[], bool],
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[RunEnergy]:
     """Train on several servers until the last step.
 

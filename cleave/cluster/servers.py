@@ -1,24 +1,25 @@
 """The servers of a cluster as operators see them: one.
 
-The first one is asked, has the store, and admits devices. A thread looks at the others every
-second: it tells them whom they may let in, takes what they report of devices and what happened
-there, and sends devices from servers with many to those with few.
+The first one is asked, has the store, and admits devices. A thread for each of the others looks at
+it every second: it tells it whom it may let in, and takes what it reports of devices and what
+happened there. So one that does not answer delays nobody else. Another thread sends devices from
+servers with many to those with few.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from cleave.cluster.balance import Balance
 from cleave.cluster.door_calls import DoorCalls, DoorLostError
 from cleave.cluster.doors import ANSWERS_S, Doors
 from cleave.cluster.own_door import Seen
 from cleave.cluster.roster import Members, Roll
+from cleave.cluster.spreading import Spreading
 from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
 from cleave.scheduler.fleet_events import EventKind
@@ -31,6 +32,9 @@ _logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
 """Seconds between two looks at the other servers."""
+
+FRESH_S: Final = 5.0
+"""Devices are sent to another server so long after a look at it."""
 
 ASKED_S: Final = 5.0
 """What one client wants to see of a device is asked so long, whatever others ask meanwhile."""
@@ -49,6 +53,9 @@ class _Other:
         knows: the version of the roll that it has; -1 for none.
         taken: the number of its reports that were taken.
         after_event: the id of its last event that is known here.
+        told_s: it knows whom the first server let in before that time, on the clock of the first.
+        is_new: whether another process took its place since devices were spread last.
+        wake: set to look at it at once.
     """
 
     calls: DoorCalls
@@ -58,6 +65,9 @@ class _Other:
     knows: int = -1
     taken: int = 0
     after_event: int = 0
+    told_s: float = -math.inf
+    is_new: bool = False
+    wake: threading.Event = field(default_factory=threading.Event)
 
 
 class Servers:
@@ -78,14 +88,16 @@ class Servers:
     def __init__(self, first: Server, members: Members, overview: Overview, doors: Doors) -> None:
         self.dashboard_url = first.dashboard_url
         self._first, self._members, self._overview = first, members, overview
-        self._doors = doors
         self._others = [_Other(calls) for calls in doors.calls[1:]]
-        self._balance = Balance()
         self._question, self._asked_s = Question(), 0.0
         self._closed = threading.Event()
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="cleave-servers", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._watch, args=each, name="cleave-server", daemon=True)
+            for each in enumerate(self._others, start=2)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._spreading = Spreading(doors.calls, self._knowing)
 
     # --- what operators ask, see `Server` ---
 
@@ -106,13 +118,13 @@ class Servers:
         """End the sessions of a device on all servers, and tell it why; let it in no more."""
         self._members.expel(identity, code, reason)
         self._first.end_identity(identity, code, reason)
-        self._wake.set()
+        self._wake()
 
     def mark_own(self, identity: int, own: bool) -> None:
         """Note that a device is the operator's own now, or is that no more."""
         self._members.mark_own(identity, own=own)
         self._first.mark_own(identity, own)
-        self._wake.set()
+        self._wake()
 
     def credit(self) -> None:
         """Store what devices of the first server did so far; others report it at each look."""
@@ -154,44 +166,55 @@ class Servers:
     def _seen(self) -> list[Seen]:
         return [other.seen for other in self._others if other.seen is not None]
 
-    # --- the thread ---
+    # --- a thread for each of the others ---
 
     def close(self) -> None:
         """End the sessions of the others, and take what they still report. Not in the loop."""
+        self._spreading.close()
         self._closed.set()
-        self._wake.set()
-        self._thread.join()
+        self._wake()
+        for thread in self._threads:
+            thread.join()
+
+    def _wake(self) -> None:
+        """Look at the others at once."""
         for other in self._others:
-            with suppress(DoorLostError):
-                other.calls.call("close", timeout_s=ANSWERS_S)
-            self._look_at(other)
+            other.wake.set()
 
-    def _watch(self) -> None:
+    def _watch(self, number: int, other: _Other) -> None:
+        """Look at another server every second, and end its sessions when all is closed."""
         while not self._closed.is_set():
-            self._round()
-            self._wake.wait(LOOK_S)
-            self._wake.clear()
-
-    def _round(self) -> None:
-        """Look at each of the others, and spread the devices."""
-        known_before_s = self._first.live.now()
-        for number, other in enumerate(self._others):
-            was_there, start = other.seen is not None, other.start
+            was_there = other.seen is not None
             self._look_at(other)
             if other.seen is None and was_there:
-                _logger.warning("server %d does not answer; Ray starts it again", number + 2)
-            if other.seen is None or other.start != start:
-                self._balance.forget(number + 1)
+                _logger.warning("server %d does not answer; Ray starts it again", number)
+            other.wake.wait(LOOK_S)
+            other.wake.clear()
         try:
-            self._doors.spread(self._balance, known_before_s)
-        except Exception as error:  # noqa: BLE001 - the next time may succeed
-            _logger.error("devices are not spread: %s: %s", type(error).__name__, error)
+            other.calls.call("close", timeout_s=ANSWERS_S)
+        except DoorLostError as lost:
+            _logger.debug("%s", lost)
+        else:
+            self._look_at(other)
+
+    def _knowing(self) -> list[float | None]:
+        """Return whom each server knows, see `Knowing`."""
+
+        def known() -> list[float | None]:
+            found: list[float | None] = [math.inf]
+            for other in self._others:
+                fresh = self._first.live.now() - other.told_s < FRESH_S
+                found.append(other.told_s if fresh and not other.is_new else None)
+                other.is_new = False
+            return found
+
+        return self._first.live.in_loop(known)
 
     def _look_at(self, other: _Other) -> None:
         """Tell another server whom to let in, and take what it says."""
         live = self._first.live
         seen: Seen | None = None
-        question, roll = live.in_loop(partial(self._due, other))
+        question, roll, now_s = live.in_loop(partial(self._due, other))
         try:
             seen = self._asked(other, question, roll)
             if seen.start != other.start and roll is None:  # it is new, and knows nobody
@@ -201,13 +224,14 @@ class Servers:
             _logger.debug("%s", lost)
         except Exception as error:  # noqa: BLE001 - the next look may succeed
             _logger.error("another server: %s: %s", type(error).__name__, error)
-        live.in_loop(partial(self._take, other, seen, roll))
+        live.in_loop(partial(self._take, other, seen, roll, now_s))
 
-    def _due(self, other: _Other) -> tuple[Question, Roll | None]:
-        """Return what another server is asked, and the roll if it does not have this one."""
+    def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
+        """Return what another server is asked, the roll if it does not have it, and the time."""
         asked, roll = self._question, self._members.roll()
         question = Question(other.after_event, device=asked.device, stream=asked.stream)
-        return question, roll if roll.version != other.knows else None
+        due = roll if roll.version != other.knows else None
+        return question, due, self._first.live.now()
 
     @staticmethod
     def _asked(other: _Other, question: Question, roll: Roll | None) -> Seen:
@@ -215,12 +239,12 @@ class Servers:
         seen: Seen = other.calls.call("look", *told, timeout_s=ANSWERS_S)
         return seen
 
-    def _take(self, other: _Other, seen: Seen | None, roll: Roll | None) -> None:
-        """Take what another server said."""
+    def _take(self, other: _Other, seen: Seen | None, roll: Roll | None, told_s: float) -> None:
+        """Take what another server said, which was asked at that time."""
         if seen is None:
             if other.seen is not None:
                 other.before[other.start] = ended(other.seen.answer)
-            other.seen, other.knows = None, -1
+            other.seen, other.knows, other.told_s = None, -1, -math.inf
             return
         new = seen.start != other.start
         if new and other.seen is not None:
@@ -230,6 +254,8 @@ class Servers:
             report(self._members)
         other.seen, other.start, other.taken = seen, seen.start, seen.number
         other.knows = roll.version if roll is not None else other.knows
+        other.told_s = told_s
+        other.is_new = other.is_new or (new and bool(other.before))
         if new:  # its events are numbered anew
             other.after_event = 0
             return

@@ -129,6 +129,7 @@ class Joining:
             verify: whether results are checked; then so is its arithmetic.
         """
         self._introduce(session, hello, admission)
+        session.admitted_s = now_s
         assert session.rates is not None
         welcome = messages.Welcome(
             session.id,

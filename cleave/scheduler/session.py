@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -71,6 +72,7 @@ class Session:
     name: str = ""
     profile: str = ""
     kind: DeviceKind | None = None  # as it says itself
+    admitted_s: float = math.inf  # when its hello was accepted; later than all while it is not
     heard_s: float = 0.0
     counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime counts the bytes
     credited: DeviceCounters = field(default_factory=DeviceCounters)  # as the authenticator knows

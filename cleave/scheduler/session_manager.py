@@ -531,7 +531,7 @@ class SessionManager:
         return [Send(session_id, messages.Bye(code.value, code)), Close(session_id)]
 
     def move(
-        self, count: int, address: str, now_s: float, came_before_s: float = math.inf
+        self, count: int, address: str, now_s: float, admitted_before_s: float = math.inf
     ) -> list[ForRuntime]:
         """Send devices that do nothing at the moment to another server.
 
@@ -539,13 +539,14 @@ class SessionManager:
             count: how many, at most; fewer can where others are at work, or cannot be sent.
             address: the join URL of the server, without a credential: theirs is valid there.
             now_s: the time.
-            came_before_s: only devices that came before that time are sent.
+            admitted_before_s: only devices that were let in before that time are sent: these are
+                known there.
         """
         idle = [
             session.id
             for session in self.sessions.values()
             if session.state is DeviceState.READY
-            and session.opened_s < came_before_s
+            and session.admitted_s < admitted_before_s
             and session.rates is not None
             and Feature.MOVES in session.features
             and not self.scheduler.busy(session.id)

@@ -470,7 +470,7 @@ class LiveRuntime(Runtime):
         """End the sessions of a device, and tell it why. Call this in the loop."""
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
-    def move(self, count: int, address: str, came_before_s: float = math.inf) -> int:
+    def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
         """Send idle devices elsewhere, see `SessionManager.move`. Other threads may call this.
 
         Returns:
@@ -479,7 +479,7 @@ class LiveRuntime(Runtime):
 
         def moved() -> int:
             before = len(self.manager.sessions)
-            self.execute(self.manager.move(count, address, self.now(), came_before_s))
+            self.execute(self.manager.move(count, address, self.now(), admitted_before_s))
             return before - len(self.manager.sessions)
 
         return self.in_loop(moved)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -97,8 +98,23 @@ class Cluster:
         return self.first.join_url(self.app.access.pair(uses=uses, own=own).text)
 
 
+class Frozen:
+    """A door of which nothing is heard until it is lost; it is waited for as long as one may."""
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+
+    def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        self.lost.wait(timeout_s)
+        raise DoorLostError("it is frozen")
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        self.call(name, *arguments)
+
+
 @contextmanager
-def clustered(folder: Path) -> Iterator[Cluster]:
+def clustered(folder: Path, *between: DoorCalls) -> Iterator[Cluster]:
+    """Servers, with other doors in the order between the first and the last."""
     with open_app(str(folder), "", "") as app:
         members = Members(app.access)
         config = ServerConfig(
@@ -107,7 +123,8 @@ def clustered(folder: Path) -> Iterator[Cluster]:
         setup = DoorSetup(ServerConfig(credential="", numbering=Numbering(2, 2)), members.server)
         with serve(config, events=app.overview.happened) as first:
             here, other = ServedDoor(Door(first), "127.0.0.1"), Other(setup)
-            doors = Doors([here.calls(), other], ["a", "b"], True)
+            calls = [here.calls(), *between, other]
+            doors = Doors(calls, [str(number) for number in range(len(calls))], True)
             servers = Servers(first, members, app.overview, doors)
             app.overview.combine = servers.combine
             app.open(first, servers)
@@ -159,10 +176,14 @@ def test_a_device_is_thrown_out_of_all_servers_and_its_work_is_stored(cluster: C
 @pytest.mark.slow
 def test_events_of_all_servers_are_in_one_log(cluster: Cluster) -> None:
     with emulation(cluster.url(2), [DEVICE] * 2):
-        until(lambda: cluster.counts() == [1, 1])
+
+        def joined() -> set[int]:
+            """Of which servers: they number their devices in turn."""
+            rows = cluster.overview()["events"]["rows"]
+            return {device % 2 for _, _, kind, device, _ in rows if kind == "join"}
+
+        until(lambda: joined() == {0, 1})
         rows = cluster.overview()["events"]["rows"]
-        joins = [device for _, _, kind, device, _ in rows if kind == "join"]
-        assert {number % 2 for number in joins} == {0, 1}
         ids = [id for id, *_ in rows]
         assert ids == sorted(set(ids))
 
@@ -207,3 +228,16 @@ def test_what_a_server_was_to_do_while_it_was_out_of_reach_is_done_later(cluster
         cluster.other.reach()
         running.wait()
         until(lambda: cluster.counts() == [0, 0])
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_delays_nobody_else(tmp_path: Path) -> None:
+    frozen = Frozen()
+    with clustered(tmp_path, frozen) as cluster, emulation(cluster.url(2), [DEVICE] * 2) as running:
+        until(lambda: cluster.counts() == [1, None, 1])
+        for device in cluster.ask("devices")["devices"]:
+            cluster.ask("revoke", device=device["id"])
+        running.wait()
+        until(lambda: cluster.counts() == [0, None, 0])
+        assert not frozen.lost.is_set()
+        frozen.lost.set()

@@ -18,7 +18,7 @@ from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes
 from cleave.planner.planner import TilePlanner
 from cleave.protocol import limits, messages
-from cleave.protocol.messages import ByeCode, ErrorCode, Hello, Message, Op, Role
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello, Message, Op, Role
 from cleave.scheduler.check_policy import Verification
 from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.handshake import FULL_RETRY_S
@@ -613,3 +613,15 @@ def test_shapes_that_fit_make_a_gemm() -> None:
     assert gemm_of((2, 3), (3, 5)) == Gemm(2, 5, 3)
     with pytest.raises(ValueError, match="2x3"):
         gemm_of((2, 3), (4, 5))
+
+
+def test_only_devices_that_said_hello_in_time_are_sent_to_another_server() -> None:
+    manager = SessionManager()
+    moves = replace(HELLO, features=(Feature.MOVES.value,))
+    for session in (1, 2):
+        manager.opened(session, 0.0)  # both connected before the other server was told of devices
+    manager.received(1, moves, 1.0)
+    manager.received(2, moves, 3.0)
+    sent = manager.move(2, "ws://there", 4.0, admitted_before_s=2.0)
+    assert [order.session for order in sent if isinstance(order, Close)] == [1]
+    assert list(manager.sessions) == [2]
