@@ -81,7 +81,9 @@ class Roster:
         self.server = server
         self._fleet_credential = fleet_credential
         self._members: dict[bytes, Member] = {}
-        self._quarantined: set[int] = set()  # of which the first server does not know yet
+        # By identity, the number of the report of it: until that is taken, the first server does
+        # not know, and a roll may still have the device.
+        self._quarantined: dict[int, int] = {}
         self._reports: list[Report] = []
         self._taken = 0
 
@@ -89,17 +91,21 @@ class Roster:
 
     def replace(self, roll: Roll) -> None:
         """Let in these devices from now on, and no others."""
-        self._quarantined -= roll.expelled.keys()
         self._members = {member.credential_hash: member for member in roll.members}
 
     def reports(self, taken: int) -> tuple[list[Report], int]:
         """Return what was learnt, and the number of reports up to there.
+
+        What is done about reports that were taken is in the roll that came last, see `replace`.
 
         Args:
             taken: the number that was returned last; what came before it is forgotten.
         """
         del self._reports[: max(0, taken - self._taken)]
         self._taken = max(taken, self._taken)
+        known = [identity for identity, report in self._quarantined.items() if report <= taken]
+        for identity in known:
+            del self._quarantined[identity]
         return list(self._reports), self._taken + len(self._reports)
 
     def _report(self, method: str, *arguments: object, **named: object) -> None:
@@ -148,8 +154,8 @@ class Roster:
 
     def quarantined(self, identity: int, reason: str) -> None:
         """See `Authenticator.quarantined`."""
-        self._quarantined.add(identity)
         self._report("quarantined", identity, reason)
+        self._quarantined[identity] = self._taken + len(self._reports)
 
 
 class Members:

@@ -187,20 +187,27 @@ def test_a_quarantine_that_the_first_server_does_not_know_yet_is_not_undone(
     reported(roster, members)
     roster.quarantined(identity, "wrong results")
     told(roster, members)  # with the fault that was reported before
+    roster.reports(1)
     assert isinstance(roster.admit(hello, HERE), Refusal)
 
 
+@pytest.mark.parametrize("looks", [1, 0])
 def test_one_that_was_let_in_again_is_let_in_everywhere(
-    members: Members, roster: Roster, access: Access
+    members: Members, roster: Roster, access: Access, looks: int
 ) -> None:
+    """Also where all of that came about between two looks."""
     hello, identity = joined(members, access)
     told(roster, members)
     roster.quarantined(identity, "wrong results")
-    reported(roster, members)
-    told(roster, members)
+    taken = reported(roster, members)
+    for _ in range(looks):
+        told(roster, members)
+        taken = reported(roster, members, taken)
+        assert isinstance(roster.admit(hello, HERE), Refusal)
     access.statuses.decide(identity, "phone", AccessStatus.ADMITTED, "")
     assert isinstance(members.admit(hello, HERE), Admission)
     told(roster, members)
+    reported(roster, members, taken)
     assert isinstance(roster.admit(hello, HERE), Admission)
 
 
