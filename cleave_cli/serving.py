@@ -59,6 +59,7 @@ def serving(
         doors = serving.doors
         elsewhere = DoorLogs(doors.calls[1:], doors.on_one_machine)
         app.overview.combine = serving.servers.combine
+        app.overview.energy_elsewhere = serving.servers.energy
         app.open(server, serving.servers)
         yield (
             server,

@@ -18,7 +18,7 @@ from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Answer, Overview, Question, ServerFacts
 from cleave.server.auth.access import Clocks
 from cleave.server.fleet_server import ServerConfig, serve
-from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
 from cleave.server.jobs.job_energy import ServerLog, SessionWork
 from profiles.library import load_profiles
 
@@ -46,6 +46,7 @@ class Seen:
     Attributes:
         start: tells this process from others that were in its place before.
         answer: the server's overview.
+        energy: what its devices used.
         devices: see `Server.describe_devices`.
         progress: of the step that is under way, if any.
         reports: what it has learnt of devices that the first server does not know.
@@ -54,6 +55,7 @@ class Seen:
 
     start: str
     answer: Answer
+    energy: EnergySums
     devices: list[dict[str, object]]
     progress: StepProgress | None
     reports: list[Report]
@@ -114,6 +116,7 @@ class OwnDoor(Door):
             return Seen(
                 self._start,
                 self._overview.answer(question),
+                self._overview.energy(),
                 server.describe_devices(),
                 server.progress(),
                 reports,

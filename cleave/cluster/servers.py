@@ -26,6 +26,7 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.server.api.merged import ended, merged
 from cleave.server.api.overview import Answer, Overview, Question
 from cleave.server.fleet_server import Server
+from cleave.server.jobs.fleet_energy import EnergySums
 from cleave.server.jobs.jobs import JobState
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class _Other:
         start: tells its present process from earlier ones; empty before the first look.
         seen: at the last look; None before, and while it is lost.
         before: what is left of its last overview, while it is lost, and of those of its earlier
-            processes.
+            processes; and what their devices used.
         knows: the version of the roll that it has; -1 for none.
         taken: the number of its reports that were taken.
         after_event: the id of its last event that is known here.
@@ -61,13 +62,24 @@ class _Other:
     calls: DoorCalls
     start: str = ""
     seen: Seen | None = None
-    before: dict[str, Answer] = field(default_factory=dict)
+    before: dict[str, tuple[Answer, EnergySums]] = field(default_factory=dict)
     knows: int = -1
     taken: int = 0
     after_event: int = 0
     told_s: float = -math.inf
     is_new: bool = False
     wake: threading.Event = field(default_factory=threading.Event)
+
+    def known(self) -> list[tuple[Answer, EnergySums]]:
+        """Return its overviews, those of lost processes among them, and what devices used."""
+        now = [(self.seen.answer, self.seen.energy)] if self.seen is not None else []
+        return [*self.before.values(), *now]
+
+    def gone(self) -> None:
+        """Keep what is left of the process that was seen last."""
+        if self.seen is not None:
+            left = ended(self.seen.answer), self.seen.energy.when_ended()
+            self.before[self.start] = left
 
 
 class Servers:
@@ -151,7 +163,7 @@ class Servers:
                 "stream": each["stream"] if question.stream else None,
             }
             for other in self._others
-            for each in [*other.before.values(), *([other.seen.answer] if other.seen else [])]
+            for each, _ in other.known()
         ]
         whole = merged(answer, others)
         if whole["job"] is not None and whole["job"]["state"] == JobState.RUNNING.value:
@@ -162,6 +174,10 @@ class Servers:
             counts.append(other.seen.answer["devices"]["total"] if other.seen else None)
         whole["server"] = {**answer["server"], "servers": counts}
         return whole
+
+    def energy(self) -> list[EnergySums]:
+        """Return what devices of the other servers used; see `Overview.energy_elsewhere`."""
+        return [used for other in self._others for _, used in other.known()]
 
     def _seen(self) -> list[Seen]:
         return [other.seen for other in self._others if other.seen is not None]
@@ -242,13 +258,12 @@ class Servers:
     def _take(self, other: _Other, seen: Seen | None, roll: Roll | None, told_s: float) -> None:
         """Take what another server said, which was asked at that time."""
         if seen is None:
-            if other.seen is not None:
-                other.before[other.start] = ended(other.seen.answer)
+            other.gone()
             other.seen, other.knows, other.told_s = None, -1, -math.inf
             return
         new = seen.start != other.start
-        if new and other.seen is not None:
-            other.before[other.start] = ended(other.seen.answer)
+        if new:
+            other.gone()
         other.before.pop(seen.start, None)
         for report in seen.reports:
             report(self._members)

@@ -127,6 +127,7 @@ def clustered(folder: Path, *between: DoorCalls) -> Iterator[Cluster]:
             doors = Doors(calls, [str(number) for number in range(len(calls))], True)
             servers = Servers(first, members, app.overview, doors)
             app.overview.combine = servers.combine
+            app.overview.energy_elsewhere = servers.energy
             app.open(first, servers)
             try:
                 yield Cluster(app, first, other, servers)

@@ -20,7 +20,7 @@ from cleave.planner.plan import DeviceRates
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.session import DeviceState, Session
 from cleave.scheduler.session_manager import MOVED, SessionManager
-from cleave.server.jobs.fleet_energy import EnergyMeter
+from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
 from cleave.server.jobs.job_energy import JobLog, JobMeter, ServerLog, usages_of
 from cleave.server.jobs.own_power import OwnPower
 from cleave.server.runtime import LiveRuntime
@@ -67,7 +67,7 @@ def test_absurd_energy_is_marked_and_the_modelled_figure_used(absurd: float) -> 
     assert used.basis is Basis.MODELLED
     assert used.energy_j == pytest.approx(6.75 * 40 + 0.5 * (10 + 2))
     assert Gap.DOUBTED in used.gaps
-    answer = energy.answer([used])
+    answer = energy.answer(EnergySums.of([used]))
     assert answer["devices_j"] == used.energy_j
     assert answer["devices_measured"] == 0
     assert f"1 of 1 devices: {Gap.DOUBTED.value}" in answer["assumed"]  # type: ignore[operator]
@@ -76,6 +76,26 @@ def test_absurd_energy_is_marked_and_the_modelled_figure_used(absurd: float) -> 
 def test_an_absurd_stranger_stays_unknown_and_is_marked() -> None:
     used = meter().used(session(profile="", telemetry={"energy_j": 1e9}), 100.0)
     assert (used.energy_j, used.basis, used.gaps) == (None, Basis.UNKNOWN, (Gap.DOUBTED,))
+
+
+def test_what_several_servers_assumed_is_told_of_all_their_devices() -> None:
+    """As one server tells it that has all of them."""
+    every = [session(id, profile) for id, profile in enumerate(("", "iphone-12", "iphone-12"), 1)]
+    one, first, second = meter(), meter(), meter()
+    for energy, gone in ((one, every[:1]), (first, every[:1])):
+        energy.ended(gone[0], 10.0)
+    whole = one.sums(one.used(each, 100.0) for each in every)
+    parts = (
+        first.sums([first.used(every[0], 100.0)]),
+        second.sums(second.used(each, 100.0) for each in every[1:]),
+    )
+    assert sum(parts[1:], parts[0]) == whole
+    answer = one.answer(whole)
+    said = [f"{count} of 3 devices" for count in (2, 1)]
+    assert all(any(text in line for line in answer["assumed"]) for text in said)  # type: ignore[attr-defined]
+    lost = parts[0] + parts[1].when_ended()
+    assert lost.energy_j == whole.energy_j
+    assert (lost.here.total(), lost.ended.total()) == (1, 3)
 
 
 def test_bounds_go_by_class() -> None:
@@ -162,9 +182,9 @@ def test_the_servers_own_power(tmp_path: Path) -> None:
     clock.now_s = 20.0
     counters(tmp_path, 251_000_000)
     assert measured.used() == Ps(250.0, Basis.MEASURED)
-    answer = meter().answer([], measured.used())
+    answer = meter().answer(EnergySums(), measured.used())
     assert (answer["ps_j"], answer["ps_basis"]) == (250.0, "measured")
-    unknown = meter().answer([])
+    unknown = meter().answer(EnergySums())
     assert (unknown["ps_j"], unknown["ps_basis"]) == (None, "unknown")
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from cleave.server.api.overview import MAX_DEVICES_BYTES, MAX_STREAMS, Answer, row_bytes
-
-_OF_ALL: Final = ("devices_j", "gco2e", "devices_known", "devices_unknown", "devices_measured")
 
 
 def merged(own: Answer, others: Sequence[Answer]) -> Answer:
     """Return one overview of several servers.
 
     Args:
-        own: of the server that is asked. Job, events, facts and the latest GEMMs are its own.
+        own: of the server that is asked. Job, events, facts and the latest GEMMs are its own, and
+            its energy is that of all already.
         others: of the others, whose sessions have other numbers.
     """
     every = [own, *others]
@@ -34,7 +33,6 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
         "stages": _first(each["stages"] for each in every),
         "timeline": _first(each["timeline"] for each in every),
         "stream": _stream([each["stream"] for each in every if each["stream"] is not None]),
-        "energy": _energy([each["energy"] for each in every]),
     }
 
 
@@ -46,13 +44,6 @@ def ended(answer: Answer) -> Answer:
         "rates": dict.fromkeys(answer["rates"], 0.0),
         "devices": {**answer["devices"], "rows": [], "total": 0, "by": []},
         **dict.fromkeys(("plan", "stages", "timeline", "stream")),
-        "energy": {
-            **answer["energy"],
-            "devices_known": 0,
-            "devices_unknown": 0,
-            "devices_measured": 0,
-            "assumed": [],
-        },
     }
 
 
@@ -97,13 +88,3 @@ def _stream(streams: Sequence[Answer]) -> Answer | None:
     devices = [device for stream in streams for device in stream["devices"]]
     hidden = sum(stream["hidden"] for stream in streams) + max(0, len(devices) - MAX_STREAMS)
     return {**streams[0], "devices": devices[:MAX_STREAMS], "hidden": hidden}
-
-
-def _energy(parts: Sequence[Answer]) -> Answer:
-    """Add up what is known of devices; the server's own part is that of the first."""
-    summed = {}
-    for name in _OF_ALL:
-        known = [part[name] for part in parts if part[name] is not None]
-        summed[name] = sum(known) if known else None
-    assumed = [text for part in parts for text in part["assumed"]]
-    return {**parts[0], **summed, "assumed": list(dict.fromkeys(assumed))}

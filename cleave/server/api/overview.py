@@ -27,7 +27,7 @@ from cleave.server.api.rates import Look, Rates
 from cleave.server.api.stages import stages_answer
 from cleave.server.auth.access import Clocks
 from cleave.server.block_times import Lane, TimeSpan
-from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter
+from cleave.server.jobs.fleet_energy import DeviceEnergy, EnergyMeter, EnergySums
 from cleave.server.jobs.jobs import Jobs, JobState, TrainingJob
 from profiles.device_profile import DeviceProfile
 
@@ -147,6 +147,7 @@ class Overview:
         live: the server's fleet; None until it listens.
         jobs: the server's jobs; None until the fleet listens.
         combine: adds to an answer what other servers do, where several train together.
+        energy_elsewhere: returns what devices of those used.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Overview:
         self.live: Live | None = None
         self.jobs: Jobs | None = None
         self.combine: Callable[[Answer, Question], Answer] = lambda answer, question: answer
+        self.energy_elsewhere: Callable[[], Sequence[EnergySums]] = tuple
         self._facts = facts
         self._events = events
         self._profiles = profiles
@@ -215,12 +217,7 @@ class Overview:
         if live is None:
             raise CleaveError("the server is still starting; try again")
         now_s = self._clocks.steady()
-        manager = live.manager
-        sessions = [
-            session
-            for session in manager.sessions.values()
-            if session.state is not DeviceState.JOINING
-        ]
+        manager, sessions = live.manager, _joined(live)
         used = [self._energy.used(session, now_s) for session in sessions]
         done, counters = manager.scheduler.counters, live.counters()
         now = Look(
@@ -257,13 +254,21 @@ class Overview:
             "timeline": self._timeline(live, question.device, now_s),
             "stream": _stream(live, sessions, now_s) if question.stream else None,
             "events": self._events_after(question.after_event),
-            "energy": self._energy.answer(used, self._power() if self._power else None),
+            "energy": self._energy.answer(
+                sum(self.energy_elsewhere(), self._energy.sums(used)),
+                self._power() if self._power else None,
+            ),
             "gemms": [
                 [job.id, job.title, job.predicted_s, job.took_s]
                 for job in manager.scheduler.finished
             ],
         }
         return self.combine(answer, question)
+
+    def energy(self) -> EnergySums:
+        """Return what the devices of this server used; nothing before it listens."""
+        now_s, sessions = self._clocks.steady(), _joined(self.live) if self.live else []
+        return self._energy.sums(self._energy.used(session, now_s) for session in sessions)
 
     def _server(self) -> Answer:
         facts = self._facts
@@ -433,6 +438,12 @@ def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
             rows.append([session.id, spans])
     shown = rows[:MAX_STREAMS]
     return {"window_s": STREAM_S, "devices": shown, "hidden": len(rows) - len(shown)}
+
+
+def _joined(live: Live) -> list[Session]:
+    """Return the sessions of devices that have said who they are."""
+    sessions = live.manager.sessions.values()
+    return [session for session in sessions if session.state is not DeviceState.JOINING]
 
 
 def _fleet_rates(before: Look, now: Look) -> Answer:

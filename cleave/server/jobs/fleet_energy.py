@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cleave.energy.account import Ps
 from cleave.energy.grid import Grid
@@ -31,6 +31,48 @@ class DeviceEnergy:
     gaps: tuple[Gap, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class EnergySums:
+    """What all sessions used, which can be added up over several servers.
+
+    Attributes:
+        energy_j: in joules, of those of which it is known.
+        here, here_gaps: how many connected devices there are by how their energy was found, and
+            how many of them lack what.
+        ended, ended_gaps: likewise of sessions that ended.
+    """
+
+    energy_j: float = 0.0
+    here: Counter[Basis] = field(default_factory=Counter)
+    here_gaps: Counter[Gap] = field(default_factory=Counter)
+    ended: Counter[Basis] = field(default_factory=Counter)
+    ended_gaps: Counter[Gap] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, here: Iterable[DeviceEnergy]) -> EnergySums:
+        """Return what connected devices used."""
+        used = list(here)
+        return cls(
+            sum(each.energy_j or 0.0 for each in used),
+            Counter(each.basis for each in used),
+            Counter(gap for each in used for gap in each.gaps),
+        )
+
+    def when_ended(self) -> EnergySums:
+        """Return the same where all these sessions have ended, as at a server that is lost."""
+        ended, gaps = self.ended + self.here, self.ended_gaps + self.here_gaps
+        return EnergySums(self.energy_j, ended=ended, ended_gaps=gaps)
+
+    def __add__(self, other: EnergySums) -> EnergySums:
+        return EnergySums(
+            self.energy_j + other.energy_j,
+            self.here + other.here,
+            self.here_gaps + other.here_gaps,
+            self.ended + other.ended,
+            self.ended_gaps + other.ended_gaps,
+        )
+
+
 class EnergyMeter:
     """The sum of the energy of all sessions, ended and present.
 
@@ -55,9 +97,7 @@ class EnergyMeter:
         self._powers = typical.powers_of(profiles)
         self._grid = grid
         self.watchers: list[Callable[[Session, float], None]] = []
-        self._past_j = 0.0
-        self._past_known: Counter[Basis] = Counter()
-        self._past_gaps: Counter[Gap] = Counter()
+        self._past = EnergySums()
 
     def used(self, session: Session, now_s: float) -> DeviceEnergy:
         """Return the energy that a session has used until now."""
@@ -89,56 +129,40 @@ class EnergyMeter:
 
     def ended(self, session: Session, now_s: float) -> None:
         """Add a session that has ended."""
-        used = self.used(session, now_s)
-        self._past_known[used.basis] += 1
-        self._past_j += used.energy_j or 0.0
-        self._past_gaps.update(used.gaps)
+        self._past += EnergySums.of([self.used(session, now_s)]).when_ended()
         for watcher in self.watchers:
             watcher(session, now_s)
 
-    def answer(self, here: list[DeviceEnergy], ps: Ps | None = None) -> Answer:
+    def sums(self, here: Iterable[DeviceEnergy]) -> EnergySums:
+        """Return what was used in all, where the connected sessions used this."""
+        return self._past + EnergySums.of(here)
+
+    def answer(self, sums: EnergySums, ps: Ps | None = None) -> Answer:
         """Return the part of an overview about energy.
 
         Args:
-            here: the energy of the connected sessions.
+            sums: of this server, or of several.
             ps: the energy of the server's own machine; unknown unless given.
         """
         ps = ps or Ps()
-        bases = Counter(used.basis for used in here)
-        known, unknown = len(here) - bases[Basis.UNKNOWN], bases[Basis.UNKNOWN]
-        ended, past_unknown = self._past_known.total(), self._past_known[Basis.UNKNOWN]
+        everyone = sums.here + sums.ended
         devices_j = None
-        if known or ended > past_unknown:
-            devices_j = self._past_j + sum(used.energy_j or 0.0 for used in here)
+        if everyone.total() > everyone[Basis.UNKNOWN]:
+            devices_j = sums.energy_j
         gco2e = None
         if self._grid is not None and devices_j is not None:
             gco2e = self._grid.gco2e(devices_j)
+        unknown = sums.here[Basis.UNKNOWN]
         return {
             "devices_j": devices_j,
             "ps_j": ps.energy_j,
             "ps_basis": ps.basis.value,
             "gco2e": gco2e,
-            "devices_known": known,
+            "devices_known": sums.here.total() - unknown,
             "devices_unknown": unknown,
-            "devices_measured": bases[Basis.MEASURED],
-            "assumed": [*self._assumed(here, unknown), *_of_ps(ps), *self._of_grid()],
+            "devices_measured": sums.here[Basis.MEASURED],
+            "assumed": [*_assumed(sums), *_of_ps(ps), *self._of_grid()],
         }
-
-    def _assumed(self, here: list[DeviceEnergy], unknown: int) -> list[str]:
-        gaps = Counter(gap for used in here for gap in used.gaps)
-        assumed = [f"{gaps[gap]} of {len(here)} devices: {gap.value}" for gap in Gap if gaps[gap]]
-        ended, past_unknown = self._past_known.total(), self._past_known[Basis.UNKNOWN]
-        assumed += [
-            f"{self._past_gaps[gap]} of {ended} sessions that ended: {gap.value}"
-            for gap in Gap
-            if self._past_gaps[gap]
-        ]
-        if unknown:
-            assumed.append(f"{unknown} of {len(here)} devices: their power is unknown, not counted")
-        if past_unknown:
-            assumed.append(f"{past_unknown} of {ended} sessions that ended: unknown, not counted")
-        assumed.append("chargers and the network: not counted")
-        return assumed
 
     def _of_grid(self) -> list[str]:
         grid = self._grid
@@ -148,6 +172,24 @@ class EnergyMeter:
             f"electricity of {grid.country}, {grid.year}: {grid.gco2e_per_kwh:.0f} gCO2e/kWh; "
             f"of the devices alone"
         ]
+
+
+def _assumed(sums: EnergySums) -> list[str]:
+    here, ended = sums.here.total(), sums.ended.total()
+    unknown, past_unknown = sums.here[Basis.UNKNOWN], sums.ended[Basis.UNKNOWN]
+    gaps, past_gaps = sums.here_gaps, sums.ended_gaps
+    assumed = [f"{gaps[gap]} of {here} devices: {gap.value}" for gap in Gap if gaps[gap]]
+    assumed += [
+        f"{past_gaps[gap]} of {ended} sessions that ended: {gap.value}"
+        for gap in Gap
+        if past_gaps[gap]
+    ]
+    if unknown:
+        assumed.append(f"{unknown} of {here} devices: their power is unknown, not counted")
+    if past_unknown:
+        assumed.append(f"{past_unknown} of {ended} sessions that ended: unknown, not counted")
+    assumed.append("chargers and the network: not counted")
+    return assumed
 
 
 def _of_ps(ps: Ps) -> list[str]:
