@@ -178,7 +178,7 @@ def _opened(
     host, port = at
     config = ServerConfig(host=host, port=port)  # one credential for all
     numbered = [replace(config, numbering=Numbering(n + 1, servers)) for n in range(servers)]
-    doors = open_doors(ray, [DoorSetup(each) for each in numbered])
+    doors = open_doors(ray, [DoorSetup(each) for each in numbered], display.note)
     open_here.callback(doors.close)
     open_here.callback(Spreading(doors.calls, everybody(servers)).close)
     for number, door in enumerate(doors.calls):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from cleave.cluster.door_calls import ActorCalls, DoorCalls, ask_all
 from cleave.cluster.own_door import DoorSetup
+from cleave.cluster.ports import PortInUseError, opened_in_time
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.training.ranks import Ranks
@@ -65,13 +67,19 @@ def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
     return [chosen[server] for server in range(len(servers))]
 
 
-def open_doors(ray: Any, setups: Sequence[DoorSetup], taken: Sequence[str] = ()) -> Doors:
+def open_doors(
+    ray: Any,
+    setups: Sequence[DoorSetup],
+    say: Callable[[str], object],
+    taken: Sequence[str] = (),
+) -> Doors:
     """Start doors in processes of their own, spread evenly over the nodes.
 
     Args:
         ray: the module, connected to a cluster.
         setups: of each. Ports are those of the first on each machine, and others take the next
             ones; 0 is for any free ones.
+        say: called with a sentence for the user where a port is in use, and waited for.
         taken: nodes that have a door already, each as often as it has.
 
     Raises:
@@ -92,11 +100,11 @@ def open_doors(ray: Any, setups: Sequence[DoorSetup], taken: Sequence[str] = ())
 
     alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     hosts = [alive[node] for node in taken]  # a machine may be several nodes
-    actors: list[Any] = []
+    starts: list[Callable[[], Any]] = []
     at: list[str] = []
     for setup in setups:
         node = min(sorted(alive), key=[*taken, *at].count)
-        host, port = setup.config.host, setup.config.port
+        port = setup.config.port
         port = port + hosts.count(alive[node]) if port else 0
         options = {
             "num_cpus": 0,
@@ -105,18 +113,44 @@ def open_doors(ray: Any, setups: Sequence[DoorSetup], taken: Sequence[str] = ())
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
         }
         here = replace(setup, config=replace(setup.config, port=port))
-        actors.append(ray.remote(**options)(ActorDoor).remote(here))
+        starts.append(partial(ray.remote(**options)(ActorDoor).remote, here))
         at.append(node)
         hosts.append(alive[node])
-    try:
-        ray.get([actor.urls.remote() for actor in actors], timeout=_OPENS_S)
-    except ray.exceptions.RayError as error:
-        why = next((line for line in str(error).splitlines() if "cannot listen" in line), "")
-        why = why.partition(": ")[2].partition(";")[0] or f"a door at {host}:{port} did not open"
-        raise UsageError(f"{why}; give another port, or stop what uses it") from error
-    here = ray.get_runtime_context().get_node_id()
-    machines = machines_of(ray, {here, *taken, *at})
-    return Doors([ActorCalls(actor) for actor in actors], at, len(machines) == 1)
+    started = [_Starting(ray, start) for start in starts]  # all at the same time
+    calls: list[DoorCalls] = [ActorCalls(opened_in_time(each.opened, say)) for each in started]
+    machines = machines_of(ray, {ray.get_runtime_context().get_node_id(), *taken, *at})
+    return Doors(calls, at, len(machines) == 1)
+
+
+class _Starting:
+    """A door that starts, and is started again where it could not listen.
+
+    Args:
+        ray: the module, connected to a cluster.
+        start: starts its actor.
+    """
+
+    def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
+        self._ray, self._start = ray, start
+        self._actor: Any = start()
+
+    def opened(self) -> Any:
+        """Wait for the door, and return its actor.
+
+        Raises:
+            PortInUseError: when somebody else listens there.
+            UsageError: when it cannot listen for another reason, or does not start.
+        """
+        actor = self._actor or self._start()
+        self._actor = None
+        try:
+            self._ray.get(actor.urls.remote(), timeout=_OPENS_S)
+        except self._ray.exceptions.RayError as error:
+            why = next((line for line in str(error).splitlines() if "cannot listen" in line), "")
+            why = why.partition(": ")[2].partition(";")[0] or "the door of a server did not open"
+            kind = PortInUseError if "in use" in why else UsageError
+            raise kind(f"{why}; give another port, or stop what uses it") from error
+        return actor
 
 
 def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from cleave.server.api.overview import Overview
 from cleave.server.fleet_server import Server, ServerConfig
 from cleave.server.runtime import Numbering
 from cleave.transport.addresses import is_loopback
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def serving_together(
             DoorSetup(replace(alike, numbering=Numbering(number, count)), members.server, grid)
             for number in range(2, count + 1)
         ]
-        others = open_doors(ray, setups, [own])
+        others = open_doors(ray, setups, _logger.info, [own])
         nodes = [own, *others.nodes]
         doors = Doors([here.calls(), *others.calls], nodes, others.on_one_machine)
         if not doors.on_one_machine and is_loopback(config.host):
