@@ -10,7 +10,7 @@ from typing import Final
 
 from simulator.method import Outcome
 from simulator.sweep import Row
-from simulator.verdict import OURS, Claim, ClaimTrial
+from simulator.verdict import OURS, Claim, ClaimTrial, figure
 from simulator.verdict import Verdict as Verdict  # for the footprint's study
 
 DETECTION_S: Final = 5.0
@@ -21,7 +21,6 @@ _DTFM: Final = tuple(
     for variant in ("formula", "pipelined", "serial")
 )
 _PIPELINES: Final = (*_DTFM, "alpa", "asteroid", "confidant", "data-parallel")
-_RECOVERING: Final = ("cleave", "cleave-stages")
 _WORTH_IT: Final = 0.9  # of the time with fewer devices
 _COMPARABLE: Final = 1.5  # of the cloud's time
 
@@ -84,7 +83,7 @@ def faster_than_dtfm(evidence: Evidence) -> Claim:
                 fitting += other.fits
                 ratios = {name: other.step_s / o.step_s for name, o in ours.items()}
                 trials += [
-                    ClaimTrial(name, count, baseline, card, model, ratio >= 4)
+                    ClaimTrial(name, count, baseline, card, model, ratio >= 4, ratio or None)
                     for name, ratio in ratios.items()
                 ]
                 rows.append(
@@ -102,6 +101,7 @@ def faster_than_dtfm(evidence: Evidence) -> Claim:
     )
     return Claim(
         "4-10 times less time for a batch than DT-FM, at equal numbers of devices",
+        "4x or more",
         f"The columns with our methods' names are DT-FM's time over ours: 4x is four times faster, "
         f"0.2x five times slower, - has no plan that fits. A factor of 4 or more was found in "
         f"{shares}. `dtfm` takes as many of the devices as are fastest, `dtfm-all` all of them; it "
@@ -138,7 +138,15 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
         mine, ours = useful[name, card], name in OURS
         if ours:
             trials += [
-                ClaimTrial(name, largest, other, card, evidence.model, mine >= 2 * used)
+                ClaimTrial(
+                    name,
+                    largest,
+                    other,
+                    card,
+                    evidence.model,
+                    mine >= 2 * used,
+                    mine / used or None,
+                )
                 for other, used in baselines.items()
             ]
         rows.append(
@@ -151,6 +159,7 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
         )  # fmt: skip
     return Claim(
         "2-8 times more devices than the baselines",
+        "2x or more",
         "Useful are the devices at work in the largest fleet simulated that is at least 10 % "
         "faster than the one before it; the memory is what the method needs then. Pipelines have "
         f"work for layers x batch devices at most ({places} here); on slow links fewer are as "
@@ -176,7 +185,9 @@ def comparable_to_cloud(evidence: Evidence) -> Claim:
                 mine = found[name]
                 ratios = {n: mine.step_s / cloud.step_s for n, cloud in clouds.items()}
                 trials += [
-                    ClaimTrial(name, count, n, card, model, mine.fits and ratio <= _COMPARABLE)
+                    ClaimTrial(
+                        name, count, n, card, model, mine.fits and ratio <= _COMPARABLE, ratio
+                    )
                     for n, ratio in ratios.items()
                 ]
                 over = ", ".join(f"{n} {_times(ratio)}" for n, ratio in ratios.items())
@@ -189,6 +200,7 @@ def comparable_to_cloud(evidence: Evidence) -> Claim:
                 )  # fmt: skip
     return Claim(
         "As fast as a cloud GPU",
+        f"{_COMPARABLE:g}x its time or less",
         "The last column is our time over the cloud's, for every cloud on which the model fits "
         f"(with the optimizer on its host where it must be); up to {_COMPARABLE:g}x counts as "
         "comparable. PS out and in are what the parameter server's card carries in the busiest "
@@ -212,7 +224,7 @@ def recovers_faster(evidence: Evidence) -> Claim:
                 for name, other in found.items()
                 if name not in OURS and other.recovery_s is not None
             ]
-            for method in _RECOVERING:
+            for method in OURS:
                 mine = found.get(method)
                 if mine is None or not mine.recovery_s:
                     continue
@@ -224,7 +236,7 @@ def recovers_faster(evidence: Evidence) -> Claim:
                 for name, theirs, fits in against:
                     bare, noticed = theirs / ours, (theirs + DETECTION_S) / (ours + DETECTION_S)
                     trials += [
-                        ClaimTrial(method, count, what, UNLIMITED, model, ratio >= 100)
+                        ClaimTrial(method, count, what, UNLIMITED, model, ratio >= 100, ratio)
                         for what, ratio in (
                             ("the bare recovery", bare),
                             ("detection included", noticed),
@@ -246,6 +258,7 @@ def recovers_faster(evidence: Evidence) -> Claim:
                     )
     return Claim(
         "At least 100 times faster recovery from the failure of a device",
+        "100x or more",
         f"From when a loss is noticed, and with {DETECTION_S:g} s until it is noticed. Tiles: the "
         "lost device's largest one is done again. Stages: half of the lost device's micro-batches "
         "are, by the others of its stage or by one that is sent the weights. The others restart "
@@ -275,7 +288,7 @@ def bytes_fall(evidence: Evidence) -> Claim:
             falls = (few.download_bytes, few.upload_bytes), (many.download_bytes, many.upload_bytes)
             down, up = (_slope(a, b, before, after) for a, b in zip(*falls, strict=True))
             trials += [
-                ClaimTrial(name, after, way, UNLIMITED, evidence.model, slope < 0)
+                ClaimTrial(name, after, way, UNLIMITED, evidence.model, slope < 0, slope)
                 for way, slope in (("bytes down", down), ("bytes up", up))
             ]
             rows.append(
@@ -284,11 +297,13 @@ def bytes_fall(evidence: Evidence) -> Claim:
             )  # fmt: skip
     return Claim(
         "Bytes for each device fall as devices join",
+        "slope below 0",
         "Slopes are of log bytes against log devices: -0.5 down and -1 up is what two-dimensional "
         "tiles give. The bytes through the parameter server grow all the same.",
         ("method", "devices", "GB down", "slope", "GB up", "slope", "fits"),
         tuple(rows),
         tuple(trials),
+        unit="",
     )
 
 
@@ -296,6 +311,7 @@ def fits_small_memory(evidence: Evidence) -> Claim:
     """Test the claim of fitting a memory budget of 512 MB."""
     return Claim(
         "Fits phones with 512 MB to spare",
+        "512 MB or less",
         f"{evidence.model} on the same devices, but 512 MB each.",
         ("devices", "method", "s", "fits"),
         tuple(
@@ -304,11 +320,15 @@ def fits_small_memory(evidence: Evidence) -> Claim:
             for o in (row.outcome,)
         ),
         tuple(
-            ClaimTrial(o.method, row.devices or 0, "", UNLIMITED, evidence.model, o.fits)
+            ClaimTrial(
+                o.method, row.devices or 0, "", UNLIMITED, evidence.model, o.fits,
+                o.memory_needed_bytes / 1e6 or None,
+            )
             for row in evidence.small
             for o in (row.outcome,)
         ),
-    )
+        unit=" MB",
+    )  # fmt: skip
 
 
 def faster_with_memory(evidence: Evidence) -> Claim:
@@ -320,7 +340,7 @@ def faster_with_memory(evidence: Evidence) -> Claim:
         ratios = {mine: other.step_s / step_s for mine, step_s in ours.items()}
         if name in _PIPELINES:
             trials += [
-                ClaimTrial(mine, count, name, UNLIMITED, evidence.model, ratio >= 4)
+                ClaimTrial(mine, count, name, UNLIMITED, evidence.model, ratio >= 4, ratio or None)
                 for mine, ratio in ratios.items()
             ]
         rows.append(
@@ -338,6 +358,7 @@ def faster_with_memory(evidence: Evidence) -> Claim:
         )
     return Claim(
         "4-10 times less time than pipelines, if every device had 32 GB",
+        "4x or more",
         f"{evidence.model} on {count} devices that are the same but for 32 GB of memory in each. "
         f"{reading} The last columns are the row's time over ours.",
         ("method", "devices used", "s", "fits", "setting", *OURS),
@@ -368,11 +389,7 @@ def _seconds(value: float) -> str:
 
 def _times(value: float) -> str:
     """Return a ratio as text; "-" where a method has no plan."""
-    if not value:
-        return "-"
-    if value > 10_000:
-        return ">10000x"
-    return f"{value:.2g}x" if value < 99 else f"{value:.0f}x"
+    return f"{figure(value)}x" if value else "-"
 
 
 def _fits(outcome: Outcome) -> str:

@@ -7,11 +7,12 @@ condition is not known, several are tried, and the report gives the result of ea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import ElementBytes, PsRates
 from cleave.workload.registry import find_model
 from simulator.catalogue import methods
@@ -26,14 +27,16 @@ from simulator.claims import (
     uses_more_devices,
 )
 from simulator.cloud import Cloud
-from simulator.method import Conditions, Method
+from simulator.method import Method
 from simulator.report import marked_quick, report, sweep_reading
-from simulator.sweep import Cell, Row, cells, fleet_rates, simulate
-from simulator.verdict import Claim
+from simulator.sweep import Cell, Row, cells, simulate
+from simulator.verdict import OURS, Claim
 from simulator.workers import Workers
 
 BF16: Final = ElementBytes(2, 2)
 CARDS_GBPS: Final = (10, 100)
+SMALL_BYTES: Final = 512_000_000
+ROOMY_BYTES: Final = 32_000_000_000
 Save = Callable[[Path, Sequence[Row], str], None]
 
 
@@ -88,41 +91,47 @@ class PaperCells:
         return [cell for group in groups for cell in group]
 
 
-def paper_cells(scope: Scope, seed: int, *, thorough: bool = False) -> PaperCells:
+def paper_cells(
+    scope: Scope,
+    seed: int,
+    *,
+    thorough: bool = False,
+    coding: CodingPolicy = CodingPolicy.OFF,
+) -> PaperCells:
     """Return what is simulated for a report.
 
     Args:
         thorough: searches have no time limit.
+        coding: on which links payloads count as coded, ours and the baselines' alike.
     """
     every = list(methods(thorough=thorough).values())
-    built = [methods()[name] for name in ("cleave", "cleave-stages")]
+    on_devices = [method for method in every if not isinstance(method, Cloud)]
+    ours = [method for method in every if method.name in OURS]
 
     def on_paper_fleet(
-        model: str, counts: Sequence[int], of: Sequence[Method], ps: PsRates
+        model: str,
+        counts: Sequence[int],
+        of: Sequence[Method],
+        ps: PsRates | None = None,
+        memory_bytes: int | None = None,
     ) -> list[Cell]:
         return cells(
-            find_model(model), scope.batch, scope.seq, "paper", counts, of,
-            element=BF16, ps=ps, seed=seed,
+            find_model(model), scope.batch, scope.seq, "paper", counts, of, element=BF16,
+            ps=ps or PsRates(), seed=seed, coding=coding, memory_bytes=memory_bytes,
         )  # fmt: skip
 
     counts = {scope.model: scope.counts, **dict.fromkeys(scope.others, scope.few)}
     cards = {f"{gbps} Gbit/s": gbps * 1e9 / 8 for gbps in CARDS_GBPS}
-    much = _with_memory(scope, scope.roomy, 32_000_000_000, seed)
     return PaperCells(
         models={
-            model: on_paper_fleet(model, of_model, every, PsRates())
-            for model, of_model in counts.items()
+            model: on_paper_fleet(model, of_model, every) for model, of_model in counts.items()
         },
-        small=[
-            Cell(count, method, _with_memory(scope, count, 512_000_000, seed))
-            for count in scope.small_memory
-            for method in built
-        ],
+        small=on_paper_fleet(scope.model, scope.small_memory, ours, memory_bytes=SMALL_BYTES),
         carded={
-            card: on_paper_fleet(scope.model, scope.carded, built, PsRates(rate, rate))
+            card: on_paper_fleet(scope.model, scope.carded, ours, PsRates(rate, rate))
             for card, rate in cards.items()
         },
-        roomy=[Cell(scope.roomy, m, much) for m in every if not isinstance(m, Cloud)],
+        roomy=on_paper_fleet(scope.model, [scope.roomy], on_devices, memory_bytes=ROOMY_BYTES),
     )
 
 
@@ -145,19 +154,9 @@ def evidence_of(
     return Evidence(scope.model, by_model, small, carded, found(planned.roomy), layers)
 
 
-def write(
-    folder: Path, scope: Scope, evidence: Evidence, save_sweep: Save, save_recovery: Save
-) -> list[Claim]:
-    """Test the claims, and write `report.md` and its figures.
-
-    Args:
-        folder: an existing folder.
-        save_sweep, save_recovery: functions that draw rows into a file.
-
-    Raises:
-        OSError: when the folder cannot be written to.
-    """
-    claims = [
+def claims_on(scope: Scope, evidence: Evidence) -> list[Claim]:
+    """Test every claim."""
+    return [
         faster_than_dtfm(evidence),
         uses_more_devices(evidence, evidence.layers[scope.model] * scope.batch),
         comparable_to_cloud(evidence),
@@ -166,6 +165,27 @@ def write(
         fits_small_memory(evidence),
         faster_with_memory(evidence),
     ]
+
+
+def write(
+    folder: Path,
+    scope: Scope,
+    evidence: Evidence,
+    save_sweep: Save,
+    save_recovery: Save,
+    coded: Evidence | None = None,
+) -> list[Claim]:
+    """Test the claims, and write `report.md` and its figures.
+
+    Args:
+        folder: an existing folder.
+        save_sweep, save_recovery: functions that draw rows into a file.
+        coded: the same with coded payloads, for verdicts of its own; None if not simulated.
+
+    Raises:
+        OSError: when the folder cannot be written to.
+    """
+    claims = claims_on(scope, evidence)
     rows = evidence.rows[scope.model]
     last = scope.few[-1]
     title = (
@@ -189,17 +209,12 @@ def write(
             "noticed; hollow bars do not fit the devices' memory.",
         ),
     ]  # fmt: skip
-    text = report("Published claims, simulated", _conditions(scope), claims, figures)
+    with_coding = claims_on(scope, coded) if coded else []
+    text = report("Published claims, simulated", _conditions(scope), claims, figures, with_coding)
     if scope is QUICK:
         text = marked_quick(text)
     (folder / "report.md").write_text(text, encoding="utf-8")
     return claims
-
-
-def _with_memory(scope: Scope, count: int, memory_bytes: int, seed: int) -> Conditions:
-    rates = fleet_rates("paper", count, dtype="bf16")
-    devices = [replace(device, memory_bytes=memory_bytes) for device in rates]
-    return Conditions(find_model(scope.model), scope.batch, scope.seq, devices, BF16, seed=seed)
 
 
 def _conditions(scope: Scope) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 from simulator.method import Outcome
 from simulator.sweep import Row
-from simulator.verdict import STAGES, TILES, Claim
+from simulator.verdict import OURS, Claim
 
 METHODS: Final = {
     "cleave": "tiles as this project plans them (`cleave plan`), the LM head with them, attention "
@@ -30,13 +30,19 @@ METHODS: Final = {
 
 
 def report(
-    title: str, conditions: str, claims: Sequence[Claim], figures: Sequence[tuple[str, str, str]]
+    title: str,
+    conditions: str,
+    claims: Sequence[Claim],
+    figures: Sequence[tuple[str, str, str]],
+    coded: Sequence[Claim] = (),
 ) -> str:
     """Return the whole report.
 
     Args:
         conditions: text on the conditions of all that follows.
         figures: for each figure what it shows in a few words, its file, and how to read it.
+        coded: the same claims with payloads coded, ours and the baselines' alike; empty if that was
+            not simulated.
     """
     lines = [
         f"# {title}",
@@ -51,22 +57,19 @@ def report(
         "",
         "## Verdicts",
         "",
-        "Cleave trains by tiles (`cleave`; `cleave-2d` are those that were published) and by "
-        "stages (`cleave-stages`); each has a verdict. *Only if* is what the conditions have in "
-        "common under which a claim holds; it may fail under some of those, too.",
+        "The published method is `cleave-2d`; `cleave` are its tiles as this project plans them, "
+        "`cleave-stages` whole layers on devices. A cell says what the method reaches, from the "
+        "least to the most of all trials, in how many of them the claim holds, and the verdict.",
         "",
-        "| claim | by tiles | only if | by stages | only if |",
-        "| --- " * 5 + "|",
-        *(
-            f"| {claim.title} | {claim.verdict(TILES).value} | {claim.only_if(TILES)} "
-            f"| {claim.verdict(STAGES).value} | {claim.only_if(STAGES)} |"
-            for claim in claims
-        ),
+        *_verdict_table(claims),
     ]
+    if coded:
+        lines += ["", "## Verdicts with coded payloads", "", _about_coding(claims, coded), ""]
+        lines += _verdict_table(coded)
     for number, claim in enumerate(claims, 1):
-        lines += ["", f"## {number}. {claim.title}", ""]
-        lines += [f"**{verdicts(claim)}** {claim.reading}", ""]
-        lines += ["| " + " | ".join(claim.columns) + " |", "| --- " * len(claim.columns) + "|"]
+        lines += ["", f"## {number}. {claim.title}", "", claim.reading, ""]
+        lines += [f"- `{name}`: {_conditions_of(claim, name)}" for name in OURS]
+        lines += ["", "| " + " | ".join(claim.columns) + " |", "| --- " * len(claim.columns) + "|"]
         lines += ["| " + " | ".join(row) + " |" for row in claim.rows]
     lines += ["", "## Figures"]
     for what, file, reading in figures:
@@ -74,10 +77,54 @@ def report(
     return "\n".join([*lines, ""])
 
 
-def verdicts(claim: Claim) -> str:
-    """Say in two sentences whether a claim holds."""
-    tiles, stages = claim.verdict(TILES), claim.verdict(STAGES)
-    return f"By tiles: {tiles.value}. By stages: {stages.value}."
+def summary(claim: Claim) -> str:
+    """Return a claim and, in a line for each method, what it reaches and the verdict."""
+    width = max(map(len, OURS))
+    lines = (f"  {name:{width}}  {_reached_and_verdict(claim, name)}" for name in OURS)
+    return "\n".join((claim.title, *lines))
+
+
+def _verdict_table(claims: Sequence[Claim]) -> list[str]:
+    header = ("claim", "holds at", *(f"`{name}`" for name in OURS))
+    return [
+        "| " + " | ".join(header) + " |",
+        "| --- " * len(header) + "|",
+        *(
+            f"| {claim.title} | {claim.holds_at} | "
+            + " | ".join(_reached_and_verdict(claim, name) for name in OURS)
+            + " |"
+            for claim in claims
+        ),
+    ]
+
+
+def _reached_and_verdict(claim: Claim, method: str) -> str:
+    reached, verdict = claim.reached(method), claim.verdict(method)
+    return f"{reached}: {verdict.value}" if reached else f"{verdict.value}"
+
+
+def _conditions_of(claim: Claim, method: str) -> str:
+    """Return the verdict by a method, and what the trials that hold have in common."""
+    verdict, only_if = claim.verdict(method), claim.only_if(method)
+    return f"{verdict.value}: {only_if}" if only_if else f"{verdict.value}"
+
+
+def _about_coding(plain: Sequence[Claim], coded: Sequence[Claim]) -> str:
+    """Say what is coded, and which verdicts that changes."""
+    changed = [
+        f"*{before.title}*, `{name}`: {before.verdict(name).value} with plain payloads, "
+        f"{after.verdict(name).value} with coded ones"
+        for before, after in zip(plain, coded, strict=True)
+        for name in OURS
+        if before.verdict(name) is not after.verdict(name)
+    ]
+    return (
+        "Cleave codes what it sends over slow links. The published methods do not, so that all "
+        "else in this report is with plain payloads. Here what every method sends counts as "
+        "coded, ours and the others' alike: activations, gradients and weights on the same links "
+        "at the same measured ratio. "
+        + ("That changes: " + "; ".join(changed) + "." if changed else "That changes no verdict.")
+    )
 
 
 def sweep_reading(rows: Sequence[Row]) -> str:

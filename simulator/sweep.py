@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cleave.errors import UsageError
 from cleave.planner.coding import CodingPolicy, payload_rates
@@ -87,21 +87,27 @@ def cells(
     seed: int = 0,
     ps_flops_per_s: float = PS_FLOPS_PER_S,
     coding: CodingPolicy = CodingPolicy.OFF,
+    memory_bytes: int | None = None,
 ) -> list[Cell]:
     """Return a cell for every method and number of devices; methods without devices once, last.
 
     With `coding`, all that devices send or get over links where it pays counts as coded, whatever
     the method: stages by what passes each link, all others by links that are so much faster.
 
+    Args:
+        memory_bytes: of each device; None for the fleet's own.
+
     Raises:
         UsageError: when there is no such fleet.
     """
     found: list[Cell] = []
     for count in counts:
-        devices = fleet_rates(fleet, count, dtype=dtype, stragglers=stragglers)
-        in_fp32 = fleet_rates(fleet, count, dtype="fp32", stragglers=stragglers)
         by_link, by_link_in_fp32 = (
-            [coding.decided(device, ps, count) for device in group] for group in (devices, in_fp32)
+            [
+                coding.decided(_with_memory(device, memory_bytes), ps, count)
+                for device in fleet_rates(fleet, count, dtype=computed, stragglers=stragglers)
+            ]
+            for computed in (dtype, "fp32")
         )
         coded = payload_rates(by_link, dtype, dtype)
         conditions = Conditions(
@@ -120,6 +126,10 @@ def cells(
         ]
     nobody = Conditions(spec, batch, seq, (), element, ps, seed)
     return found + [Cell(None, method, nobody) for method in methods if isinstance(method, Cloud)]
+
+
+def _with_memory(device: DeviceRates, memory_bytes: int | None) -> DeviceRates:
+    return device if memory_bytes is None else replace(device, memory_bytes=memory_bytes)
 
 
 def simulate(

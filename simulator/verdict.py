@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-TILES: Final[tuple[str, ...]] = ("cleave", "cleave-2d")
-"""Multiplications on devices: Cleave's own tiles, and those that were published."""
-
-STAGES: Final[tuple[str, ...]] = ("cleave-stages",)
-"""Whole layers on devices."""
-
-OURS: Final[tuple[str, ...]] = TILES + STAGES
+OURS: Final[tuple[str, ...]] = ("cleave-2d", "cleave", "cleave-stages")
+"""Tiles as they were published, tiles as Cleave plans them, and whole layers on devices."""
 
 
 class Verdict(Enum):
@@ -35,6 +30,7 @@ class ClaimTrial:
         against: a baseline, or a way to count; empty where there is only one.
         card: the PS's card, in words.
         model: the model that is trained.
+        reached: the figure that the claim is about; None where there is no plan.
     """
 
     method: str
@@ -43,6 +39,7 @@ class ClaimTrial:
     card: str
     model: str
     held: bool
+    reached: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +47,44 @@ class Claim:
     """A claim, what was found, and how to read it.
 
     Attributes:
+        holds_at: the figures with which it holds, in words, as "4x or more".
         trials: the trials that decide the verdicts.
         columns, rows: the table that shows the results.
+        unit: of the figure that it is about, as it is written behind numbers.
     """
 
     title: str
+    holds_at: str
     reading: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     trials: tuple[ClaimTrial, ...]
+    unit: str = "x"
 
-    def verdict(self, methods: Sequence[str]) -> Verdict:
-        """Return the verdict over trials with these methods."""
-        return _verdict(self._of(methods))
+    def verdict(self, method: str) -> Verdict:
+        """Return the verdict over trials with this method."""
+        return _verdict(self._of(method))
 
-    def only_if(self, methods: Sequence[str]) -> str:
+    def reached(self, method: str) -> str:
+        """Say what a method reaches, from the least to the most, and in how many trials it holds.
+
+        Return an empty text if it was not tried.
+        """
+        trials = self._of(method)
+        if not trials:
+            return ""
+        found = sorted(trial.reached for trial in trials if trial.reached is not None)
+        ends = dict.fromkeys(f"{figure(value)}{self.unit}" for value in (found[:1] + found[-1:]))
+        reached = " to ".join(ends) or "no plan"
+        return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}"
+
+    def only_if(self, method: str) -> str:
         """Say what only the trials that hold have in common; empty if all hold or none does."""
-        trials = self._of(methods)
+        trials = self._of(method)
         if _verdict(trials) is not Verdict.SOMETIMES:
             return ""
         held = [trial for trial in trials if trial.held]
         words = [
-            _some("by", [t.method for t in trials], [t.method for t in held]),
             _some("with", [t.model for t in trials], [t.model for t in held]),
             _some("against", [t.against for t in trials], [t.against for t in held]),
             _some("PS card", [t.card for t in trials], [t.card for t in held]),
@@ -84,8 +97,15 @@ class Claim:
         share = f"{len(held)} of {len(trials)} trials"
         return "; ".join([share, *filter(None, words)])
 
-    def _of(self, methods: Sequence[str]) -> list[ClaimTrial]:
-        return [trial for trial in self.trials if trial.method in methods]
+    def _of(self, method: str) -> list[ClaimTrial]:
+        return [trial for trial in self.trials if trial.method == method]
+
+
+def figure(value: float) -> str:
+    """Return a number with two digits, or more if these are before the point."""
+    if abs(value) > 10_000:
+        return ">10000" if value > 0 else "<-10000"
+    return f"{value:.2g}" if abs(value) < 99 else f"{value:.0f}"
 
 
 def _verdict(trials: Iterable[ClaimTrial]) -> Verdict:

@@ -188,6 +188,10 @@ def paper(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="All trials of DT-FM's search, not only 20 s' worth.")
     ] = False,
+    coding: Annotated[
+        str,
+        typer.Option(help="Verdicts also with every method's payloads coded: auto, on, off."),
+    ] = "off",
     quick: Annotated[
         bool, typer.Option("--quick", help="Only small models and few devices, to try it out.")
     ] = False,
@@ -200,11 +204,12 @@ def paper(
 
       cleave simulate paper --out paper-report
 
-      cleave simulate paper --jobs 4
+      cleave simulate paper --coding auto --jobs 4
     """
+    from cleave.planner.coding import CodingPolicy
     from simulator.paper import FULL, QUICK, evidence_of, paper_cells
     from simulator.paper import write as write_report
-    from simulator.report import verdicts
+    from simulator.report import summary
     from simulator.workers import workers
 
     try:
@@ -212,18 +217,24 @@ def paper(
     except ImportError:
         raise not_installed("a report with figures", "matplotlib", "train") from None
     by, scope = workers(jobs, ray), QUICK if quick else FULL
+    policies = [CodingPolicy.OFF]
+    if (policy := CodingPolicy.of(coding)) is not CodingPolicy.OFF:
+        policies.append(policy)
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "report.md").touch()  # said before minutes of work, not after them
-        every = paper_cells(scope, seed, thorough=thorough)
-        with simulation_progress(len(every.every)) as progress:
-            evidence = evidence_of(scope, every, by, lambda cell: progress.done(cell.name))
+        planned = [paper_cells(scope, seed, thorough=thorough, coding=each) for each in policies]
+        with simulation_progress(sum(len(each.every) for each in planned)) as progress:
+            plain, *coded = [
+                evidence_of(scope, each, by, lambda cell: progress.done(cell.name))
+                for each in planned
+            ]
             progress.say("drawing")
-            claims = write_report(out, scope, evidence, save_sweep, save_recovery)
+            claims = write_report(out, scope, plain, save_sweep, save_recovery, *coded)
     except OSError as error:
         raise UsageError(f"cannot write into {out}: {error.strerror}") from None
     for claim in claims:
-        typer.echo(f"{claim.title}: {verdicts(claim)}")
+        typer.echo(summary(claim))
     typer.echo(str(out / "report.md"))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from cleave.planner.coding import CodingPolicy
 from cleave_cli.main import app
 from simulator.catalogue import methods
 from simulator.claims import (
@@ -21,9 +23,9 @@ from simulator.claims import (
 )
 from simulator.method import Outcome, Part
 from simulator.paper import QUICK, evidence_of, paper_cells, write
-from simulator.report import METHODS
+from simulator.report import METHODS, report
 from simulator.sweep import Row
-from simulator.verdict import STAGES, TILES, Verdict
+from simulator.verdict import Claim, Verdict
 
 
 def row(
@@ -69,21 +71,66 @@ def dtfm(devices: int, *times: float) -> list[Row]:
 )
 def test_verdicts_follow_the_rows(times: tuple[float, ...], verdict: Verdict) -> None:
     claim = faster_than_dtfm(evidence(row(8, "cleave", 1.0), *dtfm(8, *times)))
-    assert claim.verdict(TILES) is verdict
+    assert claim.verdict("cleave") is verdict
     assert len(claim.rows) == 6
     assert all(len(line) == len(claim.columns) for line in claim.rows)
 
 
-def test_tiles_and_stages_have_verdicts_of_their_own() -> None:
+def test_each_of_our_methods_has_a_verdict_of_its_own() -> None:
     rows = [row(n, name, s) for n in (8, 16) for name, s in (("cleave", 2), ("cleave-stages", 1))]
     slow, fast = dtfm(8, 3, 3, 3), dtfm(16, 3, 3, 4)
     claim = faster_than_dtfm(evidence(*rows, *slow, *fast))
-    assert claim.verdict(TILES) is Verdict.FAILS
-    assert claim.only_if(TILES) == ""
-    assert claim.verdict(STAGES) is Verdict.SOMETIMES
-    assert claim.only_if(STAGES) == (
+    assert claim.verdict("cleave") is Verdict.FAILS
+    assert claim.only_if("cleave") == ""
+    assert claim.verdict("cleave-stages") is Verdict.SOMETIMES
+    assert claim.only_if("cleave-stages") == (
         "2 of 12 trials; against dtfm (serial), dtfm-all (serial); on 16 devices or more"
     )
+
+
+def test_a_claim_says_what_each_method_reaches() -> None:
+    ours = [row(8, name, s) for name, s in (("cleave-2d", 40), ("cleave", 2), ("cleave-stages", 1))]
+    claim = faster_than_dtfm(evidence(*ours, *dtfm(8, 2, 3, 4)))
+    assert claim.reached("cleave-2d") == "0.05x to 0.1x, 0 of 6"
+    assert claim.reached("cleave") == "1x to 2x, 0 of 6"
+    assert claim.reached("cleave-stages") == "2x to 4x, 2 of 6"
+    assert bytes_fall(evidence(*ours)).reached("cleave") == ""
+
+
+def test_a_method_without_a_plan_reaches_nothing() -> None:
+    claim = faster_than_dtfm(evidence(row(8, "cleave-stages", math.inf), *dtfm(8, 2, 3, 4)))
+    assert claim.reached("cleave-stages") == "no plan, 0 of 6"
+
+
+def test_one_table_has_the_claim_and_what_each_method_reaches() -> None:
+    ours = [row(8, name, s) for name, s in (("cleave-2d", 4), ("cleave", 1))]
+    text = report("", "", [faster_than_dtfm(evidence(*ours, *dtfm(8, 4, 4, 4)))], ())
+    assert ("| 4x or more | 1x, 0 of 6: does not hold | 4x, 6 of 6: holds | not tried |") in text
+    assert "coded" not in text
+
+
+def test_a_verdict_that_coding_changes_is_named() -> None:
+    def claims(theirs: float) -> list[Claim]:
+        return [faster_than_dtfm(evidence(row(8, "cleave", 1.0), *dtfm(8, *3 * [theirs])))]
+
+    changed = report("", "", claims(5), (), claims(3))
+    assert "`cleave`: holds with plain payloads, does not hold with coded ones" in changed
+    assert "| 5x, 6 of 6: holds |" in changed
+    assert "| 3x, 0 of 6: does not hold |" in changed
+    assert "That changes no verdict." in report("", "", claims(5), (), claims(4))
+
+
+def test_coding_is_for_ours_and_for_the_baselines() -> None:
+    plain, coded = (
+        paper_cells(QUICK, 0, coding=each) for each in (CodingPolicy.OFF, CodingPolicy.ON)
+    )
+    for before, after in zip(plain.every, coded.every, strict=True):
+        assert (before.name, before.devices) == (after.name, after.devices)
+        for slow, fast in zip(before.conditions.devices, after.conditions.devices, strict=True):
+            assert fast.uplink_bytes_per_s == pytest.approx(slow.uplink_bytes_per_s / 0.675)
+            assert fast.downlink_bytes_per_s == pytest.approx(slow.downlink_bytes_per_s / 0.675)
+            assert fast.memory_bytes == slow.memory_bytes
+        assert all(device.codes_uplink for device in after.conditions.fp32_devices)
 
 
 def test_a_card_is_a_condition_of_its_own() -> None:
@@ -91,8 +138,8 @@ def test_a_card_is_a_condition_of_its_own() -> None:
     behind = {"10 Gbit/s": [row(8, "cleave", 2.0)]}
     both = Evidence("some", {"some": rows}, carded=behind)
     for claim in (faster_than_dtfm(both), comparable_to_cloud(both)):
-        assert claim.verdict(TILES) is Verdict.SOMETIMES
-        assert "PS card unlimited" in claim.only_if(TILES)
+        assert claim.verdict("cleave") is Verdict.SOMETIMES
+        assert "PS card unlimited" in claim.only_if("cleave")
         assert {line[2] for line in claim.rows} == {"unlimited", "10 Gbit/s"}
 
 
@@ -117,7 +164,7 @@ def test_a_layer_again_is_a_baseline_of_recovery() -> None:
 def test_with_memory_pipelines_are_named() -> None:
     rows = [row(8, "cleave", 4.0), row(8, "asteroid", 1.0, used=3)]
     claim = faster_with_memory(Evidence("some", {}, roomy=rows))
-    assert claim.verdict(TILES) is Verdict.FAILS
+    assert claim.verdict("cleave") is Verdict.FAILS
     assert "asteroid with 1 s on 3 devices, 4x faster than tiles on 8" in claim.reading
 
 
@@ -128,27 +175,33 @@ def test_the_report_names_every_method() -> None:
 
 def test_slopes_by_hand() -> None:
     claim = bytes_fall(evidence(row(4, "cleave", 1.0, 8.0), row(16, "cleave", 1.0, 4.0)))
-    assert claim.verdict(TILES) is Verdict.HOLDS
+    assert claim.verdict("cleave") is Verdict.HOLDS
     assert claim.rows[0][3] == "-0.50"
 
 
 @pytest.mark.slow
 def test_a_report_by_two_processes_is_that_of_one(tmp_path: Path) -> None:
     out = tmp_path / "report"
-    done = CliRunner().invoke(
-        app, ["simulate", "paper", "--quick", "--jobs", "2", "--out", str(out)]
-    )
+    asked = ["simulate", "paper", "--quick", "--coding", "on", "--jobs", "2", "--out", str(out)]
+    done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
     text = (out / "report.md").read_text()
     assert text.splitlines()[0].endswith(": QUICK, toy models")
-    for heading in ("DT-FM", "more devices", "cloud GPU", "recovery", "Bytes", "512 MB", "32 GB"):
+    for heading in (
+        *("DT-FM", "more devices", "cloud GPU", "recovery", "Bytes", "512 MB", "32 GB"),
+        "with coded payloads",
+    ):
         assert heading in text
     for figure in ("sweep.png", "recovery.png"):
         assert figure in text
         assert (out / figure).read_bytes().startswith(b"\x89PNG")
     again = tmp_path / "again"
     again.mkdir()
-    write(again, QUICK, evidence_of(QUICK, paper_cells(QUICK, 0)), not_drawn, not_drawn)
+    plain, coded = (
+        evidence_of(QUICK, paper_cells(QUICK, 0, coding=each))
+        for each in (CodingPolicy.OFF, CodingPolicy.ON)
+    )
+    write(again, QUICK, plain, not_drawn, not_drawn, coded)
     assert (again / "report.md").read_text() == text
 
 
