@@ -18,6 +18,7 @@ from simulator.study.inputs import Input, unconfirmed
 from simulator.study.sections import carbon, contrary, depends, energy, fits, speed
 from simulator.study.study import SetupStudy
 from simulator.study.verdicts import Found, together
+from simulator.verdict import OURS
 
 
 def report(found: Sequence[SetupStudy], figures: Sequence[Input], tornados: Iterable[str]) -> str:
@@ -122,8 +123,41 @@ def _claims(found: Sequence[SetupStudy]) -> list[str]:
         "they are used; that is the paper's view. *Sunk cost*: the devices have been made anyway "
         "and carry none; the GPU was made for the job.",
         "",
+        *_by_cleave(found),
         *_one_by_one(found),
     ]
+
+
+def _by_cleave(found: Sequence[SetupStudy]) -> list[str]:
+    """Return the claims by Cleave's methods, side by side."""
+    rows = []
+    for study in found:
+        by_method = {name: study.by(name) for name in OURS}
+        if not any(by_method.values()):  # a device alone
+            continue
+        for what, claim, held in (
+            ("energy", ENERGY_CLAIM, lambda j: j.found.energy),
+            ("carbon, attributed", CARBON_CLAIM, lambda j: j.found.attributed),
+            ("carbon, sunk cost", CARBON_CLAIM, lambda j: j.found.sunk_cost),
+        ):
+            cells = (_central([held(j) for j in each]) for each in by_method.values())
+            rows.append((study.setup.name, f"{span(claim)} times less {what}", *cells))
+    return [
+        "### By Cleave's methods",
+        "",
+        "Ratios in the central case on memory that fits, and the verdict: tiles as published, "
+        "tiles as this project plans them, and stages. A device alone has no use for them.",
+        "",
+        *table(("set-up", "claim", *(f"`{name}`" for name in OURS)), rows),
+        "",
+    ]
+
+
+def _central(each: Sequence[Found]) -> str:
+    if not each:
+        return "does not fit"
+    verdict = together(one.verdict for one in each)
+    return f"{between(one.central for one in each)}: {verdict.value}"
 
 
 def _one_by_one(found: Sequence[SetupStudy]) -> list[str]:

@@ -55,8 +55,9 @@ def fits(found: Sequence[SetupStudy]) -> list[str]:
             rows,
         ),
         "",
-        "Reading: methods that keep layers on devices need several times the memory that a device "
-        "lends; tiles always fit, and pay for it with traffic.",
+        "Reading: methods that keep layers and optimizer on devices need several times the memory "
+        "that a device lends. Stages keep no optimizer there, and layers for a step only; tiles "
+        "keep nothing and always fit, and pay for it with traffic.",
     ]  # fmt: skip
 
 

@@ -83,6 +83,10 @@ class SetupStudy:
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
+    def by(self, method: str) -> list[Judged]:
+        """Return the rows of a method that fit."""
+        return [j for j in self.rows if j.row.fits and j.row.method == method]
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:

@@ -246,6 +246,18 @@ def test_the_report_can_be_read(made: Made) -> None:
     assert min(widths.values()) > 2
 
 
+def test_the_report_has_stages_beside_tiles(made: Made) -> None:
+    header = "| set-up | claim | `cleave-2d` | `cleave` | `cleave-stages` |"
+    assert header in made.text
+    table = made.text.split(header)[1].split("\n\n")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| opt")]
+    assert [line.split(" | ")[0] for line in lines] == 3 * ["| opt-tiny on 4 phones"]
+    (phones,) = (s for s in made.document["setups"] if s["setup"] == "opt-tiny on 4 phones")
+    (stages,) = (r for r in phones["rows"] if r["method"] == "cleave-stages")
+    claim = stages["energy_claim"]
+    assert lines[0].endswith(f"| {stages['ratios']['energy']:.2g}: {claim['verdict']} |")
+
+
 def test_the_document_is_for_programs(made: Made) -> None:
     laptop, phones = made.document["setups"]
     assert laptop["setup"] == "opt-nano on 1 laptop"
