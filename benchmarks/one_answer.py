@@ -2,9 +2,10 @@
 
     python -m benchmarks.one_answer [--only 1,2,...] [--json]
 
-For each set-up the three commands are run as a user runs them, in bf16, without coding and with the
-same speed of the server. `emulate` and `simulate` count some things otherwise than `plan`. What
-each of them makes is computed by itself, by the planner or an emulation, and added to the plan:
+Set-ups 7 and on are rows that decide verdicts by stages in `cleave simulate paper`. For each set-up
+the three commands are run as a user runs them, in bf16, without coding and with the same speed of
+the server. `emulate` and `simulate` count some things otherwise than `plan`. What each of them
+makes is computed by itself, by the planner or an emulation, and added to the plan:
 
     attention   simulated on devices, where training computes it on the server
     siblings    simulated: q, k and v as one multiplication, and gate and up; training has them
@@ -27,6 +28,8 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from typer.testing import CliRunner
@@ -59,6 +62,7 @@ class Setup:
         fleet, devices: name of the fleet without its size, and the size.
         method: tiles or stages.
         gbit: the server's card, each way; 0 for no limit.
+        memory_gb: of each device; 0 for what the fleet's have.
         gflops: of the server. Where it is fast it keeps multiplications to itself, in plans.
     """
 
@@ -70,13 +74,15 @@ class Setup:
     method: str
     gbit: float
     gflops: float = 500
+    memory_gb: float = 0
 
     @property
     def title(self) -> str:
         """Return the set-up in words."""
         card = f"{self.gbit:g} Gbit/s" if self.gbit else "no card"
-        batch = f"{self.rows}x{self.sequence}"
-        return f"{self.model} {batch}, {self.fleet}-{self.devices}, {self.method}, {card}"
+        batch, memory = f"{self.rows}x{self.sequence}", f" of {self.memory_gb:g} GB"
+        fleet = f"{self.fleet}-{self.devices}{memory if self.memory_gb else ''}"
+        return f"{self.model} {batch}, {fleet}, {self.method}, {card}"
 
     @property
     def card(self) -> PsRates:
@@ -96,6 +102,11 @@ SETUPS: Final = (
     Setup("opt-125m", 16, 512, "household", 9, "tiles", 1, gflops=20),
     Setup("opt-125m", 64, 512, "household", 9, "stages", 1),
     Setup("opt-1.3b", 64, 512, "paper", 256, "stages", 10),
+    Setup("opt-1.3b", 128, 1024, "paper", 256, "stages", 0),
+    Setup("opt-1.3b", 128, 1024, "paper", 1024, "stages", 0),
+    Setup("opt-13b", 128, 1024, "paper", 256, "stages", 10),
+    Setup("opt-13b", 128, 1024, "paper", 1024, "stages", 0),
+    Setup("opt-13b", 128, 1024, "paper", 256, "stages", 0, memory_gb=32),
 )
 
 
@@ -135,19 +146,45 @@ def said_by(*command: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
+def with_memory(setup: Setup, folder: Path) -> str:
+    """Write a fleet file of a set-up's devices, but with its memory, and return its name."""
+    lines = []
+    for device in fleet_devices(f"{setup.fleet}-{setup.devices}", 0.0, "bf16"):
+        lines += [
+            "[[group]]",
+            "count = 1",
+            f"flops_per_s = {device.stated_flops_per_s!r}",
+            f"downlink_bytes_per_s = {device.stated_downlink_bytes_per_s!r}",
+            f"uplink_bytes_per_s = {device.stated_uplink_bytes_per_s!r}",
+            f"memory_bytes = {round(setup.memory_gb * 1e9)}",
+        ]
+    file = folder / "fleet.toml"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return str(file)
+
+
 def answer_of(setup: Setup) -> Answer:
     """Ask the three commands about a set-up."""
+    if not setup.memory_gb:
+        return answer_on(f"{setup.fleet}-{setup.devices}", setup.fleet, setup)
+    with TemporaryDirectory() as folder:
+        file = with_memory(setup, Path(folder))
+        return answer_on(file, file, setup)
+
+
+def answer_on(fleet: str, without_size: str, setup: Setup) -> Answer:
+    """Ask the three commands about a set-up on this fleet: its name with its size, and without."""
     common = (
         *("--model", setup.model, "--batch", str(setup.rows), "--seq", str(setup.sequence)),
         *("--ps-gbit", str(setup.gbit), "--ps-gflops", str(setup.gflops)),
         *("--dtype", "bf16", "--coding", "off"),
     )
-    exactly = ("--fleet", f"{setup.fleet}-{setup.devices}", "--method", setup.method)
+    exactly = ("--fleet", fleet, "--method", setup.method)
     stages = setup.method == "stages"
     (planned,) = said_by("plan", *common, *exactly)
     plan_s = next(e["step_s"] for e in planned["methods"] if e["method"] == setup.method)
     (simulated,) = said_by(
-        "simulate", *common, "--fleet", setup.fleet, "--devices", str(setup.devices),
+        "simulate", *common, "--fleet", without_size, "--devices", str(setup.devices),
         "--methods", "cleave-stages" if stages else "cleave",
     )  # fmt: skip
     row = simulated["rows"][0]
