@@ -75,8 +75,9 @@ class Claim:
             return ""
         found = sorted(trial.reached for trial in trials if trial.reached is not None)
         ends = dict.fromkeys(f"{figure(value)}{self.unit}" for value in (found[:1] + found[-1:]))
-        reached = " to ".join(ends) or "no plan"
-        return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}"
+        reached, missing = " to ".join(ends) or "no plan", len(trials) - len(found)
+        without = f" (no plan in {missing})" if found and missing else ""
+        return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}{without}"
 
     def only_if(self, method: str) -> str:
         """Say what only the trials that hold have in common; empty if all hold or none does."""

@@ -98,8 +98,11 @@ def test_a_claim_says_what_each_method_reaches() -> None:
 
 
 def test_a_method_without_a_plan_reaches_nothing() -> None:
-    claim = faster_than_dtfm(evidence(row(8, "cleave-stages", math.inf), *dtfm(8, 2, 3, 4)))
-    assert claim.reached("cleave-stages") == "no plan, 0 of 6"
+    nothing = row(8, "cleave-stages", math.inf), *dtfm(8, 2, 3, 4)
+    assert faster_than_dtfm(evidence(*nothing)).reached("cleave-stages") == "no plan, 0 of 6"
+    more = row(16, "cleave-stages", 1.0), *dtfm(16, 2, 3, 4)
+    reached = faster_than_dtfm(evidence(*nothing, *more)).reached("cleave-stages")
+    assert reached == "2x to 4x, 2 of 12 (no plan in 6)"
 
 
 def test_one_table_has_the_claim_and_what_each_method_reaches() -> None:
