@@ -68,7 +68,7 @@ BENCHMARKS: Final = (
     Benchmark("first_minute", 30),
     Benchmark("large_model", 60),
     Benchmark("planner_gap", 30, quick=_QUICK),
-    Benchmark("one_answer", 15),
+    Benchmark("one_answer", 30),
     Benchmark("simulation", 90, quick=_QUICK),
     Benchmark("learning", 30),
     Benchmark("emulator_fidelity", 60),

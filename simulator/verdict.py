@@ -91,7 +91,9 @@ class Claim:
             _some("PS card", [t.card for t in trials], [t.card for t in held]),
         ]
         least, most = min(t.devices for t in held), max(t.devices for t in held)
-        if least > min(t.devices for t in trials):
+        if least == most and {t.devices for t in trials} != {least}:
+            words.append(f"on {least} devices")
+        elif least > min(t.devices for t in trials):
             words.append(f"on {least} devices or more")
         elif most < max(t.devices for t in trials):
             words.append(f"on {most} devices or fewer")
@@ -104,9 +106,9 @@ class Claim:
 
 def figure(value: float) -> str:
     """Return a number with two digits, or more if these are before the point."""
-    if abs(value) > 10_000:
-        return ">10000" if value > 0 else "<-10000"
-    return f"{value:.2g}" if abs(value) < 99 else f"{value:.0f}"
+    if value > 10_000:
+        return ">10000"
+    return f"{value:.2g}" if value < 99 else f"{value:.0f}"
 
 
 def _verdict(trials: Iterable[ClaimTrial]) -> Verdict:

@@ -84,7 +84,7 @@ def test_each_of_our_methods_has_a_verdict_of_its_own() -> None:
     assert claim.only_if("cleave") == ""
     assert claim.verdict("cleave-stages") is Verdict.SOMETIMES
     assert claim.only_if("cleave-stages") == (
-        "2 of 12 trials; against dtfm (serial), dtfm-all (serial); on 16 devices or more"
+        "2 of 12 trials; against dtfm (serial), dtfm-all (serial); on 16 devices"
     )
 
 
