@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise, permutations
 from math import perm
 from typing import Final
@@ -17,6 +18,7 @@ import numpy as np
 
 from cleave.planner.plan import DeviceRates
 from cleave.planner.shape import Floats
+from cleave.planner.stage_changes import Changes
 from cleave.planner.stage_estimate import (
     TOO_LARGE_S,
     Arrangements,
@@ -28,12 +30,10 @@ from cleave.planner.stage_estimate import (
 from cleave.planner.stages import PlannedStage, PsCompute
 
 _BEGUN: Final = 24  # starts that are improved a few times
-_BEGUN_FIXED: Final = 4  # where groups stay
 _BEGUN_ROUNDS: Final = 3
 _CLIMBS: Final = 10  # starts that are improved to the end
 _ROUNDS: Final = 40
 _GAIN: Final = 1e-6  # less is none
-_FEW_STAGES: Final = 12
 _FEW_ORDERS: Final = 24  # of devices in stages are all tried
 _LEAST_S: Final = 1e-12
 _HALVINGS: Final = 12  # of an interval of times
@@ -46,28 +46,29 @@ class StageClimb:
         tables: of the model.
         groups: devices that have one place together.
         ps: the PS.
-        fixed: whether group n stays in stage n.
 
     Attributes:
+        begun: how many starts are improved a few times.
+        columns: the groups.
         found: arrangements that differ, those with the shortest estimated step first.
         seconds: what is estimated of them.
     """
+
+    begun = _BEGUN
 
     def __init__(
         self,
         tables: StageTables,
         groups: Sequence[Sequence[DeviceRates]],
         ps: PsCompute,
-        *,
-        fixed: bool = False,
     ) -> None:
-        self._tables = tables
-        self._groups = groups
-        self._fixed = fixed
-        self._columns = Columns.of(groups)
-        self._estimator = Estimator(tables, self._columns, ps)
+        self.tables = tables
+        self.groups = groups
+        self.ps = ps
+        self.columns = Columns.of(groups)
+        self._estimator = Estimator(tables, self.columns, ps)
         self._stages = min(tables.layers, len(groups))
-        columns, model = self._columns, tables.model
+        columns, model = self.columns, tables.model
         self._down_byte_s = columns.down_byte_s(model.coded_ratio)
         self._gradient_byte_s = columns.up_byte_s(model.gradient_coded_ratio)
         self._flops_per_s = columns.flops * columns.count
@@ -76,12 +77,17 @@ class StageClimb:
         self._whole_s = [sum(layers_s) for layers_s, _ in one_each]
         self._order = sorted(range(len(groups)), key=lambda n: (self._whole_s[n], n))
         # By group and first layer: where a stage must stop.
-        fits = tables.memory_of_layers[None] <= self._columns.memory[:, None, None]
+        fits = tables.memory_of_layers[None] <= self.columns.memory[:, None, None]
         fits &= tables.memory_of_layers > 0
         self._reach = np.arange(tables.layers + 1) + fits.sum(axis=2)
         self.found = self._starts()
         self.seconds = self._estimator.seconds(self.found)
-        self._keep(_BEGUN_FIXED if fixed else _BEGUN, alike=False)
+        self._keep(self.begun, alike=False)
+
+    @cached_property
+    def changes(self) -> Changes:
+        """Return how arrangements may be changed."""
+        return Changes(self._stages, len(self.groups))
 
     def climb(self) -> None:
         """Improve what was found as long as a change helps."""
@@ -102,50 +108,29 @@ class StageClimb:
     def planned(self, them: Arrangements, number: int) -> tuple[PlannedStage, ...]:
         """Return the stages of an arrangement."""
         cuts, place = them.cuts[number].tolist(), them.place[number].tolist()
-        loss, layers = bool(them.loss[number]), self._tables.layers
+        loss, layers = bool(them.loss[number]), self.tables.layers
         found = []
         for stage, (first, stop) in enumerate(pairwise(cuts)):
             if stop > first:
-                here = [d for n, d in enumerate(self._groups) if place[n] == stage]
+                here = [d for n, d in enumerate(self.groups) if place[n] == stage]
                 ids = tuple(sorted(device.device for group in here for device in group))
                 found.append(PlannedStage(first, stop, ids, loss and stop == layers))
         return tuple(found)
 
-    def changes(self, them: Arrangements) -> Arrangements:
-        """Return all changes of each arrangement, equally many, one arrangement after the other."""
-        stages, groups = self._stages, len(self._groups)
-        shifts, (one, other) = _shifts(stages), np.triu_indices(groups, 1)
-        swaps = [
-            (n, n + distance) for distance in _distances(stages) for n in range(stages - distance)
-        ]
-        moves = 0 if self._fixed else groups * (stages + 1)
-        sizes = len(shifts), len(swaps), moves, 0 if self._fixed else len(one), 1
-        begins = [0, *accumulate(sizes)]
-        each = begins[-1]
-        cuts = np.repeat(them.cuts[:, None], each, axis=1)
-        place = np.repeat(them.place[:, None], each, axis=1)
-        loss = np.repeat(them.loss[:, None], each, axis=1)
+    def seconds_of_changes(self, them: Arrangements) -> Floats:
+        """Return what is estimated of every change of each arrangement, a row for each."""
+        row, number = np.indices((len(them), self.changes.count))
+        return self.estimate(self.changed(them, row.ravel(), number.ravel())).reshape(row.shape)
 
-        cuts[:, : len(shifts)] += shifts
-        lengths = np.diff(them.cuts, axis=1)
-        for at, (one_stage, other_stage) in enumerate(swaps, begins[1]):
-            cuts[:, at, one_stage + 1 : other_stage + 1] += (
-                lengths[:, other_stage] - lengths[:, one_stage]
-            )[:, None]
-            place[:, at][them.place == one_stage] = other_stage
-            place[:, at][them.place == other_stage] = one_stage
-        if not self._fixed:
-            rows = begins[2] + np.arange(moves)
-            numbers = np.repeat(np.arange(groups), stages + 1)
-            place[:, rows, numbers] = np.tile(np.arange(stages + 1), groups)
-            rows = begins[3] + np.arange(len(one))
-            place[:, rows, one], place[:, rows, other] = them.place[:, other], them.place[:, one]
-        loss[:, begins[4]] ^= True
-        return Arrangements(
-            cuts.reshape(-1, stages + 1),
-            place.reshape(-1, groups),
-            loss.ravel(),
-        )
+    def changed(self, them: Arrangements, row: Integers, number: Integers) -> Arrangements:
+        """Return changes.
+
+        Args:
+            them: what is changed.
+            row: which of them.
+            number: of the change.
+        """
+        return self.changes.made(them.take(row), number)
 
     def estimate(self, them: Arrangements) -> Floats:
         """See `Estimator.seconds`."""
@@ -153,15 +138,14 @@ class StageClimb:
 
     def _improve(self, active: Integers) -> Integers:
         """Make the best change of each of these; return those for which it helped."""
-        changed = self.changes(self.found.take(active))
-        seconds = self.estimate(changed).reshape(len(active), -1)
+        those = self.found.take(active)
+        seconds = self.seconds_of_changes(those)
         best = seconds.argmin(axis=1)
         value = seconds[np.arange(len(active)), best]
-        better = value < self.seconds[active] * (1 - _GAIN)
-        rows = (np.arange(len(active)) * seconds.shape[1] + best)[better]
-        self.found.put(active[better], changed.take(rows))
-        self.seconds[active[better]] = value[better]
-        improved: Integers = active[better]
+        helps = np.flatnonzero(value < self.seconds[active] * (1 - _GAIN))
+        improved: Integers = active[helps]
+        self.found.put(improved, self.changed(those, helps, best[helps]))
+        self.seconds[improved] = value[helps]
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
@@ -191,31 +175,28 @@ class StageClimb:
     def _starts(self) -> Arrangements:
         stages = self._stages
         cuts, place, losses = [], [], []
-        for dealt in dict.fromkeys(self._deals()):
+        for dealt in dict.fromkeys(self.deals()):
             for loss in (False, True):
                 at_end = self._roomy_last(dealt) if loss else dealt
-                placed = np.full(len(self._groups), stages)
+                placed = np.full(len(self.groups), stages)
                 for stage, members in enumerate(at_end):
                     placed[list(members)] = stage
                 found = self._cuts(at_end, loss=loss)
-                cuts.append(found + [self._tables.layers] * (stages + 1 - len(found)))
+                cuts.append(found + [self.tables.layers] * (stages + 1 - len(found)))
                 place.append(placed)
                 losses.append(loss)
         return Arrangements(
             np.array(cuts, np.intp).reshape(-1, stages + 1),
-            np.array(place, np.intp).reshape(-1, len(self._groups)),
+            np.array(place, np.intp).reshape(-1, len(self.groups)),
             np.array(losses, bool),
         )
 
-    def _deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
+    def deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
         """Yield the groups of each stage."""
-        if self._fixed:
-            yield tuple((number,) for number in range(self._stages))
-            return
-        roomy = np.lexsort((np.arange(len(self._groups)), -self._columns.memory)).tolist()
+        roomy = np.lexsort((np.arange(len(self.groups)), -self.columns.memory)).tolist()
         for stages in range(1, self._stages + 1):
-            if perm(len(self._groups), stages) <= _FEW_ORDERS:
-                for chosen in permutations(range(len(self._groups)), stages):
+            if perm(len(self.groups), stages) <= _FEW_ORDERS:
+                for chosen in permutations(range(len(self.groups)), stages):
                     yield tuple((number,) for number in chosen)
             for order in (self._order, roomy):
                 yield tuple((number,) for number in order[:stages])
@@ -230,7 +211,7 @@ class StageClimb:
 
     def _roomy_last(self, dealt: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return the same with a last stage that has memory for the loss, if any has."""
-        needed, memory = self._tables.memory_of_loss, self._columns.memory
+        needed, memory = self.tables.memory_of_loss, self.columns.memory
         for n in reversed(range(len(dealt))):
             if memory[list(dealt[n])].min() >= needed:
                 return [*dealt[:n], *dealt[n + 1 :], dealt[n]]
@@ -251,30 +232,14 @@ class StageClimb:
         """Return how long each layer, and the loss, takes a stage of these groups by itself."""
         if members not in self._known:
             chosen = list(members)
-            weights, gradients, flops = self._tables.by_layer
+            weights, gradients, flops = self.tables.by_layer
             seconds = (
                 weights * self._down_byte_s[chosen].max()
                 + gradients * self._gradient_byte_s[chosen].max()
-                + sum(self._tables.model.tokens) * flops / float(self._flops_per_s[chosen].sum())
+                + sum(self.tables.model.tokens) * flops / float(self._flops_per_s[chosen].sum())
             ).tolist()
             self._known[members] = seconds[:-1], seconds[-1]
         return self._known[members]
-
-
-def _shifts(stages: int) -> Integers:
-    """Return changes of cuts that move a layer from one stage to another, shape (., stages + 1)."""
-    found = []
-    for distance in _distances(stages):
-        for first in range(1, stages - distance + 1):
-            shift = np.zeros(stages + 1, np.intp)
-            shift[first : first + distance] = 1
-            found += [shift, -shift]
-    return np.array(found, np.intp).reshape(-1, stages + 1)
-
-
-def _distances(stages: int) -> list[int]:
-    """Return how far apart stages are of which one changes with the other: few if many."""
-    return [n for n in range(1, stages) if stages <= _FEW_STAGES or n.bit_count() == 1]
 
 
 def _balanced(

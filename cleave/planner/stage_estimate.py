@@ -16,8 +16,8 @@ arrangement and a column for each stage, or for each device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -120,6 +120,10 @@ class Columns:
             np.array([all(d.codes_uplink for d in group) for group in groups], bool),
         )
 
+    def take(self, chosen: Integers) -> Columns:
+        """Return the columns at these indices."""
+        return Columns(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
     def down_byte_s(self, coded_ratio: float) -> Floats:
         """Return how long a plain byte takes each downlink, with such a ratio where it is coded."""
         return np.where(self.codes_downlink, coded_ratio, 1.0) / self.downlink
@@ -189,6 +193,12 @@ class StageTables:
         self.memory_of_layers = self.memory.reshape(2, side, side)[0]
         self.memory_of_loss = float(self.memory.reshape(2, side, side)[1, -2, -1])
         self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
+
+    def most_layers(self, memory: Floats) -> Integers:
+        """Return how many consecutive layers fit, at most, into each of these sizes of memory."""
+        least = [self.memory_of_layers.diagonal(n + 1).min() for n in range(self.layers)]
+        found: Integers = np.searchsorted(least, memory, side="right")
+        return found
 
     def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
         """Return the index of a run of layers."""
@@ -275,12 +285,9 @@ class Estimator:
         chosen = np.flatnonzero(possible & (missing == 0))
         if len(chosen):
             spread = _Spread(place[chosen], first.shape[1])
-            kept = np.minimum(self._batches, spare[chosen] // tables.kept[cell[chosen]])
-            total = spread.total(kept * self.columns.count)
             under_way = UNITS_AT_ONCE * (1 + (count[chosen] > 0).sum(axis=1, keepdims=True))
-            spared = self._spared(cell[chosen], spare[chosen], np.minimum(kept, under_way))
-            stages = _Stages(cells[chosen], cell[chosen], count[chosen], total, spared)
-            found[chosen] = self._seconds(stages, spread)
+            stages = Stages(cells[chosen], cell[chosen], count[chosen])
+            found[chosen] = self.end_s(self.times(stages, spread, under_way), cells[chosen])
         return found
 
     def _spared(self, cell: Integers, spare: Floats, under_way: Floats) -> Floats:
@@ -300,11 +307,21 @@ class Estimator:
         found: Floats = tables.spared[cell] * np.where(in_unit, np.floor(share), share)
         return found
 
-    def _seconds(self, stages: _Stages, spread: _Spread) -> Floats:
+    def times(self, stages: Stages, spread: Spread, under_way: Integers) -> StageTimes:
+        """Return what is known of each stage without the others.
+
+        Args:
+            stages: of which layers.
+            spread: puts values of devices together.
+            under_way: how many micro-batches are, at once, of all stages together.
+        """
         tables, columns, batches = self.tables, self.columns, self._batches
         cells, cell = stages.cells, stages.cell
-        again = np.maximum(0.0, 1 - stages.kept / batches)  # share not kept
-        repeats = spread.gather(again)
+        spare = columns.memory - tables.memory[cell]
+        kept = np.minimum(batches, spare // tables.kept[cell])
+        spared = self._spared(cell, spare, np.minimum(kept, under_way))
+        again = np.maximum(0.0, 1 - spread.total(kept * columns.count) / batches)
+        repeats = spread.gather(again)  # share not kept
 
         # By device: seconds of its downlink, processor and uplink for a micro-batch.
         forwards = tables.forwards[cell]
@@ -315,7 +332,7 @@ class Estimator:
         x_s = self._input_bytes * down_byte_s
         y_s = self._activation_bytes * columns.up_byte_s(model.coded_ratio)
         token_s = self._tokens / columns.flops
-        back = tables.backward[cell] + tables.again[cell] * repeats - stages.spared
+        back = tables.backward[cell] + tables.again[cell] * repeats - spared
         ahead_s = x_s * forwards, tables.forward[cell] * token_s, y_s * forwards
         # The last stage has its one unit for x; others get x again where it was not kept.
         x_back_s = np.where(forwards > 0, dy_s + x_s * repeats, x_s)
@@ -349,42 +366,133 @@ class Estimator:
         inputs = np.where(forwards_of > 0, 1 + again, 1.0) * (stages.count > 0)
         moved = batches * self._activation_bytes
         came = batches * self._input_bytes * inputs + moved * forwards_of
-        down = weights.sum(axis=1) + (came * down_share).sum(axis=1)
         returns = tables.forwards[cells] + tables.returns[cells]
-        up = gradients.sum(axis=1) + moved * (returns * up_share).sum(axis=1)
-        loaded_s = spread.most(tables.weights[cell] * down_byte_s)
-        course = _Course(
-            ready_s=np.maximum(loaded_s, weights.sum(axis=1, keepdims=True) * self._out_s).T,
-            ahead_s=spread.most(one_ahead_s).T,
-            others_ahead_s=others(each_ahead_s).T,
-            back_s=spread.most(one_back_s).T,
-            others_back_s=others(each_back_s).T,
-            others_s=others(each_s).T,
-            gradients_s=spread.most(tables.gradients[cell] * gradient_byte_s).T,
-            card_s=(gradients * self._in_s).T,
+        return StageTimes(
+            loaded_s=spread.most(tables.weights[cell] * down_byte_s),
+            ahead_s=spread.most(one_ahead_s),
+            others_ahead_s=others(each_ahead_s),
+            back_s=spread.most(one_back_s),
+            others_back_s=others(each_back_s),
+            others_s=others(each_s),
+            gradients_s=spread.most(tables.gradients[cell] * gradient_byte_s),
+            weights=weights,
+            gradients=gradients,
+            came=came * down_share,
+            went=returns * up_share,
         )
-        loss_there = (cells >= (tables.layers + 1) ** 2).any(axis=1)
+
+    def end_s(self, times: StageTimes, cells: Integers) -> Floats:
+        """Return how long steps take.
+
+        Args:
+            times: of their stages.
+            cells: their layers.
+        """
+        down = times.weights.sum(axis=1) + times.came.sum(axis=1)
+        up = times.gradients.sum(axis=1)
+        up = up + self._batches * self._activation_bytes * times.went.sum(axis=1)
+        weights = times.weights.sum(axis=1, keepdims=True)
+        course = _Course(
+            *map(
+                _by_stage,
+                (
+                    np.maximum(times.loaded_s, weights * self._out_s),
+                    times.ahead_s,
+                    times.others_ahead_s,
+                    times.back_s,
+                    times.others_back_s,
+                    times.others_s,
+                    times.gradients_s,
+                    times.gradients * self._in_s,
+                ),
+            )
+        )
+        loss_there = (cells >= (self.tables.layers + 1) ** 2).any(axis=1)
         loss_s = np.where(loss_there, 0.0, self._loss_s)
-        end_s = course.end_s(loss_s, batches)
+        end_s = course.end_s(loss_s, self._batches)
         total: Floats = _most(end_s, down * self._out_s, up * self._in_s) + self._optimizer_s
         return total
 
 
 @dataclass(frozen=True, slots=True)
-class _Stages:
-    """Cells of stages and of columns of devices; what else is known of stages, or of devices.
-
-    Attributes:
-        cells, cell: of stages, and of devices.
-        count, kept: devices, and micro-batches that are kept, of stages.
-        spared: FLOPs for a token of which devices are spared.
-    """
+class Stages:
+    """Cells of stages and of columns of devices, and how many devices stages have."""
 
     cells: Integers
     cell: Integers
     count: Floats
-    kept: Floats
-    spared: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """What is known of each stage without the others, in arrays with a column for each stage.
+
+    Attributes:
+        loaded_s: until its weights are there.
+        ahead_s, back_s: one unit forward, and backward.
+        others_ahead_s, others_back_s: the others of the device that takes longest for them.
+        others_s: all others of the device for which this is longest.
+        gradients_s: until its gradients are up.
+        weights, gradients: bytes of all of its devices.
+        came: bytes of micro-batches that all of its devices receive.
+        went: how often what they return of a micro-batch counts as a plain activation.
+    """
+
+    loaded_s: Floats
+    ahead_s: Floats
+    others_ahead_s: Floats
+    back_s: Floats
+    others_back_s: Floats
+    others_s: Floats
+    gradients_s: Floats
+    weights: Floats
+    gradients: Floats
+    came: Floats
+    went: Floats
+
+    def take(self, chosen: Integers) -> StageTimes:
+        """Return those at these indices."""
+        return StageTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+
+class Spread(Protocol):
+    """Puts values of devices together by stage."""
+
+    def total(self, values: Floats) -> Floats:
+        """Return sums by stage."""
+        ...
+
+    def total_of(self, columns: Floats) -> Floats:
+        """Return sums by stage of values that do not depend on the arrangement."""
+        ...
+
+    def most(self, values: Floats) -> Floats:
+        """Return largest values by stage."""
+        ...
+
+    def gather(self, values: Floats) -> Floats:
+        """Return for each device the value of its stage."""
+        ...
+
+
+class Alone:
+    """Every stage has one column of devices, at the same index; see `Spread`."""
+
+    def total(self, values: Floats) -> Floats:
+        """See `Spread.total`."""
+        return values
+
+    def total_of(self, columns: Floats) -> Floats:
+        """See `Spread.total_of`."""
+        return columns
+
+    def most(self, values: Floats) -> Floats:
+        """See `Spread.most`."""
+        return np.maximum(0.0, values)
+
+    def gather(self, values: Floats) -> Floats:
+        """See `Spread.gather`."""
+        return values
 
 
 class _Spread:
@@ -447,34 +555,42 @@ class _Course:
             loss_s: of one micro-batch on the PS.
             batches: number of micro-batches.
         """
+        stages = range(len(self.ready_s))
+        ahead, back = np.empty_like(self.ready_s), np.empty_like(self.ready_s)
         first = np.zeros_like(loss_s)
-        ahead = []
-        for stage in range(len(self.ready_s)):
-            first = np.maximum(first, self.ready_s[stage]) + self.ahead_s[stage]
-            ahead.append(first)
+        for stage in stages:
+            first = np.maximum(first, self.ready_s[stage], out=ahead[stage])
+            first += self.ahead_s[stage]
         first = first + loss_s
-        back = []
-        for stage in reversed(range(len(self.ready_s))):
-            back.append(first)
-            first = first + self.back_s[stage]
-        back.reverse()
+        for stage in reversed(stages):
+            back[stage] = first
+            first += self.back_s[stage]
+
+        # Once backward passes return, they are done before other forward passes.
+        alone_s = self.others_ahead_s
+        share = np.minimum(1.0, (back - ahead) / np.maximum(alone_s, _LEAST_S))
+        others_ahead = ahead + (share * alone_s + (1 - share) * self.others_s)
+        others = np.maximum(back + self.others_back_s, ahead + self.others_s)
 
         last = np.zeros_like(loss_s)
-        for stage in range(len(self.ready_s)):
-            # Once backward passes return, they are done before other forward passes.
-            alone_s = self.others_ahead_s[stage]
-            share = np.minimum(1.0, (back[stage] - ahead[stage]) / np.maximum(alone_s, _LEAST_S))
-            others_s = share * alone_s + (1 - share) * self.others_s[stage]
-            last = np.maximum(last + self.ahead_s[stage], ahead[stage] + others_s)
+        for stage in stages:
+            last += self.ahead_s[stage]
+            np.maximum(last, others_ahead[stage], out=last)
         last = np.maximum(last + loss_s, ahead[-1] + batches * loss_s)
-        end = received = np.zeros_like(loss_s)
-        for stage in reversed(range(len(self.ready_s))):
-            others = back[stage] + self.others_back_s[stage]
-            every = ahead[stage] + self.others_s[stage]
-            last = _most(last, others, every) + self.back_s[stage]
-            received = np.maximum(received, last) + self.card_s[stage]
+        end = np.zeros_like(loss_s)
+        received = np.zeros_like(loss_s)
+        for stage in reversed(stages):
+            np.maximum(last, others[stage], out=last)
+            last += self.back_s[stage]
+            np.maximum(received, last, out=received)
+            received += self.card_s[stage]
             end = _most(end, last + self.gradients_s[stage], received)
         return end
+
+
+def _by_stage(values: Floats) -> Floats:
+    """Return values with a row for each stage, which are read one after another."""
+    return np.ascontiguousarray(values.T)
 
 
 def _in_pieces(parts_s: Sequence[Floats], pieces: Floats) -> Floats:

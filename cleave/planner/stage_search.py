@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,8 @@ from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stage_climb import StageClimb
 from cleave.planner.stage_estimate import Arrangements, StageTables
 from cleave.planner.stage_events import PIECE_BYTES
+from cleave.planner.stage_group_climb import GroupClimb
+from cleave.planner.stage_groupings import by_speed, groupings
 from cleave.planner.stage_prediction import held_bytes, predict
 from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
 
@@ -40,11 +42,6 @@ _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
 _WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
 _GAIN: Final = 1e-6  # less is none
-_UNEVEN: Final = 1.1  # memory that the largest layer needs over that of the smallest
-
-_Grouping = tuple[tuple[DeviceRates, ...], ...]
-"""Devices of each stage."""
-
 
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
     """Return the stages with the shortest predicted step that were found.
@@ -151,29 +148,38 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
 def _climbs(
     tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute
 ) -> Iterator[StageClimb]:
-    """Yield searches that have found what they can."""
+    """Yield searches that have found what they can.
+
+    Devices that cannot hold all layers are left out.
+    """
+    if max(device.memory_bytes for device in devices) < tables.memory_of_layers.diagonal(1).max():
+        return  # one of the layers fits no device
     if len(devices) <= _FEW:
-        yield _one_by_one(tables, devices, ps)
+        if _may_hold(tables, devices):
+            yield _one_by_one(tables, devices, ps)
         return
-    order = _by_speed(tables, devices)
+    order = by_speed(tables, devices)
     fastest = order[:_FEW]
     with_loss = [device for device in order if device.memory_bytes >= tables.memory_of_loss][:1]
     if with_loss and with_loss[0] not in fastest:
         fastest[-1] = with_loss[0]
-    groupings: dict[_Grouping, None] = {}
-    for grouping in _groupings(tables, order):
-        groupings[grouping] = None
-        holds = [min(d.memory_bytes for d in group) for group in grouping]
-        if with_loss and max(holds) < tables.memory_of_loss and with_loss[0] not in grouping[-1]:
-            others = [tuple(d for d in group if d not in with_loss) for group in grouping[:-1]]
-            if all(others):
-                groupings[*others, tuple(with_loss)] = None
-    grouped = [StageClimb(tables, grouping, ps, fixed=True) for grouping in groupings]
+    chosen = {
+        grouping.devices(order): None
+        for grouping in groupings(tables, order, order.index(with_loss[0]) if with_loss else None)
+    }
+    grouped = [GroupClimb(tables, grouping, ps) for grouping in chosen]
     grouped.sort(key=lambda climb: min(climb.seconds, default=np.inf))
-    yield _one_by_one(tables, fastest, ps)
+    if _may_hold(tables, fastest):
+        yield _one_by_one(tables, fastest, ps)
     for climb in grouped[:_GROUPINGS]:
         climb.climb()
         yield climb
+
+
+def _may_hold(tables: StageTables, devices: Sequence[DeviceRates]) -> bool:
+    """Say whether devices may hold all layers: whether each can hold enough of some of them."""
+    memory = np.array([device.memory_bytes for device in devices])
+    return bool(tables.most_layers(memory).sum() >= tables.layers)
 
 
 def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute) -> StageClimb:
@@ -190,79 +196,6 @@ def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompu
         plain.climb()
         climb.add(plain.found)
     return climb
-
-
-def _by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
-    """Return devices, first the one that would do the whole model fastest."""
-    seconds = {d.device: _seconds(tables, 0, tables.layers, d) for d in devices}
-    return sorted(devices, key=lambda device: (seconds[device.device], device.device))
-
-
-def _seconds(tables: StageTables, first: int, stop: int, device: DeviceRates) -> float:
-    """Return how long a device would take for some layers, if nothing overlapped."""
-    model, of_layers = tables.model, tables.by_layer[:, first:stop].sum(axis=1)
-    weights, gradients, flops = of_layers.tolist()
-    moved = 2 * sum(model.tokens) * model.width * model.element_bytes
-    down_s = device.down_bytes(weights + moved, model.coded_ratio) / device.downlink_bytes_per_s
-    up_bytes = device.up_bytes(gradients, model.gradient_coded_ratio)
-    up_bytes += device.up_bytes(moved, model.coded_ratio)
-    up_s = up_bytes / device.uplink_bytes_per_s
-    compute_s: float = sum(model.tokens) * flops / device.flops_per_s
-    return down_s + up_s + compute_s
-
-
-def _groupings(tables: StageTables, order: Sequence[DeviceRates]) -> Iterator[_Grouping]:
-    """Yield ways to make the fastest devices groups, one for each stage.
-
-    Either all groups get devices of every speed, or each gets those of like speed.
-    """
-    memory = np.array([device.memory_bytes for device in order])
-    roomiest = sorted(order, key=lambda device: (-device.memory_bytes, device.device))
-    for stages in _numbers(min(tables.layers, len(order))):
-        # Room for as many layers as a stage has on average.
-        least = tables.memory_of_layers.diagonal(-(-tables.layers // stages)).min()
-        roomy = [order[n] for n in np.flatnonzero(memory >= least).tolist()]
-        yield tuple((device,) for device in roomiest[:stages])
-        for able in [roomy] if len(roomy) == len(order) else [roomy, list(order)]:
-            most = min(len(able) // stages, len(tables.model.tokens))
-            for size in _numbers(most):
-                chosen = tuple(able[: size * stages])
-                yield tuple(chosen[n::stages] for n in range(stages))
-                yield tuple(chosen[n * size : (n + 1) * size] for n in range(stages))
-        yield from _by_room(tables, order, stages)
-
-
-def _by_room(tables: StageTables, order: Sequence[DeviceRates], stages: int) -> Iterator[_Grouping]:
-    """Yield ways to give stages of unequal layers the devices that have room for them.
-
-    Layers are cut evenly. Those devices choose first that fit the fewest stages, each that which
-    is slowest by then.
-    """
-    each = tables.memory_of_layers.diagonal(1)
-    if each.max() < _UNEVEN * each.min():
-        return
-    cuts = [round(number * tables.layers / stages) for number in range(stages + 1)]
-    needs = [float(tables.memory_of_layers[first, stop]) for first, stop in pairwise(cuts)]
-    for many in _numbers(len(order)):
-        groups: list[list[DeviceRates]] = [[] for _ in range(stages)]
-        speed = [0.0] * stages
-        for device in sorted(order[:many], key=lambda device: device.memory_bytes):
-            fitting = [n for n in range(stages) if needs[n] <= device.memory_bytes]
-            if fitting:
-                stage = min(fitting, key=lambda n: speed[n])
-                groups[stage].append(device)
-                speed[stage] += 1 / _seconds(tables, cuts[stage], cuts[stage + 1], device)
-        if all(groups):
-            yield tuple(map(tuple, groups))
-
-
-def _numbers(most: int) -> list[int]:
-    """Return numbers up to `most`, farther apart the larger they are, and `most` itself."""
-    found, number = [], 1
-    while number <= most:
-        found.append(number)
-        number = max(number + 1, number * 4 // 3)
-    return sorted({*found, most} - {0})
 
 
 @dataclass(slots=True)
@@ -327,9 +260,8 @@ class _Judge:
     ) -> Iterator[tuple[StageClimb, Arrangements]]:
         """Yield changes of an arrangement, those first that are estimated to be fastest."""
         self.units_left -= _UNITS_OF_CHANGES
-        changed = climb.changes(one)
-        seconds = climb.estimate(changed)
+        seconds = climb.seconds_of_changes(one)[0]
         worth = float(climb.estimate(one)[0]) * _WORTH
         ranked = np.argsort(seconds, kind="stable")
         for number in ranked[seconds[ranked] < worth].tolist():
-            yield climb, changed.take(np.array([number]))
+            yield climb, climb.changed(one, np.array([0]), np.array([number]))
