@@ -178,8 +178,8 @@ def _child(problem: Problem, parent: _Individual, rng: np.random.Generator) -> _
     one, other = (int(i) for i in rng.choice(problem.stages, 2, replace=False))
     groups = parent.groups.copy()
     uplink = problem.rates.uplink[groups[one]]
-    kept = np.argsort(-uplink, kind="stable")[: min(2, problem.replicas - 1)]
-    free = np.setdiff1d(np.arange(problem.replicas), kept)
+    kept = min(2, problem.replicas - 1)
+    free = np.sort(np.argsort(-uplink, kind="stable")[kept:])
     given, taken = int(rng.choice(free)), int(rng.integers(problem.replicas))
     groups[one, given], groups[other, taken] = groups[other, taken], groups[one, given]
     changed = np.array([one, other])
@@ -203,13 +203,15 @@ def _two_opt(hops: Floats, path: Indices) -> Indices:
     if size < 3:
         return path
     padded = np.zeros((size + 2, size + 2))  # before the first group and after the last are no hops
+    upper = np.tri(size, dtype=np.bool_).T
+    least_gain = 1e-12 * float(hops.max())
     for _ in range(4 * size):
-        padded[1:-1, 1:-1] = hops[np.ix_(path, path)]
+        padded[1:-1, 1:-1] = hops[path[:, None], path]
         # Reversing i..j replaces the hops (i-1, i) and (j, j+1) by (i-1, j) and (i, j+1).
         links = padded.diagonal(1)
-        gain = np.triu(links[:-1, None] + links[1:] - padded[:-2, 1:-1] - padded[1:-1, 2:])
-        i, j = divmod(int(gain.argmax()), size)
-        if gain[i, j] <= 1e-12 * float(padded.max()):
+        gain = links[:-1, None] + links[1:] - padded[:-2, 1:-1] - padded[1:-1, 2:]
+        i, j = divmod(int(np.where(upper, gain, 0.0).argmax()), size)
+        if gain[i, j] <= least_gain or j < i:
             break
         path = np.concatenate((path[:i], path[i : j + 1][::-1], path[j + 1 :]))
     return path

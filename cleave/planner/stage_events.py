@@ -69,6 +69,22 @@ class _Message:
     answered: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """What passes a device's links for a unit.
+
+    Attributes:
+        sent: to the device.
+        sends: the sizes of what goes back, the last one first; of each piece of a micro-batch.
+        x_s, y_s: how long all of it takes on the downlink, and on the uplink.
+    """
+
+    sent: Sequence[_Message]
+    sends: Sequence[float]
+    x_s: float
+    y_s: float
+
+
 @dataclass(slots=True)
 class _Card:
     """One direction of the PS's network card.
@@ -114,6 +130,7 @@ class SimulatedDevice:
         computes_s: how long it computes in all.
         weights_s, x_s: how long weights, and activations, take on its downlink in all.
         y_s, gradients_s: how long activations, and gradients, take on its uplink in all.
+        errands: what units take, by stage, tokens, pass and what is kept.
     """
 
     rates: DeviceRates
@@ -131,6 +148,7 @@ class SimulatedDevice:
     x_s: float = 0.0
     y_s: float = 0.0
     gradients_s: float = 0.0
+    errands: dict[tuple[int, int, bool, Keep], _Errand] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +163,6 @@ class _Stage:
         own: by device, a heap of micro-batches that it keeps, and may do backward next.
         passed: number of micro-batches whose backward pass is done.
         summed: devices that have sums.
-        known: messages that were made before.
     """
 
     number: int
@@ -157,9 +174,6 @@ class _Stage:
     own: dict[int, list[int]] = field(default_factory=dict)
     passed: int = 0
     summed: set[int] = field(default_factory=set)
-    known: dict[tuple[int, bool, Keep, bool], tuple[list[_Message], float]] = field(
-        default_factory=dict
-    )
 
     def next_backward(self, device: int) -> tuple[int, Keep] | None:
         """Take the micro-batch that a device is to do backward; say what it keeps of it."""
@@ -170,8 +184,8 @@ class _Stage:
 
     def messages(
         self, model: StageModel, tokens: int, *, forward: bool, keep: Keep, coded: bool
-    ) -> tuple[list[_Message], float]:
-        """Return what goes to a device for a unit, in order, and its size.
+    ) -> list[_Message]:
+        """Return what goes to a device for a unit, in order.
 
         Args:
             model: the model.
@@ -180,34 +194,30 @@ class _Stage:
             keep: what the device keeps of the micro-batch, or has kept.
             coded: whether it travels so.
         """
-        key = tokens, forward, keep, coded
-        if key not in self.known:
-            activation = float(tokens * model.width * model.element_bytes)
-            x = activation
-            if self.plan.stop > self.plan.first:  # what layers are called with comes with x
-                x += tokens * model.beside_bytes
-            sliced = self.plan.slice is not None
-            dy = float(tokens * _TOTAL_BYTES) if sliced else activation
-            through = math.fsum(cost.forward_flops for cost in self.costs) * tokens
-            back = math.fsum(cost.flops - cost.forward_flops for cost in self.costs) * tokens
-            last = self.costs[-1].forward_flops * tokens
-            if keep is Keep.ACTIVATIONS:
-                back -= math.fsum(cost.spared_flops for cost in self.costs) * tokens
-            if forward:
-                found = [(x, through)]
-            elif self.plan.loss:
-                found = [(x, through + back)]
-            elif keep is not Keep.NOTHING:
-                found = [(dy, back)]
-            else:  # x, from which the inputs of the layers are computed again, and dy
-                found = [(x, through - last), (dy, back)]
-            pieces = self.plan.pieces
-            ratio = (model.coded_ratio if coded else 1.0) / pieces
-            one = [_Message(float(round(n * ratio)), flops / pieces) for n, flops in found]
-            one[-1] = replace(one[-1], answered=True)
-            sent = one * pieces
-            self.known[key] = sent, sum(message.nbytes for message in sent)
-        return self.known[key]
+        activation = float(tokens * model.width * model.element_bytes)
+        x = activation
+        if self.plan.stop > self.plan.first:  # what layers are called with comes with x
+            x += tokens * model.beside_bytes
+        sliced = self.plan.slice is not None
+        dy = float(tokens * _TOTAL_BYTES) if sliced else activation
+        through = math.fsum(cost.forward_flops for cost in self.costs) * tokens
+        back = math.fsum(cost.flops - cost.forward_flops for cost in self.costs) * tokens
+        last = self.costs[-1].forward_flops * tokens
+        if keep is Keep.ACTIVATIONS:
+            back -= math.fsum(cost.spared_flops for cost in self.costs) * tokens
+        if forward:
+            found = [(x, through)]
+        elif self.plan.loss:
+            found = [(x, through + back)]
+        elif keep is not Keep.NOTHING:
+            found = [(dy, back)]
+        else:  # x, from which the inputs of the layers are computed again, and dy
+            found = [(x, through - last), (dy, back)]
+        pieces = self.plan.pieces
+        ratio = (model.coded_ratio if coded else 1.0) / pieces
+        one = [_Message(float(round(n * ratio)), flops / pieces) for n, flops in found]
+        one[-1] = replace(one[-1], answered=True)
+        return one * pieces
 
 
 @dataclass(slots=True, eq=False)
@@ -216,15 +226,15 @@ class _Unit:
 
     Attributes:
         batch: the micro-batch; -1 for sums.
-        sends: the sizes of what goes back, the last one first; of each piece of a micro-batch.
-        pieces: how many are not back yet.
+        sends: see `_Errand`.
+        pieces: how many are not sent yet.
     """
 
     stage: _Stage
     batch: int
     device: SimulatedDevice
     forward: bool
-    sends: list[float]
+    sends: Sequence[float]
     pieces: int = 1
 
 
@@ -305,56 +315,54 @@ class StageSimulation:
 
     def _ask(self, now_s: float, devices: Iterable[int]) -> None:
         """Give each of these devices a unit in turn, until none takes another."""
-        turn = [number for number in self._free.intersection(devices) if self._has_unit(number)]
+        turn = list(self._free.intersection(devices))
         while turn:
-            turn.sort(key=lambda d: (self.devices[d].under_way, self._unit_s[d], d))
-            for number in turn:
-                if self._has_unit(number):
-                    self._ask_one(now_s, number)
-            turn = [number for number in turn if number in self._free and self._has_unit(number)]
+            if len(turn) > 1:
+                turn.sort(key=lambda d: (self.devices[d].under_way, self._unit_s[d], d))
+            turn = [n for n in turn if self._ask_one(now_s, n) and n in self._free]
 
-    def _has_unit(self, number: int) -> bool:
-        """Say whether there is a unit that a device may do."""
-        for stage in self._stages_of[number]:
-            if stage.forward or stage.backward or stage.own.get(number):
-                return True
-        return False
+    def _ask_one(self, now_s: float, number: int) -> bool:
+        """Give a device a unit, if there is one: backward if its last one was forward, if any is.
 
-    def _ask_one(self, now_s: float, number: int) -> None:
-        """Give a device a unit: backward if its last one was forward, where there are both."""
+        Returns:
+            Whether there was one.
+        """
         device, stages = self.devices[number], self._stages_of[number]
-        asks = self._ask_forward, self._ask_backward
-        first, second = asks if device.went_back else asks[::-1]
-        if not first(now_s, device, stages):
-            second(now_s, device, stages)
+        if device.went_back:
+            return self._ask_forward(now_s, device, stages) or self._ask_backward(
+                now_s, device, stages
+            )
+        return self._ask_backward(now_s, device, stages) or self._ask_forward(
+            now_s, device, stages
+        )
 
     def _ask_backward(
         self, now_s: float, device: SimulatedDevice, stages: Iterable[_Stage]
     ) -> bool:
-        number = device.rates.device
         for stage in stages:
-            if (found := stage.next_backward(number)) is not None:
-                batch, keep = found
-                if stage.plan.loss:
-                    keep = self._next_kept(device)
-                else:
-                    device.kept[keep] -= 1
-                device.went_back = True
-                stage.summed.add(number)
-                self._give(now_s, stage, number, batch, forward=False, keep=keep)
-                return True
+            if stage.backward or stage.own:
+                number = device.rates.device
+                if (found := stage.next_backward(number)) is not None:
+                    batch, keep = found
+                    if stage.plan.loss:
+                        keep = self._next_kept(device)
+                    else:
+                        device.kept[keep] -= 1
+                    device.went_back = True
+                    stage.summed.add(number)
+                    self._give(now_s, stage, device, batch, forward=False, keep=keep)
+                    return True
         return False
 
     def _ask_forward(self, now_s: float, device: SimulatedDevice, stages: Iterable[_Stage]) -> bool:
-        number = device.rates.device
         for stage in stages:
             if stage.forward:
                 batch = heapq.heappop(stage.forward)
                 device.went_back = False
                 if (keep := self._next_kept(device)) is not Keep.NOTHING:
                     device.kept[keep] += 1
-                    stage.kept_by[batch] = number, keep
-                self._give(now_s, stage, number, batch, forward=True, keep=keep)
+                    stage.kept_by[batch] = device.rates.device, keep
+                self._give(now_s, stage, device, batch, forward=True, keep=keep)
                 return True
         return False
 
@@ -363,23 +371,41 @@ class StageSimulation:
         return allowed.next(device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS])
 
     def _give(
-        self, now_s: float, stage: _Stage, number: int, batch: int, *, forward: bool, keep: Keep
+        self,
+        now_s: float,
+        stage: _Stage,
+        device: SimulatedDevice,
+        batch: int,
+        *,
+        forward: bool,
+        keep: Keep,
     ) -> None:
-        device, tokens = self.devices[number], self._model.tokens[batch]
-        activation = tokens * self._model.width * self._model.element_bytes
-        back = forward or stage.number > 0 or self._model.embeds
-        coded, pieces = device.rates.codes_downlink, stage.plan.pieces
-        sent, nbytes = stage.messages(self._model, tokens, forward=forward, keep=keep, coded=coded)
-        coded_bytes = device.rates.up_bytes(activation / pieces, self._model.coded_ratio)
-        returned = float(round(coded_bytes))
+        tokens = self._model.tokens[batch]
+        key = stage.number, tokens, forward, keep
+        if (errand := device.errands.get(key)) is None:
+            errand = device.errands[key] = self._errand(stage, device.rates, tokens, forward, keep)
+        unit = _Unit(stage, batch, device, forward, errand.sends, stage.plan.pieces)
+        self._begin(device)
+        device.x_s += errand.x_s
+        device.y_s += errand.y_s
+        self._send_down(now_s, device, errand.sent, unit)
+
+    def _errand(
+        self, stage: _Stage, rates: DeviceRates, tokens: int, forward: bool, keep: Keep
+    ) -> _Errand:
+        """Return what a unit of so many tokens takes on a device's links."""
+        model, pieces = self._model, stage.plan.pieces
+        sent = stage.messages(
+            model, tokens, forward=forward, keep=keep, coded=rates.codes_downlink
+        )
+        x_s = sum(message.nbytes for message in sent) / rates.downlink_bytes_per_s
+        if not (forward or stage.number > 0 or model.embeds):
+            return _Errand(sent, (), x_s, 0.0)
+        activation = tokens * model.width * model.element_bytes
+        returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
         if forward and stage.plan.slice is not None:
             returned = float(tokens * _SUMMARY_BYTES)
-        unit = _Unit(stage, batch, device, forward, [returned] if back else [], pieces)
-        self._begin(device)
-        device.x_s += nbytes / device.rates.downlink_bytes_per_s
-        if back:
-            device.y_s += pieces * returned / device.rates.uplink_bytes_per_s
-        self._send_down(now_s, device, sent, unit)
+        return _Errand(sent, (returned,), x_s, pieces * returned / rates.uplink_bytes_per_s)
 
     def _begin(self, device: SimulatedDevice) -> None:
         """Count one more unit of a device."""
@@ -388,10 +414,7 @@ class StageSimulation:
             self._free.discard(device.rates.device)
 
     def _passed(self, now_s: float, unit: _Unit) -> None:
-        """Note at the PS that a unit, or a piece of one, is back; with the last one go on."""
-        unit.pieces -= 1
-        if unit.pieces:
-            return
+        """Note at the PS that all of a unit is back."""
         self._end_s = now_s
         unit.device.under_way -= 1
         if unit.device.under_way < UNITS_AT_ONCE:
@@ -481,7 +504,7 @@ class StageSimulation:
             device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
             unit = _Unit(stage, -1, device, False, sizes[::-1])
             begin_s = max(now_s + device.rates.latency_s, device.computed_s)
-            self._answer(begin_s, unit, unit.sends)
+            self._answer(begin_s, unit, sizes[::-1])
 
     # --- devices ---
 
@@ -507,11 +530,12 @@ class StageSimulation:
     ) -> None:
         """Send messages, of a unit if there is one, after those that are on their way."""
         if not self.egress.byte_s:  # no device waits for others: it is known when each is there
+            received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
-                begin_s = device.received_s if device.received_s > now_s else now_s
-                device.received_s = begin_s + message.nbytes / device.rates.downlink_bytes_per_s
+                received_s += message.nbytes / device.rates.downlink_bytes_per_s
                 self.egress.passed_bytes += message.nbytes
-                self._compute(device.received_s, device, message, unit)
+                self._compute(received_s, device, message, unit)
+            device.received_s = received_s
             return
         idle = not device.coming
         device.coming.extend((message, unit) for message in messages)
@@ -519,6 +543,7 @@ class StageSimulation:
             self._send_next(now_s, device)
 
     def _send_next(self, now_s: float, device: SimulatedDevice) -> None:
+        """Send as much of a message as passes the card at once."""
         nbytes = device.coming[0][0].nbytes - device.come_bytes
         if nbytes > PIECE_BYTES:
             nbytes = PIECE_BYTES
@@ -562,14 +587,20 @@ class StageSimulation:
             nbytes = sends.pop()
             made_s = device.sent_s = begin_s + nbytes / device.rates.uplink_bytes_per_s
             self.ingress.passed_bytes += nbytes
-        self._at(made_s + device.rates.latency_s, self._passed, unit)
+        self._pass(made_s, unit)
+
+    def _pass(self, sent_s: float, unit: _Unit) -> None:
+        """Note that a piece of a unit is sent: with the last one all of it will be back."""
+        unit.pieces -= 1
+        if not unit.pieces:
+            self._at(sent_s + unit.device.rates.latency_s, self._passed, unit)
 
     def _made(self, now_s: float, what: tuple[_Unit, list[float]]) -> None:
         """Send what was made, after what is on its way or waits to be sent."""
         unit, sends = what
         device = unit.device
         if not sends:
-            self._at(now_s + device.rates.latency_s, self._passed, unit)
+            self._pass(now_s, unit)
             return
         idle = not device.going
         device.going.append(what)
@@ -589,6 +620,6 @@ class StageSimulation:
         device.sent_s = self.ingress.passed_s(now_s, own_s, nbytes)
         if not sends:
             device.going.popleft()
-            self._at(device.sent_s + device.rates.latency_s, self._passed, unit)
+            self._pass(device.sent_s, unit)
         if device.going:
             self._at(device.sent_s, self._send_up, device)
