@@ -62,11 +62,20 @@ class _Message:
         nbytes: its size.
         flops: of the run that waits for it.
         answered: whether what that run makes is fetched then.
+        passes_s: how long it takes on the device's downlink.
+        computes_s: how long the device computes that run.
     """
 
     nbytes: float
     flops: float = 0.0
     answered: bool = False
+    passes_s: float = 0.0
+    computes_s: float = 0.0
+
+    def to(self, rates: DeviceRates) -> _Message:
+        """Return the same, to a device."""
+        passes_s, computes_s = self.nbytes / rates.downlink_bytes_per_s, self.flops / rates.flops_per_s
+        return _Message(self.nbytes, self.flops, self.answered, passes_s, computes_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,7 @@ class SimulatedDevice:
     Attributes:
         rates: of its links and processor.
         coming: messages on their way to it, and the unit that each belongs to, if any.
-        come_bytes: of the first of them.
+        left_bytes: of the first of them.
         going: units of which something is sent or waits for that, and the sizes that are left.
         received_s, computed_s, sent_s: when its downlink, its processor and its uplink will have
             done what is known; its downlink only where the PS's card has no limit.
@@ -131,11 +140,14 @@ class SimulatedDevice:
         weights_s, x_s: how long weights, and activations, take on its downlink in all.
         y_s, gradients_s: how long activations, and gradients, take on its uplink in all.
         errands: what units take, by stage, tokens, pass and what is kept.
+        allowed: of how many micro-batches it may keep what.
+        latency_s: of its links.
+        piece_down_s, piece_up_s: how long so much takes its links as passes the card at once.
     """
 
     rates: DeviceRates
     coming: deque[tuple[_Message, _Unit | None]] = field(default_factory=deque)
-    come_bytes: float = 0.0
+    left_bytes: float = 0.0
     going: deque[tuple[_Unit, list[float]]] = field(default_factory=deque)
     received_s: float = 0.0
     computed_s: float = 0.0
@@ -149,6 +161,15 @@ class SimulatedDevice:
     y_s: float = 0.0
     gradients_s: float = 0.0
     errands: dict[tuple[int, int, bool, Keep], _Errand] = field(default_factory=dict)
+    allowed: KeptBatches = NOTHING_KEPT
+    latency_s: float = field(init=False)
+    piece_down_s: float = field(init=False)
+    piece_up_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.latency_s = self.rates.latency_s
+        self.piece_down_s = PIECE_BYTES / self.rates.downlink_bytes_per_s
+        self.piece_up_s = PIECE_BYTES / self.rates.uplink_bytes_per_s
 
 
 @dataclass(slots=True, eq=False)
@@ -263,7 +284,9 @@ class StageSimulation:
             _Stage(n, plan, costs_of(model, plan)) for n, plan in enumerate(slices, len(stages))
         ]
         self.devices = {
-            d: SimulatedDevice(devices_by_id[d])
+            d: SimulatedDevice(
+                devices_by_id[d], allowed=kept_batches.get(d, NOTHING_KEPT)
+            )
             for plan in (*stages, *slices)
             for d in plan.devices
         }
@@ -280,7 +303,6 @@ class StageSimulation:
             for stage in (*self.stages, *self.slices)
             for d in stage.plan.devices
         }
-        self._kept_batches = kept_batches
         # What the PS does for a token: layers before the next stage, forward and both ways; or all
         # that follows the last one.
         self._between_s = {
@@ -293,6 +315,8 @@ class StageSimulation:
         self._answers: Counter[tuple[int, bool]] = Counter()  # of slices, by batch and pass
         self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
         self._count = 0
+        # Each the same object every time, which tells events apart.
+        self._received_event, self._send_up_event = self._received, self._send_up
 
     def end_s(self) -> float:
         """Simulate the step; return when the last sums are there."""
@@ -302,10 +326,51 @@ class StageSimulation:
         for batch in range(len(self._model.tokens)):
             heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
         self._ask(0.0, first.plan.devices)
+        limited = bool(self.egress.byte_s or self.ingress.byte_s)
         while self._events:
+            if limited:
+                self._pass_pieces()
             now_s, _, happens, what = heapq.heappop(self._events)
             happens(now_s, what)
         return self._end_s
+
+    def _pass_pieces(self) -> None:
+        """Let pieces of messages pass the card as long as nothing else is next.
+
+        It does what `_received` and `_send_up` do where more of a message follows; most events are
+        such, so that what they take is what a simulation takes.
+        """
+        events, count = self._events, self._count
+        received, send_up = self._received_event, self._send_up_event
+        down, up = self.egress, self.ingress
+        down_piece_s, up_piece_s = PIECE_BYTES * down.byte_s, PIECE_BYTES * up.byte_s
+        while True:
+            now_s, _, happens, device = events[0]
+            if happens is received:
+                if (left_bytes := device.left_bytes) <= PIECE_BYTES:
+                    break
+                device.left_bytes = left_bytes - PIECE_BYTES
+                card, piece_s = down, down_piece_s
+                passed_s = now_s + device.piece_down_s
+            elif happens is send_up:
+                sends = device.going[0][1]
+                if sends[-1] <= PIECE_BYTES:
+                    break
+                sends[-1] -= PIECE_BYTES
+                card, piece_s = up, up_piece_s
+                passed_s = now_s + device.piece_up_s
+            else:
+                break
+            card.passed_bytes += PIECE_BYTES
+            free_s = (card.free_s if card.free_s > now_s else now_s) + piece_s
+            card.free_s = free_s
+            if free_s > passed_s:
+                passed_s = free_s
+            if happens is send_up:
+                device.sent_s = passed_s
+            count += 1
+            heapq.heapreplace(events, (passed_s, count, happens, device))
+        self._count = count
 
     def _at(self, time_s: float, happens: Callable[[float, Any], None], what: Any) -> None:
         self._count += 1
@@ -366,9 +431,9 @@ class StageSimulation:
                 return True
         return False
 
-    def _next_kept(self, device: SimulatedDevice) -> Keep:
-        allowed = self._kept_batches.get(device.rates.device, NOTHING_KEPT)
-        return allowed.next(device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS])
+    @staticmethod
+    def _next_kept(device: SimulatedDevice) -> Keep:
+        return device.allowed.next(device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS])
 
     def _give(
         self,
@@ -395,9 +460,9 @@ class StageSimulation:
     ) -> _Errand:
         """Return what a unit of so many tokens takes on a device's links."""
         model, pieces = self._model, stage.plan.pieces
-        sent = stage.messages(
-            model, tokens, forward=forward, keep=keep, coded=rates.codes_downlink
-        )
+        coded = rates.codes_downlink
+        messages = stage.messages(model, tokens, forward=forward, keep=keep, coded=coded)
+        sent = [message.to(rates) for message in messages]
         x_s = sum(message.nbytes for message in sent) / rates.downlink_bytes_per_s
         if not (forward or stage.number > 0 or model.embeds):
             return _Errand(sent, (), x_s, 0.0)
@@ -515,7 +580,7 @@ class StageSimulation:
             device = self.devices[number]
             sizes = [self._down_bytes(device, nbytes) for nbytes in plain]
             device.weights_s += sum(sizes) / device.rates.downlink_bytes_per_s
-            self._send_down(0.0, device, [_Message(size) for size in sizes], None)
+            self._send_down(0.0, device, [_Message(size).to(device.rates) for size in sizes], None)
 
     def _down_bytes(self, device: SimulatedDevice, plain_bytes: float) -> float:
         """Return what of weights or activations passes a device's downlink."""
@@ -532,7 +597,7 @@ class StageSimulation:
         if not self.egress.byte_s:  # no device waits for others: it is known when each is there
             received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
-                received_s += message.nbytes / device.rates.downlink_bytes_per_s
+                received_s += message.passes_s
                 self.egress.passed_bytes += message.nbytes
                 self._compute(received_s, device, message, unit)
             device.received_s = received_s
@@ -540,26 +605,24 @@ class StageSimulation:
         idle = not device.coming
         device.coming.extend((message, unit) for message in messages)
         if idle:
+            device.left_bytes = messages[0].nbytes
             self._send_next(now_s, device)
 
     def _send_next(self, now_s: float, device: SimulatedDevice) -> None:
         """Send as much of a message as passes the card at once."""
-        nbytes = device.coming[0][0].nbytes - device.come_bytes
-        if nbytes > PIECE_BYTES:
-            nbytes = PIECE_BYTES
-        device.come_bytes += nbytes
+        nbytes = min(device.left_bytes, PIECE_BYTES)
+        device.left_bytes -= nbytes
         own_s = now_s + nbytes / device.rates.downlink_bytes_per_s
-        self._at(self.egress.passed_s(now_s, own_s, nbytes), self._received, device)
+        self._at(self.egress.passed_s(now_s, own_s, nbytes), self._received_event, device)
 
     def _received(self, now_s: float, device: SimulatedDevice) -> None:
-        message, unit = device.coming[0]
-        if device.come_bytes < message.nbytes:
+        if device.left_bytes:
             self._send_next(now_s, device)
             return
-        device.come_bytes = 0.0
-        device.coming.popleft()
+        message, unit = device.coming.popleft()
         self._compute(now_s, device, message, unit)
         if device.coming:
+            device.left_bytes = device.coming[0][0].nbytes
             self._send_next(now_s, device)
 
     def _compute(
@@ -567,12 +630,11 @@ class StageSimulation:
     ) -> None:
         """Compute what a message is for, after what the device computes already."""
         if message.flops or message.answered:
-            takes_s = message.flops / device.rates.flops_per_s
-            begin_s = received_s + device.rates.latency_s
+            begin_s = received_s + device.latency_s
             if device.computed_s > begin_s:
                 begin_s = device.computed_s
-            device.computes_s += takes_s
-            device.computed_s = begin_s + takes_s
+            device.computes_s += message.computes_s
+            device.computed_s = begin_s + message.computes_s
         if unit is not None and message.answered:
             self._answer(device.computed_s, unit, list(unit.sends))
 
@@ -605,21 +667,23 @@ class StageSimulation:
         idle = not device.going
         device.going.append(what)
         if idle and device.sent_s > now_s:
-            self._at(device.sent_s, self._send_up, device)
+            self._at(device.sent_s, self._send_up_event, device)
         elif idle:
             self._send_up(now_s, device)
 
     def _send_up(self, now_s: float, device: SimulatedDevice) -> None:
         """Send as much as passes the card at once."""
         unit, sends = device.going[0]
-        nbytes = sends.pop()
+        nbytes = sends[-1]
         if nbytes > PIECE_BYTES:
-            sends.append(nbytes - PIECE_BYTES)
+            sends[-1] -= PIECE_BYTES
             nbytes = PIECE_BYTES
+        else:
+            sends.pop()
         own_s = now_s + nbytes / device.rates.uplink_bytes_per_s
-        device.sent_s = self.ingress.passed_s(now_s, own_s, nbytes)
+        device.sent_s = sent_s = self.ingress.passed_s(now_s, own_s, nbytes)
         if not sends:
             device.going.popleft()
-            self._pass(device.sent_s, unit)
+            self._pass(sent_s, unit)
         if device.going:
-            self._at(device.sent_s, self._send_up, device)
+            self._at(sent_s, self._send_up_event, device)
