@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Final
 
 from cleave.gemm import Gemm
@@ -11,8 +12,11 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Plan
 
 _MOST_PLANS: Final = 4096
 
-_Fleet = tuple[DeviceRates, ...]
-_Of = tuple[Gemm, ElementBytes, _Fleet]
+_RATES: Final = attrgetter(*(f.name for f in fields(DeviceRates) if f.name != "device"))
+"""All that is known of a device but its number."""
+
+_Rates = tuple[object, ...]
+_Of = tuple[Gemm, ElementBytes, _Rates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,8 @@ class PlanCache:
         return cached
 
 
-def _split(devices: Sequence[DeviceRates]) -> tuple[tuple[int, ...], _Fleet]:
+def _split(devices: Sequence[DeviceRates]) -> tuple[tuple[int, ...], _Rates]:
     """Return the devices' numbers, ascending, and in that order their rates alone."""
     ordered = sorted(devices, key=lambda device: device.device)
     numbers = tuple(device.device for device in ordered)
-    return numbers, tuple(replace(device, device=0) for device in ordered)
+    return numbers, tuple(map(_RATES, ordered))

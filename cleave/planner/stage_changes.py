@@ -103,7 +103,7 @@ class Changes:
         loss = them.loss[:, None]
 
         def full_until(moved: int | Integers) -> Integers:
-            """Count the stages before each that do not fit when they begin and end so much later."""
+            """Count the stages before each that do not fit if they begin and end so much later."""
             full = ~room(group, begins + moved, ends + moved, loss)
             return np.concatenate([np.zeros_like(row), np.cumsum(full, axis=1)], axis=1)
 

@@ -266,6 +266,11 @@ class Estimator:
         self._up_share = np.where(columns.codes_uplink, model.coded_ratio, 1.0)
         self._gradient_share = np.where(columns.codes_uplink, model.gradient_coded_ratio, 1.0)
 
+    @property
+    def limited(self) -> bool:
+        """Say whether the PS's card has a limit."""
+        return bool(self._out_s or self._in_s)
+
     def seconds(self, arrangements: Arrangements) -> Floats:
         """Return the estimated seconds of a step.
 
@@ -287,7 +292,8 @@ class Estimator:
             spread = _Spread(place[chosen], first.shape[1])
             under_way = UNITS_AT_ONCE * (1 + (count[chosen] > 0).sum(axis=1, keepdims=True))
             stages = Stages(cells[chosen], cell[chosen], count[chosen])
-            found[chosen] = self.end_s(self.times(stages, spread, under_way), cells[chosen])
+            times, moved = self.times(stages, spread, under_way)
+            found[chosen] = self.end_s(times.by_stage(), moved, cells[chosen])
         return found
 
     def _spared(self, cell: Integers, spare: Floats, under_way: Floats) -> Floats:
@@ -307,7 +313,9 @@ class Estimator:
         found: Floats = tables.spared[cell] * np.where(in_unit, np.floor(share), share)
         return found
 
-    def times(self, stages: Stages, spread: Spread, under_way: Integers) -> StageTimes:
+    def times(
+        self, stages: Stages, spread: Spread, under_way: Integers
+    ) -> tuple[StageTimes, MovedBytes]:
         """Return what is known of each stage without the others.
 
         Args:
@@ -367,7 +375,7 @@ class Estimator:
         moved = batches * self._activation_bytes
         came = batches * self._input_bytes * inputs + moved * forwards_of
         returns = tables.forwards[cells] + tables.returns[cells]
-        return StageTimes(
+        times = StageTimes(
             loaded_s=spread.most(tables.weights[cell] * down_byte_s),
             ahead_s=spread.most(one_ahead_s),
             others_ahead_s=others(each_ahead_s),
@@ -375,41 +383,29 @@ class Estimator:
             others_back_s=others(each_back_s),
             others_s=others(each_s),
             gradients_s=spread.most(tables.gradients[cell] * gradient_byte_s),
-            weights=weights,
-            gradients=gradients,
-            came=came * down_share,
-            went=returns * up_share,
         )
+        return times, MovedBytes(weights, gradients, came * down_share, returns * up_share)
 
-    def end_s(self, times: StageTimes, cells: Integers) -> Floats:
+    def end_s(self, times: StageTimes, moved: MovedBytes | None, cells: Integers) -> Floats:
         """Return how long steps take.
 
         Args:
-            times: of their stages.
+            times: of their stages, in arrays with a row for each stage.
+            moved: by their stages, with a column for each; None where the PS's card has no limit.
             cells: their layers.
         """
-        down = times.weights.sum(axis=1) + times.came.sum(axis=1)
-        up = times.gradients.sum(axis=1)
-        up = up + self._batches * self._activation_bytes * times.went.sum(axis=1)
-        weights = times.weights.sum(axis=1, keepdims=True)
-        course = _Course(
-            *map(
-                _by_stage,
-                (
-                    np.maximum(times.loaded_s, weights * self._out_s),
-                    times.ahead_s,
-                    times.others_ahead_s,
-                    times.back_s,
-                    times.others_back_s,
-                    times.others_s,
-                    times.gradients_s,
-                    times.gradients * self._in_s,
-                ),
-            )
-        )
         loss_there = (cells >= (self.tables.layers + 1) ** 2).any(axis=1)
         loss_s = np.where(loss_there, 0.0, self._loss_s)
-        end_s = course.end_s(loss_s, self._batches)
+        if moved is None:
+            card_s = np.zeros((len(times.loaded_s), 1))
+            end_s = times.end_s(times.loaded_s, card_s, loss_s, self._batches)
+            return end_s + self._optimizer_s
+        down = moved.weights.sum(axis=1) + moved.came.sum(axis=1)
+        up = moved.gradients.sum(axis=1)
+        up = up + self._batches * self._activation_bytes * moved.went.sum(axis=1)
+        loaded_s = np.maximum(times.loaded_s, moved.weights.sum(axis=1) * self._out_s)
+        card_s = _by_stage(moved.gradients * self._in_s)
+        end_s = times.end_s(loaded_s, card_s, loss_s, self._batches)
         total: Floats = _most(end_s, down * self._out_s, up * self._in_s) + self._optimizer_s
         return total
 
@@ -432,10 +428,7 @@ class StageTimes:
         ahead_s, back_s: one unit forward, and backward.
         others_ahead_s, others_back_s: the others of the device that takes longest for them.
         others_s: all others of the device for which this is longest.
-        gradients_s: until its gradients are up.
-        weights, gradients: bytes of all of its devices.
-        came: bytes of micro-batches that all of its devices receive.
-        went: how often what they return of a micro-batch counts as a plain activation.
+        gradients_s: until its gradients are up, by their own uplinks.
     """
 
     loaded_s: Floats
@@ -445,14 +438,76 @@ class StageTimes:
     others_back_s: Floats
     others_s: Floats
     gradients_s: Floats
+
+    def take(self, chosen: Integers) -> StageTimes:
+        """Return those at these indices."""
+        return StageTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def by_stage(self) -> StageTimes:
+        """Return the same in arrays with a row for each stage."""
+        return StageTimes(*(_by_stage(getattr(self, field.name)) for field in fields(self)))
+
+    def end_s(self, loaded_s: Floats, card_s: Floats, loss_s: Floats, batches: int) -> Floats:
+        """Return when all gradients are up; arrays have a row for each stage.
+
+        Args:
+            loaded_s: until the weights of a stage are there, and those of all that share a card.
+            card_s: until a stage's gradients have passed the PS's card.
+            loss_s: of one micro-batch on the PS, by arrangement.
+            batches: number of micro-batches.
+        """
+        stages = range(len(loaded_s))
+        ahead, back = np.empty_like(loaded_s), np.empty_like(loaded_s)
+        first = np.zeros_like(loss_s)
+        for stage in stages:
+            first = np.maximum(first, loaded_s[stage], out=ahead[stage])
+            first += self.ahead_s[stage]
+        first = first + loss_s
+        for stage in reversed(stages):
+            back[stage] = first
+            first += self.back_s[stage]
+
+        # Once backward passes return, they are done before other forward passes.
+        alone_s = self.others_ahead_s
+        share = np.minimum(1.0, (back - ahead) / np.maximum(alone_s, _LEAST_S))
+        others_ahead = ahead + (share * alone_s + (1 - share) * self.others_s)
+        others = np.maximum(back + self.others_back_s, ahead + self.others_s)
+
+        last = np.zeros_like(loss_s)
+        for stage in stages:
+            last += self.ahead_s[stage]
+            np.maximum(last, others_ahead[stage], out=last)
+        last = np.maximum(last + loss_s, ahead[-1] + batches * loss_s)
+        ends, received = np.empty_like(back), np.zeros_like(loss_s)
+        for stage in reversed(stages):
+            np.maximum(last, others[stage], out=last)
+            last += self.back_s[stage]
+            np.maximum(received, last, out=received)
+            received += card_s[stage]
+            ends[stage] = last
+        ends += self.gradients_s
+        most: Floats = np.maximum(ends.max(axis=0), received)
+        return most
+
+
+@dataclass(frozen=True, slots=True)
+class MovedBytes:
+    """What passes the PS's card, in arrays with a column for each stage.
+
+    Attributes:
+        weights, gradients: of all of its devices.
+        came: of micro-batches that all of its devices receive.
+        went: how often what they return of a micro-batch counts as a plain activation.
+    """
+
     weights: Floats
     gradients: Floats
     came: Floats
     went: Floats
 
-    def take(self, chosen: Integers) -> StageTimes:
+    def take(self, chosen: Integers) -> MovedBytes:
         """Return those at these indices."""
-        return StageTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
+        return MovedBytes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 class Spread(Protocol):
@@ -525,67 +580,6 @@ class _Spread:
         padded[:, :-1] = values
         found: Floats = padded.ravel()[self._at].reshape(self._place_shape)
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Course:
-    """How long stages take, in arrays of a row for each stage and a column for each arrangement.
-
-    Attributes:
-        ready_s: until all weights are there.
-        ahead_s, back_s: one unit forward, and backward.
-        others_ahead_s, others_back_s: the others of the device that takes longest for them.
-        others_s: all others of the device for which this is longest.
-        gradients_s, card_s: until gradients are up, by their own uplink and by the PS's card.
-    """
-
-    ready_s: Floats
-    ahead_s: Floats
-    others_ahead_s: Floats
-    back_s: Floats
-    others_back_s: Floats
-    others_s: Floats
-    gradients_s: Floats
-    card_s: Floats
-
-    def end_s(self, loss_s: Floats, batches: int) -> Floats:
-        """Return when all gradients are up.
-
-        Args:
-            loss_s: of one micro-batch on the PS.
-            batches: number of micro-batches.
-        """
-        stages = range(len(self.ready_s))
-        ahead, back = np.empty_like(self.ready_s), np.empty_like(self.ready_s)
-        first = np.zeros_like(loss_s)
-        for stage in stages:
-            first = np.maximum(first, self.ready_s[stage], out=ahead[stage])
-            first += self.ahead_s[stage]
-        first = first + loss_s
-        for stage in reversed(stages):
-            back[stage] = first
-            first += self.back_s[stage]
-
-        # Once backward passes return, they are done before other forward passes.
-        alone_s = self.others_ahead_s
-        share = np.minimum(1.0, (back - ahead) / np.maximum(alone_s, _LEAST_S))
-        others_ahead = ahead + (share * alone_s + (1 - share) * self.others_s)
-        others = np.maximum(back + self.others_back_s, ahead + self.others_s)
-
-        last = np.zeros_like(loss_s)
-        for stage in stages:
-            last += self.ahead_s[stage]
-            np.maximum(last, others_ahead[stage], out=last)
-        last = np.maximum(last + loss_s, ahead[-1] + batches * loss_s)
-        end = np.zeros_like(loss_s)
-        received = np.zeros_like(loss_s)
-        for stage in reversed(stages):
-            np.maximum(last, others[stage], out=last)
-            last += self.back_s[stage]
-            np.maximum(received, last, out=received)
-            received += self.card_s[stage]
-            end = _most(end, last + self.gradients_s[stage], received)
-        return end
 
 
 def _by_stage(values: Floats) -> Floats:

@@ -74,8 +74,9 @@ class _Message:
 
     def to(self, rates: DeviceRates) -> _Message:
         """Return the same, to a device."""
-        passes_s, computes_s = self.nbytes / rates.downlink_bytes_per_s, self.flops / rates.flops_per_s
-        return _Message(self.nbytes, self.flops, self.answered, passes_s, computes_s)
+        passes_s = self.nbytes / rates.downlink_bytes_per_s
+        computes_s = self.flops / rates.flops_per_s
+        return replace(self, passes_s=passes_s, computes_s=computes_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +197,12 @@ class _Stage:
     passed: int = 0
     summed: set[int] = field(default_factory=set)
 
-    def next_backward(self, device: int) -> tuple[int, Keep] | None:
+    def next_backward(self, device: int) -> tuple[int, Keep]:
         """Take the micro-batch that a device is to do backward; say what it keeps of it."""
         if own := self.own.get(device):
             batch = heapq.heappop(own)
             return batch, self.kept_by.pop(batch)[1]
-        return (heapq.heappop(self.backward), Keep.NOTHING) if self.backward else None
+        return heapq.heappop(self.backward), Keep.NOTHING
 
     def messages(
         self, model: StageModel, tokens: int, *, forward: bool, keep: Keep, coded: bool
@@ -284,9 +285,7 @@ class StageSimulation:
             _Stage(n, plan, costs_of(model, plan)) for n, plan in enumerate(slices, len(stages))
         ]
         self.devices = {
-            d: SimulatedDevice(
-                devices_by_id[d], allowed=kept_batches.get(d, NOTHING_KEPT)
-            )
+            d: SimulatedDevice(devices_by_id[d], allowed=kept_batches.get(d, NOTHING_KEPT))
             for plan in (*stages, *slices)
             for d in plan.devices
         }
@@ -387,49 +386,42 @@ class StageSimulation:
             turn = [n for n in turn if self._ask_one(now_s, n) and n in self._free]
 
     def _ask_one(self, now_s: float, number: int) -> bool:
-        """Give a device a unit, if there is one: backward if its last one was forward, if any is.
+        """Give a device a unit: backward if its last one was forward, where there are both.
 
         Returns:
-            Whether there was one.
+            Whether there was any.
         """
-        device, stages = self.devices[number], self._stages_of[number]
-        if device.went_back:
-            return self._ask_forward(now_s, device, stages) or self._ask_backward(
-                now_s, device, stages
-            )
-        return self._ask_backward(now_s, device, stages) or self._ask_forward(
-            now_s, device, stages
-        )
+        device = self.devices[number]
+        ahead = back = None
+        for stage in self._stages_of[number]:
+            if ahead is None and stage.forward:
+                ahead = stage
+            if back is None and (stage.backward or stage.own.get(number)):
+                back = stage
+        if ahead is not None and (device.went_back or back is None):
+            self._go_forward(now_s, device, ahead)
+        elif back is not None:
+            self._go_backward(now_s, device, back)
+        return ahead is not None or back is not None
 
-    def _ask_backward(
-        self, now_s: float, device: SimulatedDevice, stages: Iterable[_Stage]
-    ) -> bool:
-        for stage in stages:
-            if stage.backward or stage.own:
-                number = device.rates.device
-                if (found := stage.next_backward(number)) is not None:
-                    batch, keep = found
-                    if stage.plan.loss:
-                        keep = self._next_kept(device)
-                    else:
-                        device.kept[keep] -= 1
-                    device.went_back = True
-                    stage.summed.add(number)
-                    self._give(now_s, stage, device, batch, forward=False, keep=keep)
-                    return True
-        return False
+    def _go_backward(self, now_s: float, device: SimulatedDevice, stage: _Stage) -> None:
+        number = device.rates.device
+        batch, keep = stage.next_backward(number)
+        if stage.plan.loss:
+            keep = self._next_kept(device)
+        else:
+            device.kept[keep] -= 1
+        device.went_back = True
+        stage.summed.add(number)
+        self._give(now_s, stage, device, batch, forward=False, keep=keep)
 
-    def _ask_forward(self, now_s: float, device: SimulatedDevice, stages: Iterable[_Stage]) -> bool:
-        for stage in stages:
-            if stage.forward:
-                batch = heapq.heappop(stage.forward)
-                device.went_back = False
-                if (keep := self._next_kept(device)) is not Keep.NOTHING:
-                    device.kept[keep] += 1
-                    stage.kept_by[batch] = device.rates.device, keep
-                self._give(now_s, stage, device, batch, forward=True, keep=keep)
-                return True
-        return False
+    def _go_forward(self, now_s: float, device: SimulatedDevice, stage: _Stage) -> None:
+        batch = heapq.heappop(stage.forward)
+        device.went_back = False
+        if (keep := self._next_kept(device)) is not Keep.NOTHING:
+            device.kept[keep] += 1
+            stage.kept_by[batch] = device.rates.device, keep
+        self._give(now_s, stage, device, batch, forward=True, keep=keep)
 
     @staticmethod
     def _next_kept(device: SimulatedDevice) -> Keep:

@@ -6,18 +6,16 @@ computed once for each pair that fits, and changes that do not fit are not estim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from cleave.planner.plan import DeviceRates
 from cleave.planner.shape import Floats
 from cleave.planner.stage_changes import Changes
 from cleave.planner.stage_climb import StageClimb
 from cleave.planner.stage_estimate import (
-    TOO_LARGE_S,
     Alone,
     Arrangements,
     Columns,
@@ -88,8 +86,8 @@ class _Pairs:
         stages = Stages(cell, cell, columns.count[group])
         under_way = np.array(UNITS_AT_ONCE * (1 + len(columns.memory)))
         of_pairs = Estimator(tables, columns.take(group), ps)
-        self._times = of_pairs.times(stages, Alone(), under_way)
-        self._number = np.zeros(fits.shape, np.int32)
+        self._times, self._moved = of_pairs.times(stages, Alone(), under_way)
+        self._number = np.zeros(fits.shape, np.intp)
         self._number[group, cell] = np.arange(len(group))
         self.fits = fits.reshape(-1, 2, side, side)
 
@@ -104,4 +102,7 @@ class _Pairs:
         """Return the estimated seconds of a step, as `Estimator.seconds` does, where they fit."""
         group, first, stop = np.argsort(them.place, axis=1), them.cuts[:, :-1], them.cuts[:, 1:]
         cells = self._tables.cell(them.loss[:, None], first, stop)
-        return self._estimator.end_s(self._times.take(self._number[group, cells]), cells)
+        number = self._number[group, cells]
+        times = self._times.take(np.ascontiguousarray(number.T))
+        moved = self._moved.take(number) if self._estimator.limited else None
+        return self._estimator.end_s(times, moved, cells)

@@ -92,7 +92,7 @@ def _every(
 ) -> Iterator[Grouping]:
     """Yield groupings, also those that cannot hold all layers."""
     every = np.arange(len(order))
-    roomiest = np.lexsort(([device.device for device in order], -memory))
+    roomiest = np.lexsort((np.array([device.device for device in order]), -memory))
     for stages in _numbers(min(tables.layers, len(order))):
         # Room for as many layers as a stage has on average.
         least = tables.memory_of_layers.diagonal(-(-tables.layers // stages)).min()

@@ -43,6 +43,7 @@ _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to sim
 _WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
 _GAIN: Final = 1e-6  # less is none
 
+
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
     """Return the stages with the shortest predicted step that were found.
 
