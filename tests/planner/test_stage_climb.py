@@ -1,0 +1,125 @@
+"""Shortcuts of the search for stages change nothing of what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.stage_climb import StageClimb
+from cleave.planner.stage_estimate import TOO_LARGE_S, StageTables
+from cleave.planner.stage_events import PIECE_BYTES, StageSimulation
+from cleave.planner.stage_group_climb import GroupClimb
+from cleave.planner.stage_groupings import Grouping, groupings
+from cleave.planner.stage_prediction import held_bytes, predict
+from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel
+from tests.planner.test_stage_search import (
+    HOME,
+    OPT_125M,
+    PS,
+    all_stages,
+    few,
+    fleets,
+    models,
+    servers,
+)
+
+
+def grouped(fleet: Sequence[DeviceRates], most: int) -> list[tuple[DeviceRates, ...]]:
+    """Return groups of like size, at most so many."""
+    count = min(most, len(fleet))
+    return [tuple(fleet[number::count]) for number in range(count)]
+
+
+@few
+@given(models(), fleets(12, memory=(26, 31)), servers, st.integers(1, 6), st.data())
+def test_changes_of_groups_are_estimated_as_all_are(
+    model: StageModel, fleet: list[DeviceRates], ps: PsCompute, most: int, data: st.DataObject
+) -> None:
+    climb = GroupClimb(StageTables(model), grouped(fleet, min(most, len(model.layers))), ps)
+    found = climb.found
+    assume(len(found) > 0)
+    for _ in range(3):  # from starts, and from changes of them
+        expected = StageClimb.seconds_of_changes(climb, found)
+        seconds = climb.seconds_of_changes(found)
+        left_out = np.isinf(seconds)
+        assert (seconds[~left_out] == expected[~left_out]).all()
+        assert (expected[left_out] >= TOO_LARGE_S).all()
+        row, number = np.nonzero(expected < np.inf)
+        if not len(row):
+            break
+        chosen = np.array([data.draw(st.integers(0, len(row) - 1))])
+        found = climb.changed(found, row[chosen], number[chosen])
+
+
+@few
+@given(models(4), fleets(3))
+def test_devices_that_hold_all_layers_are_not_left_out(
+    model: StageModel, fleet: list[DeviceRates]
+) -> None:
+    tables = StageTables(model)
+    by_id = {device.device: device.memory_bytes for device in fleet}
+    for stages in all_stages(len(model.layers), sorted(by_id)):
+        memory = [min(by_id[device] for device in stage.devices) for stage in stages]
+        fits = all(
+            held_bytes(model, stage) <= offered
+            for stage, offered in zip(stages, memory, strict=True)
+        )
+        if fits and {stage.stop for stage in stages} >= set(model.cuts):
+            assert tables.most_layers(np.array(memory)).sum() >= tables.layers
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_a_device_that_becomes_the_last_group_leaves_its_own(stages: int) -> None:
+    grouping = Grouping.of_equal(np.arange(2 * stages).reshape(stages, 2))
+    changed = grouping.with_last(1)
+    assert changed is not None
+    groups = changed.devices(devices := [*HOME, *HOME])
+    assert len(groups) == stages
+    assert groups[-1] == (devices[1],)
+    if stages > 1:
+        assert groups[0] == (devices[0],)
+    alone = Grouping.of([[1], [0, 2]])
+    assert alone.with_last(1) is None
+
+
+@few
+@given(models(), fleets(30, memory=(27, 31)))
+def test_groupings_are_of_different_devices_that_hold_all_layers(
+    model: StageModel, fleet: list[DeviceRates]
+) -> None:
+    tables = StageTables(model)
+    memory = np.array([device.memory_bytes for device in fleet])
+    for grouping in groupings(tables, fleet, 0):
+        assert len(set(grouping.members.tolist())) == len(grouping.members)
+        assert all(grouping.devices(fleet))
+        assert tables.most_layers(grouping.least(memory)).sum() >= tables.layers
+
+
+@few
+@given(models(), fleets(memory=(28, 31)), st.sampled_from([1e6, 12e6, 125e6]))
+def test_pieces_that_pass_in_one_loop_pass_as_events(
+    model: StageModel, fleet: list[DeviceRates], rate: float
+) -> None:
+    ps = PsCompute(PS.flops_per_s, PS.optimizer_s, PsRates(rate, rate))
+    by_id = {device.device: device for device in fleet}
+    stages = (PlannedStage(0, len(model.layers), tuple(by_id)),)
+    assume(all(held_bytes(model, stages[0]) <= device.memory_bytes for device in fleet))
+    assume(not model.cuts)
+    plan = predict(model, stages, by_id, ps)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StageSimulation, "_pass_pieces", lambda self: None)
+        assert predict(model, stages, by_id, ps) == plan
+
+
+def test_a_message_of_whole_pieces_passes() -> None:
+    nbytes = int(3 * PIECE_BYTES)
+    layer = LayerCost(0, nbytes, nbytes, nbytes, 57e6, 14e6, 40e3)
+    model = StageModel([layer], OPT_125M.loss, 768, 4, [256] * 4)
+    ps = PsCompute(100e9, 0.5, PsRates(1e6, 1e6))
+    plan = predict(model, (PlannedStage(0, 1, (0,)),), {0: HOME[0]}, ps)
+    assert plan.step_s >= plan.downlink_bytes / 1e6
