@@ -194,7 +194,7 @@ class StageTables:
         self.memory_of_loss = float(self.memory.reshape(2, side, side)[1, -2, -1])
         self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
 
-    def most_layers(self, memory: Floats) -> Integers:
+    def most_layers(self, memory: Floats | Integers) -> Integers:
         """Return how many consecutive layers fit, at most, into each of these sizes of memory."""
         least = [self.memory_of_layers.diagonal(n + 1).min() for n in range(self.layers)]
         found: Integers = np.searchsorted(least, memory, side="right")

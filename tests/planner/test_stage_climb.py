@@ -93,7 +93,7 @@ def test_groupings_are_of_different_devices_that_hold_all_layers(
     model: StageModel, fleet: list[DeviceRates]
 ) -> None:
     tables = StageTables(model)
-    memory = np.array([device.memory_bytes for device in fleet])
+    memory = np.array([device.memory_bytes for device in fleet], dtype=float)
     for grouping in groupings(tables, fleet, 0):
         assert len(set(grouping.members.tolist())) == len(grouping.members)
         assert all(grouping.devices(fleet))
