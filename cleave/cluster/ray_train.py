@@ -227,11 +227,11 @@ def _serve_rank(config: dict[str, Any]) -> None:
 
 
 def _no_room(ray: Any, servers: int, cpus: int) -> str:
-    nodes = [int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["Alive"]]
+    cores = sum(int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["Alive"])
     return (
-        f"Ray has no room for {servers} servers of {cpus} cores each: its {len(nodes)} nodes have "
-        f"{' + '.join(map(str, nodes))}, some of them in use; training goes on once there is room "
-        "(start a node again with: ray start --address HOST:PORT)"
+        f"Ray has no room for {servers} servers of {cpus} cores each: the cores of its nodes are "
+        f"{cores}, some of them in use perhaps; training goes on once there is room (a node joins "
+        "with: ray start --address HOST:PORT)"
     )
 
 
