@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
 
 from cleave.energy.assumptions import load_assumptions
 from simulator.study.cells import between, only_if_text, ratio, span, table
@@ -20,13 +19,6 @@ from simulator.study.sections import carbon, contrary, depends, energy, fits, sp
 from simulator.study.study import Judged, SetupStudy
 from simulator.study.verdicts import Found, together
 from simulator.verdict import OURS
-
-_VIEWS: Final[tuple[tuple[str, tuple[float, float], Callable[[Judged], Found]], ...]] = (
-    ("energy", ENERGY_CLAIM, lambda judged: judged.found.energy),
-    ("carbon, attributed", CARBON_CLAIM, lambda judged: judged.found.attributed),
-    ("carbon, sunk cost", CARBON_CLAIM, lambda judged: judged.found.sunk_cost),
-)
-"""Ways to look at a claim: in words, what is claimed, and what was found of a row."""
 
 
 def report(found: Sequence[SetupStudy], figures: Sequence[Input], tornados: Iterable[str]) -> str:
@@ -138,12 +130,17 @@ def _claims(found: Sequence[SetupStudy]) -> list[str]:
 
 def _by_cleave(found: Sequence[SetupStudy]) -> list[str]:
     """Return the claims by Cleave's methods, side by side."""
+    views: tuple[tuple[str, tuple[float, float], Callable[[Judged], Found]], ...] = (
+        ("energy", ENERGY_CLAIM, lambda j: j.found.energy),
+        ("carbon, attributed", CARBON_CLAIM, lambda j: j.found.attributed),
+        ("carbon, sunk cost", CARBON_CLAIM, lambda j: j.found.sunk_cost),
+    )
     rows = []
     for study in found:
         by_method = {name: study.by(name) for name in OURS}
         if not any(by_method.values()):  # a device alone
             continue
-        for what, claim, held in _VIEWS:
+        for what, claim, held in views:
             cells = (_central([held(j) for j in each]) for each in by_method.values())
             rows.append((study.setup.name, f"{span(claim)} times less {what}", *cells))
     return [
