@@ -628,18 +628,19 @@ class StageSimulation:
             device.computes_s += message.computes_s
             device.computed_s = begin_s + message.computes_s
         if unit is not None and message.answered:
-            self._answer(device.computed_s, unit, list(unit.sends))
+            self._answer(device.computed_s, unit, unit.sends)
 
-    def _answer(self, made_s: float, unit: _Unit, sends: list[float]) -> None:
+    def _answer(self, made_s: float, unit: _Unit, sends: Sequence[float]) -> None:
         """Have what goes back of a unit, or of a piece of one, sent when it is made."""
         if self.ingress.byte_s:
-            self._at(made_s, self._made, (unit, sends))
+            self._at(made_s, self._made, (unit, list(sends)))
             return
         device = unit.device
-        while sends:  # no device waits for others: it is known when each is there
-            begin_s = device.sent_s if device.sent_s > made_s else made_s
-            nbytes = sends.pop()
-            made_s = device.sent_s = begin_s + nbytes / device.rates.uplink_bytes_per_s
+        for nbytes in reversed(sends):  # no device waits for others: it is known when each is there
+            if device.sent_s > made_s:
+                made_s = device.sent_s
+            made_s += nbytes / device.rates.uplink_bytes_per_s
+            device.sent_s = made_s
             self.ingress.passed_bytes += nbytes
         self._pass(made_s, unit)
 

@@ -97,7 +97,7 @@ def test_groupings_are_of_different_devices_that_hold_all_layers(
     for grouping in groupings(tables, fleet, 0):
         assert len(set(grouping.members.tolist())) == len(grouping.members)
         assert all(grouping.devices(fleet))
-        assert tables.most_layers(grouping.least(memory)).sum() >= tables.layers
+        assert grouping.least(tables.most_layers(memory)).sum() >= tables.layers
 
 
 @few
