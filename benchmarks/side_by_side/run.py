@@ -12,7 +12,7 @@ from typing import Any, Final
 from benchmarks.links import LimitedNamespace
 from benchmarks.side_by_side.faults import STOPPED_S, Disturber
 from benchmarks.side_by_side.memory import forget_peak, peak_bytes
-from benchmarks.side_by_side.method import Method
+from benchmarks.side_by_side.method import Method, Way
 from benchmarks.side_by_side.processes import Processes, Started
 from benchmarks.side_by_side.row import Row
 from benchmarks.side_by_side.setting import Fault, Setting
@@ -58,8 +58,14 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Return all steps, with the first."""
-        return _FAULT_STEPS if self.setting.fault is not Fault.NONE else self.counted + 1
+        """Return all steps, with the first.
+
+        Plain PyTorch does as many as runs with a fault, whose losses are compared with its.
+        """
+        if self.setting.fault is not Fault.NONE:
+            return _FAULT_STEPS
+        least = _FAULT_STEPS if self.method.way is Way.PLAIN else 0
+        return max(self.counted + 1, least)
 
     def follow(
         self,

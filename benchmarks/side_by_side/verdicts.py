@@ -123,6 +123,8 @@ def survival(row: Row | None, rows: Sequence[Row]) -> str:
     right = "those of plain PyTorch" if agrees(row, reference) else "**others**"
     at = row.fault_step - 2
     seconds = f"{row.step_s:.1f}, {row.seconds[at]:.1f}, {row.seconds[at + 1]:.1f}"
+    if reference is None or len(reference.losses) < len(row.losses):
+        right = "not compared to the end: plain PyTorch did fewer steps"
     return f"goes on; seconds before, in and after: {seconds}; losses {right} ({off:.0e} off)"
 
 

@@ -71,9 +71,11 @@ def test_survival_says_what_a_fault_did() -> None:
     on = row("stages:fp32", 1, killed, losses=[*LOSSES, 8.0])
     on.seconds, on.fault_step = [100.0, 130.0, 110.0], 3
     assert survival(on, ROWS).startswith("goes on; seconds before, in and after: 100.0, 130.0, 110")
-    assert "those of plain PyTorch" in survival(on, ROWS)
-    off = replace(on, losses=[11.0, 10.0, 9.9, 8.0])
-    assert "**others**" in survival(off, ROWS)
+    assert "not compared to the end" in survival(on, ROWS)
+    longer = [replace(ROWS[0], losses=[*LOSSES, 8.0]), *ROWS[1:]]
+    assert "those of plain PyTorch" in survival(on, longer)
+    off = replace(on, losses=[*LOSSES, 8.1])
+    assert "**others**" in survival(off, longer)
     ended = row("ddp:fp32", 1, killed, ending=Ending.FAILED, reason="worker-0 ended with 1: gone")
     assert survival(ended, ROWS) == "failed after 3 steps: worker-0 ended with 1: gone"
     assert survival(None, ROWS) == "not measured"
