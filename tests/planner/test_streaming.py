@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cleave.arrays import Buffer, DType
@@ -85,6 +85,7 @@ def test_unequal_devices_take_what_is_predicted(m: int, n: int, k: int, devices:
     card=st.sampled_from([math.inf, 2e9, 5e8]),
     latency_s=st.sampled_from([0.0, 0.01]),
 )
+@example(1424, 1699, 1292, 31, 5e8, 0.01)  # 0.93 of what is predicted
 def test_both_gradients_of_a_linear_take_together_what_is_predicted(
     tokens: int, inputs: int, outputs: int, devices: int, card: float, latency_s: float
 ) -> None:
@@ -109,7 +110,9 @@ def test_both_gradients_of_a_linear_take_together_what_is_predicted(
     for future in futures:
         future.result()
     took_s = runtime.now_s - begin_s
-    assert took_s == pytest.approx(step.predicted_s, rel=0.02 if math.isinf(card) else 0.05)
+    # Two products that share a card are up to a tenth faster than each is predicted by itself.
+    sooner, later = (0.02, 0.02) if math.isinf(card) else (0.10, 0.05)
+    assert 1 - sooner <= took_s / step.predicted_s <= 1 + later
     assert max(found.predicted_s for found in step.reports) <= step.predicted_s * (1 + 1e-9)
 
 
