@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.side_by_side.method import Method, Way
+from benchmarks.side_by_side.order import default_order
 from benchmarks.side_by_side.plots import draw, summarize, title
 from benchmarks.side_by_side.results import Results
 from benchmarks.side_by_side.row import Key, Row
@@ -66,7 +67,7 @@ _MEANING: Final = (
 
 def page(rows: Sequence[Row]) -> str:
     """Return the report on rows."""
-    parts = [_ABOUT, "\n".join(_measured(rows))]
+    parts = [_ABOUT, "\n".join([*_measured(rows), *_missing(rows)])]
     if short_of := [*goals(rows)]:
         parts += ["## The goals", "\n".join(f"- {text}" for text in short_of)]
     if won := [*winners(rows)]:
@@ -107,6 +108,17 @@ def _measured(rows: Sequence[Row]) -> Iterator[str]:
         commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(row.commit for row in mine))
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         yield f"Measured on {machine}, {when}, commit {commits}: {len(mine)} rows."
+
+
+def _missing(rows: Sequence[Row]) -> Iterator[str]:
+    """Say how many rows of the whole are not there."""
+    there = {row.key for row in rows}
+    wanted = default_order()
+    if missing := [key for key in wanted if key not in there]:
+        yield (
+            f"**{len(missing)} of the {len(wanted)} rows of the whole are not measured yet.** "
+            f"The same command goes on with them, those that decide most first."
+        )
 
 
 def _table(setting: Setting, rows: Sequence[Row]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.side_by_side.method import Method
+from benchmarks.side_by_side.order import default_order
 from benchmarks.side_by_side.plots import draw, summarize
 from benchmarks.side_by_side.report import page
 from benchmarks.side_by_side.row import Ending, Row
@@ -98,6 +99,16 @@ def test_the_page_has_every_row_and_every_reason() -> None:
     assert "failed after 3 steps: connection reset" in text
     assert "a machine, 2026-01-02, commit `abc`: 8 rows" in text
     assert "| `ddp:fp32` | 360.0 | 6.00 | 750 | 750 |" in text
+
+
+def test_the_page_says_what_is_not_measured_yet() -> None:
+    wanted = default_order()
+    made = [
+        Row(key.method, key.setting, seconds=[1.0] * 3, losses=LOSSES, date="2026-01-02")
+        for key in wanted
+    ]
+    assert "not measured yet" not in page(made)
+    assert f"**1 of the {len(wanted)} rows" in page(made[1:])
 
 
 def test_the_same_rows_give_the_same_plot(tmp_path: Path) -> None:
