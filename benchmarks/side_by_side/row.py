@@ -57,7 +57,7 @@ class Row:
         fault_step: the step in which the fault came, the first one is 1; 0 for none.
         ending: how the run ended.
         reason: why, where it did not do all steps.
-        output: the last lines that its processes wrote, where it did not.
+        output: the last lines that its processes wrote, where it did not; in no file.
         machine, commit, date: where, of what and when it was measured.
     """
 
@@ -107,11 +107,12 @@ class Row:
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """Return a row as JSON."""
+    """Return a row as JSON, without its output: that names folders of the machine."""
     setting = asdict(row.setting)
     setting |= {"link": row.setting.link.name, "fault": row.setting.fault.value}
     told = asdict(row)
     told |= {"method": row.method.name, "setting": setting, "ending": row.ending.value}
+    del told["output"]
     return told
 
 
