@@ -57,7 +57,7 @@ def summarize(rows: Sequence[Row], path: Path) -> None:
             here = calm(rows, setting)
             found = [(name, fastest(here, [way])) for way, name in _NAMES.items()]
             bars = [(f"{name} ({row.method.dtype})", row) for name, row in found if row is not None]
-            if len(bars) > 2:
+            if len(bars) > 1:
                 panels.append((title(setting), bars))
     _save(panels, path)
 
