@@ -174,6 +174,8 @@ def _measured(
         how = f"{row.step_s:.2f} s a step" if row.measured else "no step"
         ended = "" if row.whole else f", {row.ending.value}: {row.reason}"
         print(f"{named(key)}: {how}{ended}, {row.took_s:.0f} s in all", file=sys.stderr, flush=True)
+        if row.output:
+            print(row.output, file=sys.stderr, flush=True)
         yield row
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from benchmarks.side_by_side.method import Way
 from benchmarks.side_by_side.row import Row
-from benchmarks.side_by_side.setting import Fault, Setting
-from benchmarks.side_by_side.tables import settings_of
+from benchmarks.side_by_side.setting import Fault
+from benchmarks.side_by_side.tables import settings_of, title
 from benchmarks.side_by_side.verdicts import calm, fastest, full_work, lora_work
 
 _OURS: Final = "#2a6fdb"
@@ -23,13 +23,6 @@ _NAMES: Final = {
     Way.TILES: "Cleave by tiles",
     Way.STAGES: "Cleave by stages",
 }
-
-
-def title(setting: Setting) -> str:
-    """Return what a setting is, in a few words."""
-    what = f"adapters of rank {setting.rank}" if setting.rank else "the whole model"
-    cores = f", {setting.cores:g} cores each" if setting.cores else ""
-    return f"{setting.model}, {what}, {setting.tokens} tokens, {setting.link.name} Mbit/s{cores}"
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -50,13 +43,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def summarize(rows: Sequence[Row], path: Path) -> None:
-    """Draw the fastest of each way that had plain PyTorch's losses, where the goals are."""
+    """Draw the fastest of each way in fp32 with plain PyTorch's losses, where the goals are."""
     panels = []
     for wanted in (full_work, lora_work):
         for setting in (one for one in settings_of(rows) if wanted(one)):
             here = calm(rows, setting)
-            found = [(name, fastest(here, [way])) for way, name in _NAMES.items()]
-            bars = [(f"{name} ({row.method.dtype})", row) for name, row in found if row is not None]
+            found = [(name, fastest(here, [way], "fp32")) for way, name in _NAMES.items()]
+            bars = [(name, row) for name, row in found if row is not None]
             if len(bars) > 1:
                 panels.append((title(setting), bars))
     _save(panels, path)

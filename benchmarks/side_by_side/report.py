@@ -16,12 +16,12 @@ from typing import Final
 
 from benchmarks.side_by_side.method import Method, Way
 from benchmarks.side_by_side.order import default_order
-from benchmarks.side_by_side.plots import draw, summarize, title
+from benchmarks.side_by_side.plots import draw, summarize
 from benchmarks.side_by_side.results import Results
 from benchmarks.side_by_side.row import Key, Row
 from benchmarks.side_by_side.setting import Fault, Setting
 from benchmarks.side_by_side.simulated import LIMIT, pairs
-from benchmarks.side_by_side.tables import difference, heading, named, other, reference_of
+from benchmarks.side_by_side.tables import difference, heading, named, other, reference_of, title
 from benchmarks.side_by_side.tables import settings_of as settings
 from benchmarks.side_by_side.verdicts import disturbed, goals, short, survival, winners
 

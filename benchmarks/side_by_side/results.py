@@ -25,7 +25,7 @@ _OTHERS: Final = (
 """What rows of all others are measured with, beside this file."""
 
 _OWN: Final[dict[Way, tuple[str, ...]]] = {
-    Way.PLAIN: ("contenders/plain.py",),
+    Way.PLAIN: ("contenders/plain.py", "contenders/served.py"),
     Way.DDP: ("contenders/group.py", "workers/ddp.py"),
     Way.FSDP: ("contenders/group.py", "workers/fsdp.py"),
     Way.PIPELINE: ("contenders/group.py", "workers/pipeline.py"),

@@ -57,7 +57,7 @@ class Row:
         fault_step: the step in which the fault came, the first one is 1; 0 for none.
         ending: how the run ended.
         reason: why, where it did not do all steps.
-        output: the last lines that its processes wrote, where it did not; in no file.
+        output: the last lines that its processes wrote, where it did not.
         machine, commit, date: where, of what and when it was measured.
     """
 

@@ -124,6 +124,15 @@ def heading(setting: Setting) -> str:
     )
 
 
+def title(setting: Setting) -> str:
+    """Return what a setting is, in a few words."""
+    what = f"adapters of rank {setting.rank}" if setting.rank else "the whole model"
+    cores = f", {setting.cores:g} cores each" if setting.cores else ""
+    return (
+        f"{setting.model}, {what}, {setting.tokens} tokens behind {setting.link.name} Mbit/s{cores}"
+    )
+
+
 def named(key: Key) -> str:
     """Return what a row is of, in a line."""
     setting = key.setting

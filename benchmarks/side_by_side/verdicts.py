@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Final
 
-from benchmarks.side_by_side.method import Method, Way
+from benchmarks.side_by_side.method import LOSS_LIMITS, Method, Way
 from benchmarks.side_by_side.row import Row
 from benchmarks.side_by_side.setting import Fault, Link, Setting
-from benchmarks.side_by_side.tables import agrees, difference, reference_of, settings_of, work
+from benchmarks.side_by_side.tables import (
+    agrees,
+    difference,
+    reference_of,
+    settings_of,
+    title,
+    work,
+)
 
 FULL_LIMIT: Final = 1 / 3
 """Of DDP's and hivemind's time, for stages: whole model, 8192 tokens, 100/20 Mbit/s."""
@@ -39,12 +47,19 @@ def _judged(setting: Setting) -> bool:
     return shared and setting.tokens == _TOKENS
 
 
-def fastest(rows: Sequence[Row], ways: Sequence[Way]) -> Row | None:
-    """Return the fastest row of some ways that was whole and had plain PyTorch's losses."""
+def fastest(rows: Sequence[Row], ways: Sequence[Way], dtype: str) -> Row | None:
+    """Return the fastest row of some ways that was whole and had plain PyTorch's losses.
+
+    Args:
+        rows: of one setting.
+        ways: which.
+        dtype: of the arithmetic: half as many bytes are no merit of a way.
+    """
     fair = [
         row
         for row in rows
         if row.method.way in ways
+        and row.method.dtype == dtype
         and row.whole
         and row.measured
         and agrees(row, reference_of(row, rows))
@@ -65,16 +80,16 @@ def calm(rows: Sequence[Row], setting: Setting) -> list[Row]:
 
 def goals(rows: Sequence[Row]) -> Iterator[str]:
     """Yield for each goal what was measured, in a sentence."""
-    for setting in settings_of(rows):
+    for setting, dtype in product(settings_of(rows), LOSS_LIMITS):
         here = calm(rows, setting)
-        stages = fastest(here, [Way.STAGES])
+        stages = fastest(here, [Way.STAGES], dtype)
         if stages is None:
             continue
         if full_work(setting):
             for way in (Way.DDP, Way.HIVEMIND):
-                if (peer := fastest(here, [way])) is not None:
+                if (peer := fastest(here, [way], dtype)) is not None:
                     yield _goal(stages, peer, FULL_LIMIT)
-        if lora_work(setting) and (plain := fastest(here, [Way.PLAIN])) is not None:
+        if lora_work(setting) and (plain := fastest(here, [Way.PLAIN], dtype)) is not None:
             yield _goal(stages, plain, LORA_LIMIT)
 
 
@@ -82,21 +97,21 @@ def _goal(stages: Row, peer: Row, limit: float) -> str:
     ratio = stages.step_s / peer.step_s
     met = "met" if ratio <= limit else "**not met**"
     return (
-        f"{_place(stages.setting)}: `{stages.method.name}` takes {ratio:.2f} of the time of "
+        f"{title(stages.setting)}: `{stages.method.name}` takes {ratio:.2f} of the time of "
         f"`{peer.method.name}` ({stages.step_s:.1f} s and {peer.step_s:.1f} s a step); the goal is "
         f"at most {limit:.2f}: {met}."
     )
 
 
 def winners(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield for each setting which method was the fastest, and the fastest of Cleave's."""
+    """Yield for each setting and dtype which method was the fastest, and how the other side did."""
     peers = [way for way in Way if not way.of_cleave and way is not Way.PLAIN]
-    for setting in settings_of(rows):
+    for setting, dtype in product(settings_of(rows), LOSS_LIMITS):
         here = calm(rows, setting)
         if setting.fault is not Fault.NONE:
             continue
-        own = fastest(here, [Way.STAGES, Way.TILES, Way.AUTO])
-        peer, plain = fastest(here, peers), fastest(here, [Way.PLAIN])
+        own = fastest(here, [Way.STAGES, Way.TILES, Way.AUTO], dtype)
+        peer, plain = fastest(here, peers, dtype), fastest(here, [Way.PLAIN], dtype)
         if own is None or peer is None:
             continue
         first, second = sorted((own, peer), key=lambda row: row.step_s)
@@ -106,7 +121,7 @@ def winners(rows: Sequence[Row]) -> Iterator[str]:
             else ""
         )
         yield (
-            f"{_place(setting)}: `{first.method.name}` is the fastest with {first.step_s:.1f} s a "
+            f"{title(setting)}: `{first.method.name}` is the fastest with {first.step_s:.1f} s a "
             f"step, {second.step_s / first.step_s:.1f} times as fast as `{second.method.name}`."
             f"{alone}"
         )
@@ -132,15 +147,6 @@ def short(reason: str) -> str:
     """Return a reason in a line that fits a table, without the places of source files."""
     line = re.sub(r"\[/\S+\]\s*", "", reason.split("\n")[0]).replace("|", "/")
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST].rsplit(' ', 1)[0]} ..."
-
-
-def _place(setting: Setting) -> str:
-    adapters = f", adapters of rank {setting.rank}" if setting.rank else ""
-    cores = f", {setting.cores:g} cores each" if setting.cores else ""
-    return (
-        f"{setting.model}{adapters}, {setting.tokens} tokens behind {setting.link.name} "
-        f"Mbit/s{cores}"
-    )
 
 
 def disturbed(rows: Sequence[Row]) -> list[tuple[Setting, list[Method]]]:
