@@ -13,17 +13,18 @@ another through this machine: up the one's link and down the other's. They share
 `benchmarks.side_by_side.method`. SmolLM2-135M is a model of its sizes with drawn weights.
 
 The first step is not counted: it plans, makes graphs, threads and groups, and sends what then
-stays. Of the others one is enough where it takes two minutes. Bytes are counted by interfaces,
+stays. Of the others one is enough where it takes two minutes, and none is needed where the first
+took four, but for Cleave's. Bytes are counted by interfaces,
 headers included. Memory is the most that was resident after the first step, of a device with all
 its processes. A fault (`stop`: SIGSTOP for a minute; `kill`: SIGKILL) meets the last device in the
 middle of the third step; one step more follows. Losses must be those of `plain:fp32` of the same
 setting: within 1e-4 in fp32, 2e-2 in bf16.
 
 With `--json` rows are kept in a file, and those that are there from the same commit (the last that
-changed Cleave, or for others the last that changed how they are run) are not measured again; what
-does not install, fails, or does not finish within `--limit-s` is a row with the reason.
-`python -m benchmarks.side_by_side.report FILE` makes the report's tables and plots. Ends with 1 if
-losses of an undisturbed row are others, or such a row failed.
+changed Cleave, or for others the last that changed how they are run) are not measured again, with
+`--keep` those of any commit; what does not install, fails, or does not finish within `--limit-s` is
+a row with the reason. `python -m benchmarks.side_by_side.report FILE` makes the report's tables and
+plots. Ends with 1 if losses of an undisturbed row are others, or such a row failed.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ def _read_arguments() -> tuple[argparse.Namespace, list[Key]]:
     parser.add_argument("--steps", type=int, default=2, help="that are counted")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="for each row")
     parser.add_argument("--json", type=Path, help="the file that rows are kept in")
+    parser.add_argument("--keep", action="store_true", help="keep rows of other commits as well")
     parser.add_argument("--again", action="store_true", help="also measure rows that are there")
     parser.add_argument("--retry", action="store_true", help="measure rows again that failed")
     parser.add_argument("--list", action="store_true", help="print which rows there are, and end")
@@ -144,7 +146,7 @@ def _measured(
     commits = {way: measured_commit(_ROOT, measured_with(way)) for way in Way}
     for number, key in enumerate(keys, 1):
         commit = commits[key.method.way]
-        row = None if options.again else results.find(key, commit)
+        row = None if options.again else results.find(key, None if options.keep else commit)
         if row is not None and not (options.retry and not row.whole):
             yield row
             continue

@@ -89,7 +89,9 @@ _ORDER: Final = (
         f"plain:fp32,plain:bf16,stages:fp32,stages:bf16,ddp:fp32,{_PEERS}",
         _SLOW, _MANY, RANK, SMOLLM2,
     ),
-    Group(_ALL, _HOME, _FEW),
+    Group(
+        f"stages:fp32,stages:bf16,stages:fp32:off,ddp:fp32,{_PEERS},tiles:fp32", _HOME, _FEW
+    ),
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ made from [the rows](side-by-side.json) by
 
 ```sh
 python -m benchmarks.side_by_side.hivemind_environment
-python -m benchmarks.side_by_side --json docs/side-by-side.json
+python -m benchmarks.side_by_side --json docs/side-by-side.json --keep
 python -m benchmarks.side_by_side.report docs/side-by-side.json
 ```
 
@@ -51,8 +51,10 @@ where they are told, each device has a part of its own. Cleave's server is a fif
 has no link.
 
 The first step is not counted, seconds are the median of the others; of a step that takes two
-minutes one is counted. Bytes are those of the busiest device, counted by its interface. Memory is
-the most that was resident after the first step, of the largest device with all its processes;
+minutes one is counted. Where the first step of another than Cleave takes four minutes, it is the
+one that is counted, marked by *: what it has beside takes seconds, and *off* says less there, as
+no update comes before it. Bytes are those of the busiest device, counted by its interface. Memory
+is the most that was resident after the first step, of the largest device with all its processes;
 memory that these share counts once. *Off* is how far losses are from those of plain PyTorch in
 fp32, at most.
 """
@@ -132,7 +134,9 @@ def _table(setting: Setting, rows: Sequence[Row]) -> str:
         reference = reference_of(row, rows)
         cells = [
             f"`{row.method.name}`",
-            f"{row.step_s:.1f}" if row.measured else row.ending.value,
+            f"{row.step_s:.1f}{'*' if row.counts_first else ''}"
+            if row.measured
+            else row.ending.value,
             f"{row.step_s / alone.step_s:.2f}" if row.measured and alone else "",
             _mb(max(row.down_bytes, default=0)),
             _mb(max(row.up_bytes, default=0)),

@@ -60,16 +60,20 @@ class Results:
         if path is not None and path.exists():
             self.rows = [from_json(told) for told in json.loads(path.read_text())["rows"]]
 
-    def find(self, key: Key, commit: str) -> Row | None:
+    def find(self, key: Key, commit: str | None) -> Row | None:
         """Return the row that was measured at a commit; None if there is none.
 
         One that was measured with changes that no commit has is not found: what they were is not
         known.
+
+        Args:
+            key: of the row.
+            commit: None for any.
         """
-        if not saved(commit):
+        if commit is not None and not saved(commit):
             return None
         for row in self.rows:
-            if row.key == key and row.commit == commit:
+            if row.key == key and saved(row.commit) and commit in (None, row.commit):
                 return row
         return None
 

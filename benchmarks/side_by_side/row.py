@@ -43,7 +43,8 @@ class Row:
         best: the settings that the method was given, in words.
         limit_s: how long the run might take.
         took_s: how long it took, with its start.
-        seconds: of each counted step. The first step is not counted.
+        first_s: seconds of the first step; 0 where that was not noted.
+        seconds: of each counted step.
         losses: of each step, the first one included.
         down_bytes, up_bytes: through each device's link in a step, on average, headers included.
         links_s: how long the busiest link would take for its bytes of a step, down and then up.
@@ -66,6 +67,7 @@ class Row:
     best: str = ""
     limit_s: float = 0.0
     took_s: float = 0.0
+    first_s: float = 0.0
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     down_bytes: list[float] = field(default_factory=list)
@@ -88,6 +90,11 @@ class Row:
     def key(self) -> Key:
         """Return what tells it apart."""
         return Key(self.method, self.setting)
+
+    @property
+    def counts_first(self) -> bool:
+        """Say whether the first step is the one that is counted."""
+        return self.seconds == [self.first_s]
 
     @property
     def whole(self) -> bool:

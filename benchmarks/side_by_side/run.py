@@ -29,6 +29,10 @@ _WAKE_S: Final = 300.0
 LONG_STEP_S: Final = 120.0
 """A counted step that takes so long is the only one: another would say the same."""
 
+LONG_FIRST_S: Final = 240.0
+"""A first step that takes so long is counted itself, but for Cleave, which plans in it and sends
+what then stays: connections, memory and threads of the others take some seconds of it."""
+
 
 @dataclass
 class Run:
@@ -101,6 +105,10 @@ class Run:
         calm = self.setting.fault is Fault.NONE
         return calm and bool(self.row.seconds) and self.row.seconds[-1] >= LONG_STEP_S
 
+    def _first_counts(self) -> bool:
+        calm = self.setting.fault is Fault.NONE
+        return calm and not self.method.way.of_cleave and self.row.first_s >= LONG_FIRST_S
+
     def _sender(self, devices: Sequence[Started]) -> Callable[[signal.Signals], None]:
         def send(number: signal.Signals) -> None:
             victim = devices[-1]
@@ -116,18 +124,21 @@ class Run:
     def _take(
         self, record: dict[str, Any], devices: Sequence[Started], server: Started | None
     ) -> None:
-        """Take a step that has just ended. The first is not counted."""
+        """Take a step that has just ended. The first is not counted, unless it is long."""
         row = self.row
         row.losses.append(float(record["loss"]))
         now = [namespace.passed_bytes() for namespace in self.namespaces]
         measured = [one for one in (server, *devices) if one is not None]
-        if len(row.losses) == 1:
-            self._before = now
-            forget_peak([pid for one in measured for pid in one.pids()])
-            return
         virtual = record.get("clock") == "virtual"
-        took = record["fleet_s"] + record["ps_s"] if virtual else record["wall_s"]
-        row.seconds.append(float(took))
+        took = float(record["fleet_s"] + record["ps_s"] if virtual else record["wall_s"])
+        if len(row.losses) == 1:
+            row.first_s = took
+            if not self._first_counts():
+                self._before = now
+                forget_peak([pid for one in measured for pid in one.pids()])
+                return
+            self._before = [(0, 0)] * len(now)
+        row.seconds.append(took)
         counted = len(row.seconds)
         pairs = [*zip(now, self._before, strict=True)]
         row.down_bytes = [(after[0] - before[0]) / counted for after, before in pairs]

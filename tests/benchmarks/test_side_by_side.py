@@ -22,9 +22,10 @@ from benchmarks.side_by_side.measure import CONTENDERS
 from benchmarks.side_by_side.memory import most_resident, peak_bytes
 from benchmarks.side_by_side.method import VARIANTS, Method, Way
 from benchmarks.side_by_side.order import default_order
-from benchmarks.side_by_side.processes import last_words
+from benchmarks.side_by_side.processes import Processes, last_words
 from benchmarks.side_by_side.results import Results, measured_commit, measured_with, saved
 from benchmarks.side_by_side.row import Ending, Key, Row, from_json, to_json
+from benchmarks.side_by_side.run import LONG_FIRST_S, LONG_STEP_S, Run
 from benchmarks.side_by_side.setting import Fault, Link, Setting, usual_seq
 from benchmarks.side_by_side.tables import agrees, difference, reference_of, saving
 from benchmarks.side_by_side.workers.parts import StageModule, dealt, in_line, in_v
@@ -141,6 +142,14 @@ def test_a_row_of_the_same_commit_is_found_again(tmp_path: Path) -> None:
     assert again.find(row("ddp:bf16").key, "one") is None
 
 
+def test_a_row_of_another_commit_can_be_kept(tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.json")
+    results.add(row("ddp:fp32", commit="one"))
+    results.add(row("ddp:bf16", commit="two-with-changes"))
+    assert results.find(row("ddp:fp32").key, None) == results.rows[0]
+    assert results.find(row("ddp:bf16").key, None) is None
+
+
 def test_a_row_with_changes_that_no_commit_has_is_measured_again(tmp_path: Path) -> None:
     results = Results(tmp_path / "rows.json")
     results.add(row("ddp:fp32", commit="one-with-changes"))
@@ -157,6 +166,28 @@ def test_a_new_row_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
         ("plain:fp32", 1.0),
         ("ddp:fp32", 2.0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "first_s", "counted"),
+    [
+        ("ddp:fp32", LONG_FIRST_S, [LONG_FIRST_S]),
+        ("ddp:fp32", LONG_FIRST_S - 1, [5.0, 6.0]),
+        ("stages:fp32", LONG_FIRST_S, [5.0, 6.0]),
+        ("ddp:fp32", 5.0, [LONG_STEP_S]),
+    ],
+)
+def test_steps_are_counted_as_long_as_another_says_more(
+    name: str, first_s: float, counted: list[float], tmp_path: Path
+) -> None:
+    made = Row(Method.of(name), SETTING)
+    processes = Processes(tmp_path, 0.0)
+    run = Run(made.method, SETTING, "", 2, [], processes, tmp_path, made)
+    told = [first_s, *(counted if counted[0] != first_s else [1.0, 1.0])]
+    run.follow({"event": "step", "loss": 4.0, "wall_s": seconds} for seconds in told)
+    assert run.done
+    assert (made.first_s, made.seconds) == (first_s, counted)
+    assert made.counts_first == (counted == [first_s])
 
 
 def test_a_disturbed_step_does_not_count_for_the_step_time() -> None:

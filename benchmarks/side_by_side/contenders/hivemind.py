@@ -69,8 +69,9 @@ def run(run: Run) -> None:
     run.row.best = (
         f"Optimizer(use_local_updates=False, average_state_every=never, reuse_grad_buffers=True, "
         f"reuse_tensors=True, offload_optimizer=False, matchmaking_time=15, groups begin when all "
-        f"have come), its compression: {compressed[run.method.variant]}; the averaging of a step "
-        f"begins when all have done their part of the batch"
+        f"have come), DHT(wait_timeout=30, blacklist_time=0), its compression: "
+        f"{compressed[run.method.variant]}; the averaging of a step begins when all have done "
+        f"their part of the batch"
     )
     workers = [
         run.processes.start(

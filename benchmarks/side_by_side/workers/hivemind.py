@@ -34,6 +34,10 @@ from cleave.training.trainer import Trainer
 _LOOK_S: Final = 0.05
 _PATIENCE: Final = 3.0  # times the seconds of this peer's own part
 _LEAST_PATIENCE_S: Final = 20.0
+_ANSWER_S: Final = 30.0
+"""Gradients fill the links: an answer of the DHT waits behind them, and who does not answer in time
+(3 s by default) is forgotten for good."""
+
 _NEVER: Final = 10**9
 _COMPRESSIONS: Final[dict[str, Any]] = {
     "": hivemind.compression.NoCompression,
@@ -99,7 +103,12 @@ def meet(arguments: argparse.Namespace) -> Any:
         else:
             time.sleep(_LOOK_S)
     dht = hivemind.DHT(
-        initial_peers=known, host_maddrs=[arguments.here], start=True, use_ipfs=False
+        initial_peers=known,
+        host_maddrs=[arguments.here],
+        start=True,
+        use_ipfs=False,
+        wait_timeout=_ANSWER_S,
+        blacklist_time=0,
     )
     if not arguments.worker:
         written = found.with_suffix(".new")
