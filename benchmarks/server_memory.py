@@ -101,23 +101,21 @@ def status(name: str) -> int:
 def peaks(count: int, model: str, memory: str) -> list[int]:
     """Return the peak of each of so many servers."""
     context = multiprocessing.get_context("spawn")
-    folder = Path(tempfile.mkdtemp(prefix="cleave-memory-"))
-    for name in ("tiny", "run"):
-        (folder / name).mkdir()
     found, processes = [], []
-    for rank in range(count):
-        ours, theirs = context.Pipe()
-        arguments = (
-            rank, count, str(folder / "store"), model, memory, str(folder), theirs,
-        )  # fmt: skip
-        process = context.Process(target=serve, args=arguments)
-        process.start()
-        theirs.close()
-        found.append(ours)
-        processes.append(process)
-    sizes = [pipe.recv() for pipe in found]
-    for process in processes:
-        process.join()
+    with tempfile.TemporaryDirectory(prefix="cleave-benchmark-") as folder:
+        for name in ("tiny", "run"):
+            Path(folder, name).mkdir()
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            arguments = rank, count, f"{folder}/store", model, memory, folder, theirs
+            process = context.Process(target=serve, args=arguments)
+            process.start()
+            theirs.close()
+            found.append(ours)
+            processes.append(process)
+        sizes = [pipe.recv() for pipe in found]
+        for process in processes:
+            process.join()
     return sizes
 
 
