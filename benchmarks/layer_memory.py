@@ -5,7 +5,7 @@
 A process of its own runs nothing but a layer's forward and backward graphs, several times in turn,
 as a device does. *Measured* is by how much its resident memory was at most above what it was once
 it had the sessions and their inputs. *Planned* is what the planner takes for that: the working
-memory of the layer, and what the graphs return.
+memory of the layer, and what the graphs return. Ends with 1 where that is more than 15 % off.
 """
 
 from __future__ import annotations
@@ -140,6 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     right = [compare(shape) for shape in (SHAPES[:2] if options.quick else SHAPES)]
     print(f"planned within 15 % of what was measured: {'yes' if all(right) else 'NO'}")
+    sys.exit(0 if all(right) else 1)
 
 
 if __name__ == "__main__":
