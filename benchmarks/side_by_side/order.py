@@ -25,10 +25,9 @@ _PART: Final = 0.45
 
 _PEERS: Final = "ddp:fp32:halved,fsdp:fp32,pipeline:fp32,hivemind:fp32:fp16"
 _ALL: Final = (
-    "plain:fp32,plain:bf16,stages:fp32,stages:bf16,stages:fp32:off,stages:bf16:off,"
-    "ddp:fp32,ddp:fp32:halved,ddp:bf16,pipeline:fp32,pipeline:bf16,pipeline:fp32:1f1b,"
-    "fsdp:fp32,fsdp:bf16,hivemind:fp32,hivemind:fp32:fp16,hivemind:fp32:8bit,"
-    "tiles:fp32,tiles:bf16"
+    "plain:fp32,plain:bf16,stages:fp32,stages:bf16,stages:fp32:off,tiles:fp32,"
+    "ddp:fp32,ddp:fp32:halved,ddp:bf16,pipeline:fp32,pipeline:fp32:1f1b,fsdp:fp32,"
+    "hivemind:fp32,hivemind:fp32:fp16,hivemind:fp32:8bit"
 )
 
 
@@ -81,17 +80,12 @@ _ORDER: Final = (
     # Beside the simulator.
     Group("ddp:fp32,pipeline:fp32:1f1b,pipeline:fp32:gpipe", _HOME, _MANY, cores=_PART),
     Group(_ALL, _HOME, _MANY),
-    Group("pipeline:fp32,pipeline:bf16,hivemind:fp32,fsdp:fp32", _SLOW, _MANY, RANK),
+    Group("pipeline:fp32,hivemind:fp32,fsdp:fp32", _SLOW, _MANY, RANK),
     Group(f"plain:fp32,stages:fp32,ddp:fp32,{_PEERS}", _LAN, _MANY),
     Group(f"plain:fp32,stages:fp32,ddp:fp32,{_PEERS}", _SLOW, _MANY),
     Group(f"plain:fp32,stages:fp32,ddp:fp32,{_PEERS}", _HOME, _MANY, model=SMOLLM2),
-    Group(
-        f"plain:fp32,plain:bf16,stages:fp32,stages:bf16,ddp:fp32,{_PEERS}",
-        _SLOW, _MANY, RANK, SMOLLM2,
-    ),
-    Group(
-        f"stages:fp32,stages:bf16,stages:fp32:off,ddp:fp32,{_PEERS},tiles:fp32", _HOME, _FEW
-    ),
+    Group("plain:fp32,stages:fp32,stages:bf16,ddp:fp32,pipeline:fp32", _SLOW, _MANY, RANK, SMOLLM2),
+    Group("stages:fp32,tiles:fp32,ddp:fp32,pipeline:fp32,hivemind:fp32:fp16", _HOME, _FEW),
 )  # fmt: skip
 
 
