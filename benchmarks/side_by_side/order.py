@@ -77,8 +77,11 @@ _ORDER: Final = (
         "stages:fp32,ddp:fp32,hivemind:fp32,pipeline:fp32,fsdp:fp32,tiles:fp32",
         _LAN, _FEW, fault=Fault.STOP, also=(Fault.KILL,),
     ),
-    # Beside the simulator.
-    Group("ddp:fp32,pipeline:fp32:1f1b,pipeline:fp32:gpipe", _HOME, _MANY, cores=_PART),
+    # Beside the simulator, and as on machines of their own.
+    Group(
+        "ddp:fp32,pipeline:fp32:1f1b,pipeline:fp32:gpipe,pipeline:fp32,stages:fp32",
+        _HOME, _MANY, cores=_PART,
+    ),
     Group(_ALL, _HOME, _MANY),
     Group("pipeline:fp32,hivemind:fp32,fsdp:fp32", _SLOW, _MANY, RANK),
     Group(f"plain:fp32,stages:fp32,ddp:fp32,{_PEERS}", _LAN, _MANY),
