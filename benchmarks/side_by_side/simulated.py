@@ -3,8 +3,7 @@
 Devices have a part of this machine's cores each, and that part of plain PyTorch's speed on all of
 them. Where they share all cores, one that waits leaves its part to the others, which no simulation
 of machines of their own does: there only DDP is compared, whose devices compute at the same time.
-Between two devices a byte passes this machine, and so
-has the latency of two links.
+Between two devices a byte passes this machine, and so has the latency of two links.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ from benchmarks.side_by_side.row import Row
 from benchmarks.side_by_side.setting import Fault
 from benchmarks.side_by_side.shapes import SMOLLM2, SMOLLM2_SPEC
 from benchmarks.side_by_side.tables import other
+from benchmarks.side_by_side.workers.parts import in_line
 from cleave.planner.plan import DeviceRates, ElementBytes
 from cleave.workload.registry import ModelSpec, find_model
-from simulator.confidant import Confidant
 from simulator.data_parallel import DataParallel
 from simulator.method import Conditions
 from simulator.method import Method as Simulated
+from simulator.pipeline import PipelineJob
+from simulator.torch_pipeline import TorchPipeline
 from simulator.work import train_flops
 
 LIMIT: Final = 0.15
@@ -81,7 +82,7 @@ def conditions_of(row: Row, plain: Row) -> Conditions:
             setting.link.down,
             setting.link.up,
             speed,
-            latency_s=setting.round_trip_ms / 1000,
+            latency_s=setting.round_trip_ms / 2000,
             memory_bytes=_MEMORY,
         )
         for number in range(setting.devices)
@@ -96,18 +97,19 @@ def simulated(row: Row, rows: Sequence[Row]) -> Pair | None:
     It trains whole models, and knows no faults.
     """
     setting = row.setting
-    methods: dict[Way, Simulated] = {
-        Way.DDP: DataParallel(every_device=True),
-        Way.PIPELINE: Confidant(),
-    }
-    method = methods.get(row.method.way)
     calm = setting.fault is Fault.NONE and not setting.rank and row.measured
     if row.method.way is Way.PIPELINE and (not setting.cores or row.method.variant in ("", "v")):
         return None  # the simulator has no schedule with two stages a device
     plain = other(row, rows, Method(Way.PLAIN, row.method.dtype))
-    if method is None or not calm or plain is None:
+    if row.method.way not in (Way.DDP, Way.PIPELINE) or not calm or plain is None:
         return None
-    outcome = method.outcomes(conditions_of(row, plain))[0]
+    conditions = conditions_of(row, plain)
+    method: Simulated = DataParallel(every_device=True)
+    if row.method.way is Way.PIPELINE:
+        head_layers = PipelineJob.of(conditions).head_layers
+        stages = in_line(conditions.spec.layers, head_layers, setting.devices)
+        method = TorchPipeline([len(layers) for layers in stages])
+    outcome = method.outcomes(conditions)[0]
     return Pair(row, outcome.step_s, f"{outcome.method}, {outcome.setting}")
 
 
