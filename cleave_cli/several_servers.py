@@ -79,6 +79,7 @@ def train_on_several(
     need_ray("--servers")
     from cleave.cluster.doors import machines_of
     from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
+    from cleave.cluster.room import check_cores, cores_of_nodes
     from cleave.energy.grid import electricity
     from cleave.energy.run_energy import run_energy
     from cleave.training.ps_memory import check_memory
@@ -105,6 +106,7 @@ def train_on_several(
     display.start(spec.steps)
     prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
     with ray_of(cluster) as ray, ExitStack() as open_here:
+        check_cores(cores_of_nodes(ray), servers)
         fleets = EmulatedFleets(members, spec.seed, options.coding)
         fleet_of: FleetOf = fleets
         if at is not None:

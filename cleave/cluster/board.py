@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from cleave.cluster.ray_errors import Ending
 from cleave.energy.run_energy import RunEnergy, in_succession
-from cleave.training.records import Record
+from cleave.training.records import NoteRecord, Record
 
 
 class Board:
@@ -15,6 +16,7 @@ class Board:
         self._step = 0
         self._stopping = False
         self._failure = ""
+        self._loss = ""
         self._ended = 0
         self._used: dict[int, RunEnergy] = {}
 
@@ -59,6 +61,17 @@ class Board:
     def energy(self) -> list[RunEnergy]:
         """Return what the devices of each server used, also of one that started several times."""
         return list(self._used.values())
+
+    def lost(self, rank: int, why: Ending) -> None:
+        """Note that a server was lost, and why; all start again."""
+        self._loss = f"server {rank + 1}: {why}"
+        note = f"server {rank + 1} was lost, and all start again: {why.why}"
+        self._records.append(NoteRecord(note))
+
+    def give_up(self, starts: int) -> None:
+        """Note that training cannot go on: servers start so often without a further step."""
+        last = f"; the last time, {self._loss}" if self._loss else ""
+        self.fail(f"the servers were lost {starts} times without a step{last}")
 
     def fail(self, text: str) -> None:
         """Note why training cannot go on; what was noted first counts."""

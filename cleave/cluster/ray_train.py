@@ -8,6 +8,7 @@ folder. What they report, and whether they are to stop, goes through an actor, t
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import threading
 import time
@@ -17,13 +18,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from cleave.cluster.board import Board
-from cleave.cluster.room import bound_tries, fitted
+from cleave.cluster.ray_errors import Ending, ending, lost_servers
+from cleave.cluster.room import bound_tries, cores_of_each, cores_of_nodes, fitted, no_room
 from cleave.energy.run_energy import RunEnergy
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
 from cleave.training.job import JobSpec
 from cleave.training.ranks import WAIT_S, Ranks
-from cleave.training.records import NoteRecord, Record, StepRecord
+from cleave.training.records import NoteRecord, Record, ServersRecord, StepRecord
 from cleave.training.run_folder import RunFolder
 
 LOOK_S: Final = 0.2
@@ -92,9 +94,129 @@ def train_together(
     Raises:
         CleaveError: when training failed.
     """
-    cpus = _cpus_of_each(ray, servers)
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    return _Training(ray, shared, servers, report, stop).train(meanwhile)
+
+
+class _Training:
+    """One training, from the first try to start its servers until they have ended.
+
+    Args:
+        ray, shared, servers, report, stop: see `train_together`.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        shared: SharedJob,
+        servers: int,
+        report: Callable[[Record], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._ray, self._shared, self._servers = ray, shared, servers
+        self._report, self._stop = report, stop
+        self._board = _board_of(ray)
+        self._rays_own = shared.folder / RAYS_OWN
+        self._cores = 1
+        self._began = False
+        self._waits = False
+        self._stopping = threading.Event()
+        self._said: queue.SimpleQueue[Record] = queue.SimpleQueue()  # by the thread that fits
+        self._failed: BaseException | None = None
+
+    def train(self, meanwhile: Callable[[], object]) -> list[RunEnergy]:
+        """Train; see `train_together`."""
+        bound_tries()
+        running = threading.Thread(target=self._fit_in_time, name="cleave-ray-train", daemon=True)
+        running.start()
+        try:
+            while running.is_alive():
+                running.join(LOOK_S)
+                meanwhile()
+                self._pass_on()
+                if self._stop() and not self._stopping.is_set():
+                    self._stopping.set()
+                    self._ray.get(self._board.stop.remote())
+            shutil.rmtree(self._rays_own, ignore_errors=True)
+            self._pass_on()
+            failure = self._ray.get(self._board.failure.remote())
+            used: list[RunEnergy] = self._ray.get(self._board.energy.remote())
+        except self._ray.exceptions.RayError as lost:  # then the servers end themselves
+            why = f"what leads the servers was lost: {ending(str(lost))}"
+            raise CleaveError(why) from lost
+        if failure:
+            raise CleaveError(failure)
+        if self._failed is not None:
+            raise CleaveError(f"the servers ended: {ending(str(self._failed))}") from self._failed
+        return used
+
+    def _pass_on(self) -> None:
+        """Report what servers said, and whether they have no room."""
+        for record in self._ray.get(self._board.take.remote()):
+            self._began = True
+            if self._waits:
+                self._waits = False
+                self._report(ServersRecord("running", "there is room for the servers"))
+            self._report(record)
+        while not self._said.empty():
+            record = self._said.get()
+            if isinstance(record, ServersRecord):
+                waited, self._waits = self._waits, record.state == "waiting"
+                if waited and self._waits:
+                    continue  # it was said already
+            self._report(record)
+
+    # --- in the thread that fits ---
+
+    def _fit_in_time(self) -> None:
+        try:
+            if not fitted(self._fit, self._stopping.is_set, self._wait, self._start_again):
+                self._said.put(NoteRecord("stopped: the servers had not started"))
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+            self._failed = error
+
+    def _wait(self) -> None:
+        nodes = cores_of_nodes(self._ray)
+        self._said.put(ServersRecord("waiting", no_room(nodes, self._servers, self._cores)))
+
+    def _start_again(self, error: BaseException) -> None:
+        why = ending(str(error)).why
+        text = f"the servers did not start, and are started again: {why}"
+        self._said.put(ServersRecord("running", text))
+
+    def _fit(self) -> None:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        shutil.rmtree(self._rays_own, ignore_errors=True)  # of the try before
+        if not self._began:  # later, one that is lost gets as many as it had
+            self._cores = cores_of_each(cores_of_nodes(self._ray), self._servers)
+        trainer = TorchTrainer(
+            _serve_rank,
+            train_loop_config={"shared": self._shared, "board": self._board},
+            torch_config=TorchConfig(backend="gloo", timeout_s=WAIT_S),
+            scaling_config=ScalingConfig(
+                num_workers=self._servers,
+                resources_per_worker={"CPU": self._cores},
+                placement_strategy="SPREAD",
+            ),
+            run_config=RunConfig(
+                name=RAYS_OWN,
+                storage_path=str(self._shared.folder),
+                # The board counts those in vain; see `fitted`.
+                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=0),
+                worker_runtime_env={"env_vars": {**MALLOC, "OMP_WAIT_POLICY": "PASSIVE"}},
+                callbacks=[_telling_losses(self._board)],
+            ),
+        )
+        trainer.fit()
+
+
+def _board_of(ray: Any) -> Any:
+    """Start a board on this node.
+
+    Raises:
+        CleaveError: when the cluster starts nothing.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -106,64 +228,24 @@ def train_together(
             "the Ray cluster starts nothing for this machine; start its nodes with "
             "RAY_AUTH_MODE=token, as docs/scale.md says, and with the version of Ray that is here"
         ) from error
+    return board
 
-    def fit() -> None:
-        shutil.rmtree(shared.folder / RAYS_OWN, ignore_errors=True)  # of the try before
-        trainer = TorchTrainer(
-            _serve_rank,
-            train_loop_config={"shared": shared, "board": board},
-            torch_config=TorchConfig(backend="gloo", timeout_s=WAIT_S),
-            scaling_config=ScalingConfig(
-                num_workers=servers,
-                resources_per_worker={"CPU": cpus},
-                placement_strategy="SPREAD",
-            ),
-            run_config=RunConfig(
-                name=RAYS_OWN,
-                storage_path=str(shared.folder),
-                # The board counts those in vain; see `fitted`.
-                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=0),
-                worker_runtime_env={"env_vars": {**MALLOC, "OMP_WAIT_POLICY": "PASSIVE"}},
-            ),
-        )
-        trainer.fit()
 
-    failed: list[BaseException] = []
-    stopping, waiting = threading.Event(), threading.Event()
+def _telling_losses(board: Any) -> Any:
+    """Return what tells the board of servers whose processes ended; called where Ray leads them."""
+    from ray.train import UserCallback
 
-    def fit_in_time() -> None:
-        try:
-            if not fitted(fit, stopping.is_set, waiting.set):
-                ray.get(board.say.remote(NoteRecord("stopped: the servers had no room"), 0))
-        except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
-            failed.append(error)
+    class TellingLosses(UserCallback):  # type: ignore[misc,unused-ignore]
+        """See `lost_servers`."""
 
-    bound_tries()
-    running = threading.Thread(target=fit_in_time, name="cleave-ray-train", daemon=True)
-    running.start()
-    told = False
-    while running.is_alive():
-        running.join(LOOK_S)
-        meanwhile()
-        for record in ray.get(board.take.remote()):
-            told = False
-            report(record)
-        if waiting.is_set() and not told:
-            told = True
-            report(NoteRecord(_no_room(ray, servers, cpus)))
-        waiting.clear()
-        if stop() and not stopping.is_set():
-            stopping.set()
-            ray.get(board.stop.remote())
-    shutil.rmtree(shared.folder / RAYS_OWN, ignore_errors=True)
-    for record in ray.get(board.take.remote()):
-        report(record)
-    if text := ray.get(board.failure.remote()):
-        raise CleaveError(text)
-    if failed:
-        raise CleaveError(f"the servers ended: {str(failed[0]).splitlines()[0]}") from failed[0]
-    used: list[RunEnergy] = ray.get(board.energy.remote())
-    return used
+        def after_exception(
+            self, run_context: Any, worker_exceptions: dict[int, Exception]
+        ) -> None:
+            """Tell why servers were lost."""
+            for rank, why in lost_servers(worker_exceptions).items():
+                board.lost.remote(rank, why)
+
+    return TellingLosses()
 
 
 def _serve_rank(config: dict[str, Any]) -> None:
@@ -178,13 +260,16 @@ def _serve_rank(config: dict[str, Any]) -> None:
     if shared.at.is_dir():
         os.chdir(shared.at)  # Ray has given each worker a folder of its own
     ranks = TorchRanks()
-    if ray.get(board.failure.remote()):
-        return  # Ray starts all again where one failed and others waited for it
-    if ray.get(board.stopping.remote()):
-        return  # it was stopped while there was no room, or while all start again
-    starts = ray.get(board.started.remote(ranks.rank))
+    try:
+        if ray.get(board.failure.remote()):
+            return  # Ray starts all again where one failed and others waited for it
+        if ray.get(board.stopping.remote()):
+            return  # it was stopped while there was no room, or while all start again
+        starts = ray.get(board.started.remote(ranks.rank))
+    except ray.exceptions.RayActorError:
+        return  # nobody waits for what they do any more
     if starts > MOST_STARTS:
-        ray.get(board.fail.remote(f"the servers were lost {MOST_STARTS} times without a step"))
+        ray.get(board.give_up.remote(MOST_STARTS))
         return
 
     def report(record: Record) -> None:
@@ -215,7 +300,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
         if not _all_end(lambda: int(ray.get(board.ended.remote())), ranks.count):
             raise  # Ray ends those that wait for this one
     except Exception as error:
-        report(NoteRecord(f"it failed, and all start again: {type(error).__name__}: {error}"))
+        ray.get(board.lost.remote(ranks.rank, Ending(f"{type(error).__name__}: {error}")))
         raise
     else:
         ray.get(board.end.remote())
@@ -224,15 +309,6 @@ def _serve_rank(config: dict[str, Any]) -> None:
             ray.get(board.used.remote(ranks.rank, used()))
         if fleet is not None:
             fleet.close()
-
-
-def _no_room(ray: Any, servers: int, cpus: int) -> str:
-    cores = sum(int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["Alive"])
-    return (
-        f"Ray has no room for {servers} servers of {cpus} cores each: the cores of its nodes are "
-        f"{cores}, some of them in use perhaps; training goes on once there is room (a node joins "
-        "with: ray start --address HOST:PORT)"
-    )
 
 
 def _all_end(ended: Callable[[], int], servers: int) -> bool:
@@ -261,21 +337,3 @@ class _Stop:
         if not self._stops and now_s - self._asked_s >= LOOK_S:
             self._stops, self._asked_s = self._ask(), now_s
         return self._stops
-
-
-def _cpus_of_each(ray: Any, servers: int) -> int:
-    """Return the cores of each server: as many as there are, spread evenly over the nodes.
-
-    Raises:
-        UsageError: when there are fewer cores than servers.
-    """
-    nodes = sorted(int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["Alive"])
-    if sum(nodes) < servers:
-        raise UsageError(
-            f"--servers is {servers} and the cluster has {sum(nodes)} cores; give fewer servers, "
-            "or add nodes with: ray start --address HOST:PORT"
-        )
-    for cpus in range(max(nodes), 1, -1):
-        if sum(node // cpus for node in nodes) >= servers:
-            return cpus
-    return 1

@@ -12,6 +12,7 @@ from cleave.cluster.door import Door
 from cleave.cluster.door_calls import ServedDoor
 from cleave.cluster.doors import Doors, open_doors
 from cleave.cluster.own_door import DoorSetup
+from cleave.cluster.room import check_cores, cores_of_nodes
 from cleave.cluster.roster import Members
 from cleave.cluster.servers import Servers
 from cleave.energy.grid import Grid
@@ -60,8 +61,9 @@ def serving_together(
         grid: the electricity grid that devices are on; None if it was not stated.
 
     Raises:
-        UsageError: when a node cannot listen there.
+        UsageError: when a node cannot listen there, or the cluster has fewer cores than servers.
     """
+    check_cores(cores_of_nodes(ray), count)
     with ExitStack() as opened:
         own = ray.get_runtime_context().get_node_id()
         here = ServedDoor(Door(first), ray.util.get_node_ip_address())

@@ -126,6 +126,20 @@ class DiskRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ServersRecord:
+    """Several servers have no room in their cluster and training waits, or they run again.
+
+    Attributes:
+        state: `waiting` or `running`.
+        text: a description for people.
+    """
+
+    EVENT: ClassVar[str] = "servers"
+    state: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class DoneRecord:
     """The end of a run.
 
@@ -237,6 +251,7 @@ Record: TypeAlias = (
     | NoteRecord
     | PresenceRecord
     | DiskRecord
+    | ServersRecord
     | DoneRecord
     | TextRecord
     | ProgressRecord

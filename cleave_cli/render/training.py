@@ -152,7 +152,7 @@ class HumanDisplay(Display):
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
             case "eval":
                 self.note(f"held-out loss after step {record['step']}: {record['eval_loss']:.4f}")
-            case "note" | "fleet" | "disk" | "stopped":
+            case "note" | "fleet" | "disk" | "servers" | "stopped":
                 self.note(str(record.get("text", "")))
             case "energy":
                 self._energy = record

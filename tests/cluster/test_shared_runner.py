@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from cleave.cluster import shared_runner
 from cleave.cluster.shared_runner import SharedRunner
-from cleave.errors import UsageError
+from cleave.errors import CleaveError, UsageError
 
 
-def runner(runs: Path, *, cores: int = 0) -> SharedRunner:
-    """Of two servers, in a cluster with so many cores."""
-    nodes = [{"Alive": True, "Resources": {"CPU": cores}}]
-    ray = SimpleNamespace(nodes=lambda: nodes)
-    return SharedRunner(runs, servers=2, ray=ray, fleet_of=lambda ranks: None)
+def runner(runs: Path) -> SharedRunner:
+    """Of two servers."""
+    return SharedRunner(runs, servers=2, ray=None, fleet_of=lambda ranks: None)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +34,14 @@ def test_a_job_that_several_servers_cannot_do_is_refused_before_it_has_a_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_run_that_does_not_begin_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starts_nothing(*_: object) -> None:
+        raise CleaveError("the Ray cluster starts nothing")
+
+    monkeypatch.setattr(shared_runner, "train_together", starts_nothing)
     asked = {"job": {"model": "opt-nano"}, "name": "mine"}
-    with pytest.raises(UsageError, match="has 1 cores"):
-        runner(tmp_path, cores=1).run(asked, None, print, lambda: False)
+    with pytest.raises(CleaveError, match="starts nothing"):
+        runner(tmp_path).run(asked, None, print, lambda: False)
     assert list(tmp_path.iterdir()) == []

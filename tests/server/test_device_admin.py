@@ -289,6 +289,32 @@ def test_a_job_is_remembered_as_it_goes(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("event", "waiting", "going_on"),
+    [("fleet", "absent", "present"), ("disk", "full", "free"), ("servers", "waiting", "running")],
+)
+def test_a_job_that_waits_says_what_for(
+    event: str, waiting: str, going_on: str, access: Access, device_admin: DeviceAdmin, clock: Clock
+) -> None:
+    history = JobHistory(access.store, access.writer, clock)
+
+    def reason() -> object:
+        access.writer.flush()
+        return device_admin.answer("history", {})["jobs"][0]["reason"]
+
+    history.submitted(1, "opt-nano", {"job": {}}, 9)
+    history.changed(1, "running")
+    history.reported(1, {"event": event, "state": waiting, "text": "no room"})
+    history.reported(1, {"event": "note", "text": "a note"})
+    clock.now_s += STEPS_WRITTEN_S
+    history.reported(1, {"event": "step", "step": 4, "loss": 1.0})
+    assert reason() == "no room"
+    history.reported(1, {"event": event, "state": going_on, "text": "there is room"})
+    clock.now_s += STEPS_WRITTEN_S
+    history.reported(1, {"event": "step", "step": 5, "loss": 1.0})
+    assert reason() == ""
+
+
 def test_jobs_that_a_server_took_with_it_are_interrupted(access: Access, clock: Clock) -> None:
     history = JobHistory(access.store, access.writer, clock)
     for number in (1, 2, 3):

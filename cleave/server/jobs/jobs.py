@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.scheduler.fleet_events import EventKind
-from cleave.server.store.job_history import JobHistory
+from cleave.server.store.job_history import JobHistory, wait_said
 
 Record = dict[str, Any]
 
@@ -388,20 +388,19 @@ class Jobs:
         """Keep a record of a job, and wake those that follow it."""
         if self._history is not None:
             self._history.reported(job.number, record)
-        text = str(record.get("text", ""))
+        if (waits := wait_said(record)) is not None:
+            job.waits = waits
         match record.get("event"):
             case "start":
                 job.run_folder = str(record.get("run_folder", ""))
             case "done":
                 job.finished = not record.get("stopped")
             case "fleet":
-                self._tell_listener(EventKind.PAUSE, text)
-                job.waits = text if record.get("state") == "absent" else ""
-            case "disk":
-                self._tell_listener(EventKind.PAUSE, text)
-                full = record.get("state") == "full"
-                _logger.log(logging.WARNING if full else logging.INFO, "%s: %s", job.id, text)
-                job.waits = text if full else ""
+                self._tell_listener(EventKind.PAUSE, str(record["text"]))
+            case "disk" | "servers":
+                self._tell_listener(EventKind.PAUSE, str(record["text"]))
+                level = logging.WARNING if job.waits else logging.INFO
+                _logger.log(level, "%s: %s", job.id, record["text"])
             case event if event in _LAST_EVENTS:
                 job.waits = ""
         with self._lock:

@@ -19,6 +19,18 @@ _UNFINISHED: Final = ("queued", "running")
 _INTERRUPTED: Final = "interrupted"
 
 
+_WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
+"""By event, the state with which a record says that its job waits."""
+
+
+def wait_said(record: Mapping[str, Any]) -> str | None:
+    """Return what a job waits for from this record on; empty if it goes on, None if not said."""
+    waiting = _WAITING.get(record.get("event", ""))
+    if waiting is None:
+        return None
+    return str(record.get("text", "")) if record.get("state") == waiting else ""
+
+
 def as_without_server(job: StoredJob) -> StoredJob:
     """Return a stored job as it stands without a server: one that had not ended is interrupted."""
     if job.state not in _UNFINISHED:
@@ -95,8 +107,10 @@ class JobHistory:
         self._keep(replace(job, state=state, reason=reason, started_s=started_s, ended_s=ended_s))
 
     def reported(self, number: int, record: Mapping[str, Any]) -> None:
-        """Take a record that a job reported: its run folder, or its last step and loss."""
+        """Take a record that a job reported: its run folder, its last step, what it waits for."""
         job = self._jobs[number]
+        if (waits := wait_said(record)) is not None:
+            job = replace(job, reason=waits)
         begins = "run_folder" in record and not job.run_folder
         if "run_folder" in record:
             job = replace(job, run_folder=str(record["run_folder"]))

@@ -1,0 +1,79 @@
+"""Why Ray's processes ended, in one plain sentence: Ray's own texts are pages long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_MEMORY: Final = re.compile(
+    r"Memory on the node \(IP: ([^,)]+)[^)]*\).{0,200}? was ([\d.]+) ?GB(?: used)? / ([\d.]+) ?GB",
+    re.DOTALL,
+)
+_OUT_OF_MEMORY: Final = ("low on memory", "OutOfMemoryError", "memory pressure (OOM)")
+_NODE_GONE: Final = ("node has died", "NodeDiedError")
+_PROCESS_GONE: Final = ("unexpectedly exits", "worker process has died")
+_RAISED: Final = re.compile(
+    r"^(?:ray::.*?)?(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE
+)
+_RAYS_OWN: Final = ("RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError")
+_MOST_SHOWN: Final = 300  # characters
+
+_NEED_LESS: Final = (
+    "have fewer servers on a machine, machines with more memory, or servers that need less of it "
+    "with --memory (Ray ends processes where more than the share RAY_memory_usage_threshold of a "
+    "machine's memory is in use: 0.95, unless its node was started with another)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Says why a process ended.
+
+    Attributes:
+        why: as a sentence without its full stop.
+        advice: what to do, likewise; empty where that is not known.
+    """
+
+    why: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.advice}" if self.advice else self.why
+
+
+def ending(text: str) -> Ending:
+    """Return why a process ended, given what Ray says of it."""
+    if used := _MEMORY.search(text):
+        node, in_use, of = used.groups()
+        why = f"the memory of {node} ran out ({in_use} of {of} GB were in use)"
+        return Ending(why, _NEED_LESS)
+    if any(sign in text for sign in _OUT_OF_MEMORY):
+        return Ending("the memory of its machine ran out", _NEED_LESS)
+    if any(sign in text for sign in _NODE_GONE):
+        return Ending("its node of Ray's cluster is gone")
+    raised = [found for found in _RAISED.findall(text) if found[0] not in _RAYS_OWN]
+    if raised:
+        return Ending(_short(f"{raised[-1][0]}: {raised[-1][1]}"))
+    if any(sign in text for sign in _PROCESS_GONE):
+        return Ending("its process was killed, or crashed", "the system's log may say more")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return Ending(_short(lines[0] if lines else "Ray does not say why"))
+
+
+def lost_servers(errors: Mapping[int, BaseException]) -> dict[int, Ending]:
+    """Return why processes of servers ended; nothing of those that say themselves what failed.
+
+    Args:
+        errors: of each server that failed, by its rank, as Ray Train has them.
+    """
+    return {
+        rank: ending(str(error))
+        for rank, error in errors.items()
+        if type(error).__module__.startswith("ray.")
+    }
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."

@@ -1,0 +1,56 @@
+"""Ray's texts about processes that ended, as they are, and what users read of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cleave.cluster.ray_errors import ending, lost_servers
+from cleave.training.ranks import LostServerError
+
+OUT_OF_MEMORY = """Task was killed due to the node running low on memory.
+1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, \
+ID: 92edc4e97e4dac3cee61126133ee7ab6) was 27.69GB used / 28.80GB limit (0.961458)
+OOM kill reason: user cgroup memory upper bound was met or exceeded
+Object store memory usage: [- objects spillable: 0
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/..."""
+KILLED = """A worker health check failed.
+The actor died unexpectedly before finishing this task.
+\tclass_name: RayTrainWorker
+\tactor_id: 5a9a2aae
+\tpid: 171
+\tip: 10.0.0.7
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit \
+detail: Worker unexpectedly exits with a connection error code 2. End of file. Some common causes \
+include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop"""
+NODE_GONE = "The actor died unexpectedly.\nThe actor died because its node has died. Node Id: 92e"
+RAISED = """The actor died because of an error raised in its creation task, \
+\x1b[36mray::RayTrainWorker.__init__()\x1b[39m (pid=171, ip=10.0.0.7)
+  File "/x/worker.py", line 1, in <module>
+ModuleNotFoundError: No module named 'cleave.cluster'"""
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "advice"),
+    [
+        (OUT_OF_MEMORY, "the memory of 10.0.0.7 ran out (27.69 of 28.80 GB", "--memory"),
+        ("OutOfMemoryError", "the memory of its machine ran out", "RAY_memory_usage_threshold"),
+        (KILLED, "its process was killed, or crashed", "system's log"),
+        (NODE_GONE, "its node of Ray's cluster is gone", ""),
+        (RAISED, "ModuleNotFoundError: No module named 'cleave.cluster'", ""),
+        ("\n  Something else.\nmore", "Something else.", ""),
+        ("", "Ray does not say why", ""),
+    ],
+)
+def test_what_ended_a_process_is_one_sentence(text: str, why: str, advice: str) -> None:
+    found = ending(text)
+    assert found.why.startswith(why)
+    assert advice in found.advice
+    assert "\n" not in str(found)
+    assert len(str(found)) < 600
+
+
+def test_only_servers_whose_process_ended_are_lost() -> None:
+    """Others say themselves what failed, or only miss the one that was lost."""
+    killed = type("WorkerHealthCheckFailedError", (Exception,), {"__module__": "ray.train"})
+    errors = {0: LostServerError("gone"), 1: killed(KILLED), 2: ValueError("a bug")}
+    assert lost_servers(errors) == {1: ending(KILLED)}
