@@ -33,6 +33,11 @@ def serve(
     import torch
     import torch.distributed as dist
 
+    # Default arguments in there are the group of when it is imported, as training does sooner or
+    # later. They would keep a group that exists by then, and its threads, beyond the end of Python,
+    # which ends some processes with "terminate called without an active exception".
+    import torch.distributed.nn
+
     from cleave.training.job import JobSpec
     from cleave.training.ranks import Alone, Ranks, TorchRanks
     from cleave.training.run_folder import RunFolder
