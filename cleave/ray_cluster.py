@@ -105,6 +105,9 @@ def _session(address: str) -> Iterator[Any]:
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # a cluster without one obeys anybody
     import ray
 
+    # What Ray says of lost processes would be on stdout, between records of --json, for all that
+    # `log_to_driver` is off. `cleave.cluster.ray_errors` says it in short.
+    ray._private.worker._worker_logs_enabled = False
     try:
         yield ray
     except ray.exceptions.AuthenticationError:

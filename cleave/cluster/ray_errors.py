@@ -21,9 +21,9 @@ _RAYS_OWN: Final = ("RayTaskError", "RayActorError", "ActorDiedError", "ActorUna
 _MOST_SHOWN: Final = 300  # characters
 
 _NEED_LESS: Final = (
-    "have fewer servers on a machine, machines with more memory, or servers that need less of it "
-    "with --memory (Ray ends processes where more than the share RAY_memory_usage_threshold of a "
-    "machine's memory is in use: 0.95, unless its node was started with another)"
+    "use fewer servers on a machine, a machine with more memory, or --memory sharded (Ray ends "
+    "processes once more than a share of a machine's memory is in use: 0.95, unless its node was "
+    "started with another RAY_memory_usage_threshold)"
 )
 
 

@@ -141,7 +141,7 @@ class _Training:
             failure = self._ray.get(self._board.failure.remote())
             used: list[RunEnergy] = self._ray.get(self._board.energy.remote())
         except self._ray.exceptions.RayError as lost:  # then the servers end themselves
-            why = f"what leads the servers was lost: {ending(str(lost))}"
+            why = f"the process in which servers report was lost: {ending(str(lost))}"
             raise CleaveError(why) from lost
         if failure:
             raise CleaveError(failure)

@@ -92,8 +92,9 @@ def check_cores(nodes: Sequence[int], servers: int) -> None:
 
 def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
     """Return the sentence that says so of servers that are to have so many cores each."""
+    each = "1 core" if cores == 1 else f"{cores} cores"
     return (
-        f"Ray has no room for {servers} servers of {cores} cores each: the cores of its nodes are "
+        f"Ray has no room for {servers} servers of {each} each: the cores of its nodes are "
         f"{sum(nodes)}, some of them in use perhaps; training goes on once there is room (a node "
         "joins with: ray start --address HOST:PORT)"
     )
