@@ -94,7 +94,7 @@ class ActorCalls:
             cause = error.cause
             raise cause if isinstance(cause, CleaveError) else error from None
         except RayError as lost:
-            raise DoorLostError(f"a server's door does not answer: {type(lost).__name__}") from lost
+            raise DoorLostError("its door does not answer, and is started again by Ray") from lost
 
     def tell(self, name: str, *arguments: Any) -> None:
         """See `DoorCalls.tell`."""
@@ -157,7 +157,8 @@ class ServedDoor:
         self._key = secrets.token_bytes(32)
         self._listener = Listener((host, 0), backlog=_BACKLOG)
         self._closed = False
-        self._unproved = threading.BoundedSemaphore(_MAX_UNPROVED)
+        self._lock = threading.Lock()
+        self._unproved: dict[Connection, None] = {}  # callers, the oldest first
         self._thread = threading.Thread(target=self._accept, name="cleave-door", daemon=True)
         self._thread.start()
 
@@ -184,10 +185,20 @@ class ServedDoor:
             if self._closed:
                 caller.close()
                 return
-            if self._unproved.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
-            else:
-                caller.close()
+            self._admit(caller)
+            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+
+    def _admit(self, caller: Connection) -> None:
+        """Let a caller prove itself; where many have not yet, hang up on who takes longest.
+
+        A worker proves itself at once, so that strangers in any number do not keep it out.
+        """
+        with self._lock:
+            if len(self._unproved) == _MAX_UNPROVED:
+                slowest = next(iter(self._unproved))
+                del self._unproved[slowest]
+                _hang_up(slowest)
+            self._unproved[caller] = None
 
     def _have_proved(self, caller: Connection) -> None:
         """Have a caller prove in time that it knows the key, and prove it to the caller."""
@@ -206,7 +217,8 @@ class ServedDoor:
             try:
                 self._have_proved(caller)
             finally:
-                self._unproved.release()
+                with self._lock:
+                    self._unproved.pop(caller, None)
             while True:
                 name, arguments = caller.recv()
                 answer, error = None, None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from cleave.cluster.door_calls import ActorCalls, DoorCalls, ask_all
+from cleave.cluster.door_calls import ActorCalls, DoorCalls, DoorLostError, ask_all
 from cleave.cluster.own_door import DoorSetup
 from cleave.cluster.ports import PortInUseError, opened_in_time
 from cleave.errors import UsageError
@@ -16,8 +17,12 @@ from cleave.training.ranks import Ranks
 
 _THREADS: Final = 16  # of a door: a call may wait for devices
 _OPENS_S: Final = 120.0
+_PAUSE_S: Final = 1.0
 ANSWERS_S: Final = 30.0
 """A door that does not answer so long is lost, for what does not wait for devices."""
+
+
+_Attached = TypeVar("_Attached")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Doors:
 
         here = ray.get_runtime_context().get_node_id()
         door = self.calls[chosen_doors(self.nodes, ranks.agree(here))[ranks.rank]]
-        return Fleet(DoorRuntime(door.call, door.tell))
+        return Fleet(once_there(lambda: DoorRuntime(door.call, door.tell)))
 
     def close(self) -> None:
         """End the sessions of all devices."""
@@ -65,6 +70,31 @@ def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
                 chosen[server] = found[0]
                 free.remove(found[0])
     return [chosen[server] for server in range(len(servers))]
+
+
+def once_there(
+    attach: Callable[[], _Attached],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> _Attached:
+    """Attach to a door; where it is lost, wait for some time until Ray has started it again.
+
+    Args:
+        attach: does so.
+        clock: in seconds.
+        sleep: waits so many seconds.
+
+    Raises:
+        DoorLostError: when it is lost still.
+    """
+    until_s = clock() + _OPENS_S
+    while True:
+        try:
+            return attach()
+        except DoorLostError:
+            if clock() >= until_s:
+                raise
+            sleep(_PAUSE_S)
 
 
 def open_doors(

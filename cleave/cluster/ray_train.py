@@ -12,12 +12,14 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from cleave.cluster.board import Board
+from cleave.cluster.door_calls import DoorLostError
 from cleave.cluster.ray_errors import Ending, ending, lost_servers
 from cleave.cluster.room import bound_tries, cores_of_each, cores_of_nodes, fitted, no_room
 from cleave.energy.run_energy import RunEnergy
@@ -278,19 +280,21 @@ def _serve_rank(config: dict[str, Any]) -> None:
         # Waited for, so that what a process says before it dies is known.
         ray.get(board.say.remote(record, record.step if isinstance(record, StepRecord) else 0))
 
-    fleet = shared.fleet_of(ranks)
+    with _telling(board, ranks.rank):
+        fleet = shared.fleet_of(ranks)
     used = shared.meter_of(fleet) if fleet is not None and shared.meter_of is not None else None
     stop = _Stop(lambda: bool(ray.get(board.stopping.remote())))
     context = TrainContext(fleet, report, stop, ranks=ranks)
     again = starts > 1
     try:
-        train(
-            shared.job,
-            RunFolder(shared.folder),
-            context,
-            resume=shared.resume or again,
-            restart=shared.restart or again,
-        )
+        with _telling(board, ranks.rank):
+            train(
+                shared.job,
+                RunFolder(shared.folder),
+                context,
+                resume=shared.resume or again,
+                restart=shared.restart or again,
+            )
     except LostServerError as error:
         report(NoteRecord(str(error)))
         raise  # Ray starts all again
@@ -299,9 +303,6 @@ def _serve_rank(config: dict[str, Any]) -> None:
         ray.get(board.end.remote())
         if not _all_end(lambda: int(ray.get(board.ended.remote())), ranks.count):
             raise  # Ray ends those that wait for this one
-    except Exception as error:
-        ray.get(board.lost.remote(ranks.rank, Ending(f"{type(error).__name__}: {error}")))
-        raise
     else:
         ray.get(board.end.remote())
     finally:
@@ -309,6 +310,21 @@ def _serve_rank(config: dict[str, Any]) -> None:
             ray.get(board.used.remote(ranks.rank, used()))
         if fleet is not None:
             fleet.close()
+
+
+@contextmanager
+def _telling(board: Any, rank: int) -> Iterator[None]:
+    """Tell the board of what fails unexpectedly, after which Ray starts all servers again."""
+    import ray
+
+    try:
+        yield
+    except CleaveError:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, DoorLostError) else f"{type(error).__name__}: "
+        ray.get(board.lost.remote(rank, Ending(f"{kind}{error}")))
+        raise
 
 
 def _all_end(ended: Callable[[], int], servers: int) -> bool:

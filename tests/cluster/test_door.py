@@ -18,8 +18,9 @@ import pytest
 from cleave.arrays import Buffer, DType, empty
 from cleave.cluster.balance import ARRIVES_S, SHUNNED_S, Balance, Move
 from cleave.cluster.door import Door
+from cleave.cluster.door_calls import DoorLostError
 from cleave.cluster.door_runtime import DoorRuntime
-from cleave.cluster.doors import chosen_doors
+from cleave.cluster.doors import chosen_doors, once_there
 from cleave.cluster.parcels import Packer, Unpacker, received_back, sent_back
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
@@ -209,6 +210,30 @@ def test_servers_take_doors_on_their_nodes_and_never_the_same() -> None:
     assert chosen_doors(["a", "b"], ["b", "a"]) == [1, 0]
     assert chosen_doors(["a", "b"], ["b", "b"]) == [1, 0]
     assert chosen_doors(["a", "a", "b"], ["a", "c", "a"]) == [0, 2, 1]
+
+
+@pytest.mark.parametrize(("lost", "found"), [(3, True), (1000, False)])
+def test_a_worker_waits_for_a_door_that_starts_again(lost: int, found: bool) -> None:
+    tries, now_s = 0, 0.0
+
+    def attach() -> str:
+        nonlocal tries
+        tries += 1
+        if tries <= lost:
+            raise DoorLostError("it starts")
+        return "attached"
+
+    def sleep(pause_s: float) -> None:
+        nonlocal now_s
+        now_s += pause_s
+
+    if found:
+        assert once_there(attach, lambda: now_s, sleep) == "attached"
+        assert (tries, now_s) == (4, 3.0)
+    else:
+        with pytest.raises(DoorLostError):
+            once_there(attach, lambda: now_s, sleep)
+        assert 60.0 <= now_s <= 300.0
 
 
 def test_devices_are_spread_until_no_door_has_two_more_than_another() -> None:

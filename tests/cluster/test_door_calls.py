@@ -6,7 +6,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from typing import Any
@@ -16,7 +16,6 @@ import pytest
 from cleave.cluster import door_calls
 from cleave.cluster.door_calls import ConnectionCalls, DoorLostError, ServedDoor
 from cleave.errors import FleetError, UsageError
-from tests.integration.processes import until
 
 
 class Door:
@@ -99,15 +98,25 @@ def test_a_caller_that_proves_nothing_is_hung_up_on(
     served: ServedDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door_calls, "_PROVES_S", 0.01)
-    monkeypatch.setattr(served, "_unproved", threading.BoundedSemaphore(1))
     address = served._listener.address
     assert isinstance(address, tuple)
     with socket.create_connection(address) as silent:
         silent.settimeout(60)
         while silent.recv(1000):  # its challenge, and then the end
             pass
-    until(lambda: served._unproved._value == 1)
     assert served.calls().call("echo", 3) == (3,)
+
+
+def test_silent_strangers_in_any_number_do_not_keep_a_worker_out(served: ServedDoor) -> None:
+    address = served._listener.address
+    assert isinstance(address, tuple)
+    several = range(door_calls._MAX_UNPROVED + 8)
+    with ExitStack() as silent:
+        first, *_ = [silent.enter_context(socket.create_connection(address)) for _ in several]
+        assert served.calls().call("echo", 4) == (4,)
+        first.settimeout(60)
+        while first.recv(1000):  # its challenge, and then the end: it took longest
+            pass
 
 
 def test_a_call_that_takes_too_long_is_given_up(served: ServedDoor) -> None:
