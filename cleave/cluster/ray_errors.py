@@ -13,6 +13,7 @@ _MEMORY: Final = re.compile(
 )
 _OUT_OF_MEMORY: Final = ("low on memory", "OutOfMemoryError", "memory pressure (OOM)")
 _NODE_GONE: Final = ("node has died", "NodeDiedError")
+_SILENT: Final = ("temporarily unavailable", "ActorUnavailableError")
 _PROCESS_GONE: Final = ("unexpectedly exits", "worker process has died")
 _RAISED: Final = re.compile(
     r"^(?:ray::.*?)?(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE
@@ -58,6 +59,8 @@ def ending(text: str) -> Ending:
         return Ending(_short(f"{raised[-1][0]}: {raised[-1][1]}"))
     if any(sign in text for sign in _PROCESS_GONE):
         return Ending("its process was killed, or crashed", "the system's log may say more")
+    if any(sign in text for sign in _SILENT):
+        return Ending("its process does not answer, nor perhaps its node of Ray's cluster")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return Ending(_short(lines[0] if lines else "Ray does not say why"))
 
@@ -69,7 +72,7 @@ def lost_servers(errors: Mapping[int, BaseException]) -> dict[int, Ending]:
         errors: of each server that failed, by its rank, as Ray Train has them.
     """
     return {
-        rank: ending(str(error))
+        rank: ending(str(getattr(error, "health_check_failure", error)))
         for rank, error in errors.items()
         if type(error).__module__.startswith("ray.")
     }

@@ -23,6 +23,7 @@ The actor is dead because its worker process has died. Worker exit type: SYSTEM_
 detail: Worker unexpectedly exits with a connection error code 2. End of file. Some common causes \
 include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop"""
 NODE_GONE = "The actor died unexpectedly.\nThe actor died because its node has died. Node Id: 92e"
+SILENT = "The actor is temporarily unavailable: RPC error: Connection reset by peer rpc_code: 14"
 RAISED = """The actor died because of an error raised in its creation task, \
 \x1b[36mray::RayTrainWorker.__init__()\x1b[39m (pid=171, ip=10.0.0.7)
   File "/x/worker.py", line 1, in <module>
@@ -36,6 +37,7 @@ ModuleNotFoundError: No module named 'cleave.cluster'"""
         ("OutOfMemoryError", "the memory of its machine ran out", "RAY_memory_usage_threshold"),
         (KILLED, "its process was killed, or crashed", "system's log"),
         (NODE_GONE, "its node of Ray's cluster is gone", ""),
+        (SILENT, "its process does not answer", ""),
         (RAISED, "ModuleNotFoundError: No module named 'cleave.cluster'", ""),
         ("\n  Something else.\nmore", "Something else.", ""),
         ("", "Ray does not say why", ""),
@@ -52,5 +54,12 @@ def test_what_ended_a_process_is_one_sentence(text: str, why: str, advice: str) 
 def test_only_servers_whose_process_ended_are_lost() -> None:
     """Others say themselves what failed, or only miss the one that was lost."""
     killed = type("WorkerHealthCheckFailedError", (Exception,), {"__module__": "ray.train"})
-    errors = {0: LostServerError("gone"), 1: killed(KILLED), 2: ValueError("a bug")}
-    assert lost_servers(errors) == {1: ending(KILLED)}
+    with_failure = killed("A worker health check failed.")
+    with_failure.health_check_failure = Exception(NODE_GONE)
+    errors = {
+        0: LostServerError("gone"),
+        1: killed(KILLED),
+        2: ValueError("a bug"),
+        3: with_failure,
+    }
+    assert lost_servers(errors) == {1: ending(KILLED), 3: ending(NODE_GONE)}
