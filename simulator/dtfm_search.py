@@ -16,7 +16,7 @@ the mean of two uplinks; then the best matching pairs the fastest with the slowe
 finds it. On other fleets the same matching is used: it is valid, but not always the best.
 
 The path of the best partition is exact up to 16 stages (Held and Karp's program over subsets);
-longer ones come from 2-opt, with the least spanning tree as a lower bound. A child costs about
+longer ones come from 2-opt, with the least spanning tree as a lower bound. A child is taken to cost
 
     1.2 us P^2 (2-opt) + 0.4 us P R (hops) + 15 ns R^2 (gradients)
 
@@ -87,10 +87,8 @@ class Problem:
         """Return DP(C) of each group in seconds, (groups,)."""
         if self.replicas == 1:
             return np.zeros(len(groups))
-        seconds = 2 * (
-            self._alpha(groups[:, :, None], groups[:, None, :])
-            + self.c_dp_bytes / (self.replicas * self.beta(groups[:, :, None], groups[:, None, :]))
-        )
+        a, b = groups[:, :, None], groups[:, None, :]
+        seconds = self._there_and_back_s(a, b, self.c_dp_bytes, self.replicas)
         own = np.arange(self.replicas)
         seconds[:, own, own] = 0.0
         total: Floats = seconds.sum(axis=2).max(axis=1)
@@ -98,27 +96,62 @@ class Problem:
 
     def hops_s(self, some: Indices, others: Indices) -> Floats:
         """Return w between each of some groups and each of others in seconds, (some, others)."""
-        first = np.take_along_axis(some, np.argsort(self.rates.uplink[some], axis=1), 1)
-        last = np.take_along_axis(others, np.argsort(-self.rates.uplink[others], axis=1), 1)
-        a, b = first[:, None, :], last[None, :, :]
-        worst: Floats = (2 * (self._alpha(a, b) + self.c_pp_bytes / self.beta(a, b))).max(axis=2)
+        return self.matched_s(self.slowest_first(some), self.fastest_first(others))
+
+    def slowest_first(self, groups: Indices) -> Indices:
+        """Return groups with each one's devices in the order of their uplinks."""
+        return _sorted_by(self.rates.uplink[groups], groups)
+
+    def fastest_first(self, groups: Indices) -> Indices:
+        """Return groups with each one's devices in the opposite order."""
+        return _sorted_by(-self.rates.uplink[groups], groups)
+
+    def matched_s(self, slowest_first: Indices, fastest_first: Indices) -> Floats:
+        """Return w as `hops_s` does, between groups whose devices are sorted."""
+        a, b = slowest_first[:, None, :], fastest_first[None, :, :]
+        worst: Floats = self._there_and_back_s(a, b, self.c_pp_bytes).max(axis=2)
         return worst
 
     def beta(self, a: Indices, b: Indices) -> Floats:
         """Return the bytes/s between devices, the mean of both directions."""
         up, down = self.rates.uplink, self.rates.downlink
-        mean: Floats = (np.minimum(up[a], down[b]) + np.minimum(up[b], down[a])) / 2
+        mean: Floats = np.minimum(up[a], down[b])
+        mean += np.minimum(up[b], down[a])
+        mean /= 2
         return mean
 
-    def _alpha(self, a: Indices, b: Indices) -> Floats:
+    def _there_and_back_s(self, a: Indices, b: Indices, nbytes: float, parts: int = 1) -> Floats:
+        """Return the seconds that one of so many parts of some bytes takes in both directions."""
+        latency = self.rates.latency_s
+        beta = self.beta(a, b)  # changed in place from here on, as the arrays may be large
+        beta *= parts
+        seconds: Floats = np.divide(nbytes, beta, out=beta)
         # A fleet's latency_s is to the PS and back: half of it is one way.
-        mean: Floats = (self.rates.latency_s[a] + self.rates.latency_s[b]) / 2
-        return mean
+        seconds += (latency[a] + latency[b]) / 2
+        seconds *= 2
+        return seconds
+
+
+def _sorted_by(keys: Floats, groups: Indices) -> Indices:
+    """Return groups with each one's devices in the order of their keys."""
+    return groups[np.arange(len(groups))[:, None], keys.argsort(axis=1)]
 
 
 @dataclass
 class _Individual:
+    """A partition.
+
+    Attributes:
+        groups: its devices.
+        slowest_first, fastest_first: the same, each group sorted by its devices' uplinks.
+        dp_s: DP(C) of each group.
+        hops_s: w between all groups.
+        path: the order of the groups.
+    """
+
     groups: Indices
+    slowest_first: Indices
+    fastest_first: Indices
     dp_s: Floats
     hops_s: Floats
     path: Indices
@@ -140,11 +173,12 @@ def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
     shape = (problem.stages, problem.replicas)
     starts = [by_uplink.reshape(shape), by_uplink.reshape(shape[::-1]).T]
     starts += [rng.permutation(places).reshape(shape) for _ in range(POPULATION - len(starts))]
-    population = [_individual(problem, np.ascontiguousarray(start)) for start in starts]
+    two_opt = TwoOpt(problem.stages)
+    population = [_individual(problem, two_opt, np.ascontiguousarray(start)) for start in starts]
     costs = np.array([each.cost_s for each in population])
     tried = trials if problem.stages > 1 and problem.replicas > 1 else 0
     for _ in range(tried):
-        child = _child(problem, population[int(rng.integers(POPULATION))], rng)
+        child = _child(problem, two_opt, population[int(rng.integers(POPULATION))], rng)
         worst = int(costs.argmax())
         if child.cost_s < costs[worst]:
             population[worst], costs[worst] = child, child.cost_s
@@ -162,32 +196,40 @@ def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
 def first_guess(problem: Problem) -> DtfmSchedule:
     """Return groups of devices with similar uplinks, without a search."""
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
-    each = _individual(problem, by_uplink.reshape(problem.stages, problem.replicas))
+    groups = by_uplink.reshape(problem.stages, problem.replicas)
+    each = _individual(problem, TwoOpt(problem.stages), groups)
     pp_s = _length(each.hops_s, each.path)
     return DtfmSchedule(each.groups[each.path], float(each.dp_s.max()), pp_s, pp_s)
 
 
-def _individual(problem: Problem, groups: Indices) -> _Individual:
-    hops = problem.hops_s(groups, groups)
-    path = _two_opt(hops, np.arange(problem.stages))
-    return _Individual(groups, problem.dp_s(groups), hops, path)
+def _individual(problem: Problem, two_opt: TwoOpt, groups: Indices) -> _Individual:
+    slowest, fastest = problem.slowest_first(groups), problem.fastest_first(groups)
+    hops = problem.matched_s(slowest, fastest)
+    path = two_opt.improved(hops, np.arange(problem.stages))
+    return _Individual(groups, slowest, fastest, problem.dp_s(groups), hops, path)
 
 
-def _child(problem: Problem, parent: _Individual, rng: np.random.Generator) -> _Individual:
+def _child(
+    problem: Problem, two_opt: TwoOpt, parent: _Individual, rng: np.random.Generator
+) -> _Individual:
     """Swap a device between two groups, so that one of them keeps both ends of its fastest link."""
-    one, other = (int(i) for i in rng.choice(problem.stages, 2, replace=False))
+    changed = rng.choice(problem.stages, 2, replace=False)
+    one, other = changed.tolist()
     groups = parent.groups.copy()
     uplink = problem.rates.uplink[groups[one]]
     kept = min(2, problem.replicas - 1)
     free = np.sort(np.argsort(-uplink, kind="stable")[kept:])
-    given, taken = int(rng.choice(free)), int(rng.integers(problem.replicas))
+    given, taken = int(free[rng.integers(len(free))]), int(rng.integers(problem.replicas))
     groups[one, given], groups[other, taken] = groups[other, taken], groups[one, given]
-    changed = np.array([one, other])
+    slowest, fastest = parent.slowest_first.copy(), parent.fastest_first.copy()
     dp, hops = parent.dp_s.copy(), parent.hops_s.copy()
+    slowest[changed] = problem.slowest_first(groups[changed])
+    fastest[changed] = problem.fastest_first(groups[changed])
     dp[changed] = problem.dp_s(groups[changed])
-    hops[changed] = problem.hops_s(groups[changed], groups)
+    hops[changed] = problem.matched_s(slowest[changed], fastest)
     hops[:, changed] = hops[changed].T
-    return _Individual(groups, dp, hops, _two_opt(hops, parent.path))
+    path = two_opt.improved(hops, parent.path)
+    return _Individual(groups, slowest, fastest, dp, hops, path)
 
 
 # --- paths over groups ---
@@ -197,24 +239,44 @@ def _length(hops: Floats, path: Indices) -> float:
     return float(hops[path[:-1], path[1:]].sum())
 
 
-def _two_opt(hops: Floats, path: Indices) -> Indices:
-    """Reverse the part of the path that gains most, until no reversal gains."""
-    size = len(path)
-    if size < 3:
+class TwoOpt:
+    """Improves paths over so many groups.
+
+    Args:
+        size: the number of groups.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        # What has no part to reverse, as it would end before it begins.
+        self._none = np.where(np.tri(size, k=-1), -np.inf, 0.0)
+        self._padded = np.zeros((size + 2, size + 2))  # before the first group, and after the last,
+        self._gain = np.empty((size, size))  # there are no hops
+
+    def improved(self, hops: Floats, path: Indices) -> Indices:
+        """Reverse the part of the path that gains most, until no reversal gains."""
+        size, gain = self._size, self._gain
+        if size < 3:
+            return path
+        least_gain = 1e-12 * float(hops.max())
+        path = path.copy()
+        along = self._padded[1:-1, 1:-1]  # the hops between groups in the order of the path
+        along[...] = hops.take(path, axis=0).take(path, axis=1)
+        links = self._padded.diagonal(1)
+        come, go = links[:-1, None], links[1:]
+        before, after = self._padded[:-2, 1:-1], self._padded[1:-1, 2:]
+        for _ in range(4 * size):
+            # Reversing i..j replaces the hops (i-1, i) and (j, j+1) by (i-1, j) and (i, j+1).
+            np.add(come, go, out=gain)
+            gain -= before
+            gain -= after
+            gain += self._none
+            i, j = divmod(int(gain.argmax()), size)
+            if gain[i, j] <= least_gain:
+                break
+            for part in (path[i : j + 1], along[i : j + 1], along[:, i : j + 1].T):
+                part[...] = part[::-1]
         return path
-    padded = np.zeros((size + 2, size + 2))  # before the first group and after the last are no hops
-    upper = np.tri(size, dtype=np.bool_).T
-    least_gain = 1e-12 * float(hops.max())
-    for _ in range(4 * size):
-        padded[1:-1, 1:-1] = hops[path[:, None], path]
-        # Reversing i..j replaces the hops (i-1, i) and (j, j+1) by (i-1, j) and (i, j+1).
-        links = padded.diagonal(1)
-        gain = links[:-1, None] + links[1:] - padded[:-2, 1:-1] - padded[1:-1, 2:]
-        i, j = divmod(int(np.where(upper, gain, 0.0).argmax()), size)
-        if gain[i, j] <= least_gain or j < i:
-            break
-        path = np.concatenate((path[:i], path[i : j + 1][::-1], path[j + 1 :]))
-    return path
 
 
 def _shortest_path(hops: Floats) -> Indices:

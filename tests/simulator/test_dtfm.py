@@ -14,9 +14,9 @@ from simulator.dtfm import Dtfm
 from simulator.dtfm_search import (
     TRIALS,
     Problem,
+    TwoOpt,
     _shortest_path,
     _spanning_tree,
-    _two_opt,
     search,
 )
 from simulator.method import Conditions
@@ -67,7 +67,11 @@ def test_paths_are_between_their_bounds() -> None:
         best = min(length(p) for p in permutations(range(size)))
         assert length(_shortest_path(hops)) == pytest.approx(best)
         assert _spanning_tree(hops) <= best + 1e-12
-        assert best - 1e-12 <= length(_two_opt(hops, np.arange(size))) <= length(range(size))
+        assert (
+            best - 1e-12
+            <= length(TwoOpt(size).improved(hops, np.arange(size)))
+            <= length(range(size))
+        )
 
 
 def test_sixteen_stages_are_exact() -> None:
