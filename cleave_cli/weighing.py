@@ -14,7 +14,7 @@ from cleave.planner.methods import Method
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import StepReport, plan_step
-from cleave.planner.stage_search import plan_stages
+from cleave.planner.stage_search import plan_stages, plan_stages_within
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
 from cleave.workload.quantization import Bits
 from cleave.workload.stages import Adapters, StageSizes, cut_batch, kept_elements
@@ -92,7 +92,9 @@ class Weighing:
         if self.dtype == "fp16":
             return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16"), None
         try:
-            found, model, plan = batch.by_stages(plan_stages, self.in_fp32, self.ps)
+            found, model, plan = batch.by_stages(
+                plan_stages, self.in_fp32, self.ps, plan_stages_within
+            )
         except PlanError as error:
             return refused(Method.STAGES, str(error)), None
         return found, (model, plan)

@@ -10,7 +10,7 @@ from cleave.planner.coding import CodingPolicy
 from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import PsRates
 from cleave.planner.stage_prediction import local_step_s
-from cleave.planner.stage_search import plan_stages
+from cleave.planner.stage_search import plan_stages, plan_stages_within
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
 from cleave.workload.registry import ModelSpec
 from emulator.activity import Activity
@@ -99,6 +99,7 @@ def emulate_stages(
         list(runtime.stage_devices().values()),
         ps,
         lambda count: made(count, in_parts=True).costs(),
+        plan_stages_within,
     )
     sized = made(len(model.tokens), in_parts=model.in_parts)
     loss_s = [tokens * sized.sizes.loss_flops / ps_flops_per_s for tokens in model.tokens]

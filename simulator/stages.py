@@ -20,7 +20,7 @@ from cleave.errors import PlanError
 from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_events import costs_of
-from cleave.planner.stage_search import plan_stages
+from cleave.planner.stage_search import plan_stages, plan_stages_within
 from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.workload.stages import StageSizes, cut_batch
 from simulator.method import Conditions, Outcome, Part, impossible
@@ -43,7 +43,9 @@ class Stages:
 
         cuts = cut(whole), cut(replace(whole, in_parts=True))
         try:
-            model, plan = plan_batch(plan_stages, cuts[0], conditions.batch, devices, ps, cuts[1])
+            model, plan = plan_batch(
+                plan_stages, cuts[0], conditions.batch, devices, ps, cuts[1], plan_stages_within
+            )
         except PlanError as error:
             return [impossible(self.name, str(error))]
         return [_outcome(self.name, StagedStep(model, plan, {d.device: d for d in devices}))]

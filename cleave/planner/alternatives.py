@@ -13,7 +13,7 @@ from cleave.planner.plan import DeviceRates
 from cleave.planner.report import CountedGemm, StepReport
 from cleave.planner.stage_events import costs_of
 from cleave.planner.stage_prediction import in_seconds, local_step_s
-from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
+from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner, StagePlannerWithin
 
 _NEVER_S: Final = float("inf")
 
@@ -122,14 +122,18 @@ class Batch:
         )
 
     def by_stages(
-        self, planner: StagePlanner, devices: Sequence[DeviceRates], ps: PsCompute
+        self,
+        planner: StagePlanner,
+        devices: Sequence[DeviceRates],
+        ps: PsCompute,
+        within: StagePlannerWithin | None = None,
     ) -> tuple[Alternative, StageModel, StagePlan]:
-        """Return what stages take, the batch as it is best cut, and the plan.
+        """Return what stages take, the batch as it is best cut, and the plan; see `plan_batch`.
 
         Raises:
             PlanError: when no stages fit these devices.
         """
-        model, plan = plan_batch(planner, self.cut, self.rows, devices, ps, self.in_parts)
+        model, plan = plan_batch(planner, self.cut, self.rows, devices, ps, self.in_parts, within)
         found = Alternative(
             Method.STAGES,
             plan.step_s,

@@ -91,7 +91,7 @@ class Changes:
             A row for each arrangement with a column for each change.
         """
         row, stages = np.arange(len(them))[:, None], them.cuts.shape[1] - 1
-        group, layers = np.argsort(them.place, axis=1), fits.shape[-1] - 1
+        group, layers = groups_of_stages(them), fits.shape[-1] - 1
         begins, ends = them.cuts[:, :-1], them.cuts[:, 1:]
 
         def room(group: Integers, first: Integers, stop: Integers, loss: Truths) -> Truths:
@@ -130,3 +130,10 @@ class Changes:
         last = np.full_like(row, stages - 1)
         found[:, -1:] = room(group[row, last], begins[row, last], ends[row, last], ~loss)
         return found
+
+
+def groups_of_stages(them: Arrangements) -> Integers:
+    """Return the group of each stage, where each stage has one and each group has a stage."""
+    found = np.empty_like(them.place)
+    found[np.arange(len(them))[:, None], them.place] = np.arange(them.place.shape[1])
+    return found

@@ -397,8 +397,7 @@ class Estimator:
         loss_there = (cells >= (self.tables.layers + 1) ** 2).any(axis=1)
         loss_s = np.where(loss_there, 0.0, self._loss_s)
         if moved is None:
-            card_s = np.zeros((len(times.loaded_s), 1))
-            end_s = times.end_s(times.loaded_s, card_s, loss_s, self._batches)
+            end_s = times.end_s(times.loaded_s, None, loss_s, self._batches)
             return end_s + self._optimizer_s
         down = moved.weights.sum(axis=1) + moved.came.sum(axis=1)
         up = moved.gradients.sum(axis=1)
@@ -447,25 +446,24 @@ class StageTimes:
         """Return the same in arrays with a row for each stage."""
         return StageTimes(*(_by_stage(getattr(self, field.name)) for field in fields(self)))
 
-    def end_s(self, loaded_s: Floats, card_s: Floats, loss_s: Floats, batches: int) -> Floats:
+    def end_s(
+        self, loaded_s: Floats, card_s: Floats | None, loss_s: Floats, batches: int
+    ) -> Floats:
         """Return when all gradients are up; arrays have a row for each stage.
 
         Args:
             loaded_s: until the weights of a stage are there, and those of all that share a card.
-            card_s: until a stage's gradients have passed the PS's card.
+            card_s: until a stage's gradients have passed the PS's card; None if that has no limit.
             loss_s: of one micro-batch on the PS, by arrangement.
             batches: number of micro-batches.
         """
-        stages = range(len(loaded_s))
-        ahead, back = np.empty_like(loaded_s), np.empty_like(loaded_s)
+        ahead = np.empty_like(loaded_s)
         first = np.zeros_like(loss_s)
-        for stage in stages:
-            first = np.maximum(first, loaded_s[stage], out=ahead[stage])
-            first += self.ahead_s[stage]
-        first = first + loss_s
-        for stage in reversed(stages):
-            back[stage] = first
-            first += self.back_s[stage]
+        for row, loaded, ahead_s in zip(ahead, loaded_s, self.ahead_s, strict=True):
+            first = np.maximum(first, loaded, out=row)
+            first += ahead_s
+        # The last stage first: each after those behind it.
+        back = np.add.accumulate([first + loss_s, *self.back_s[:0:-1]])[::-1]
 
         # Once backward passes return, they are done before other forward passes.
         alone_s = self.others_ahead_s
@@ -474,19 +472,21 @@ class StageTimes:
         others = np.maximum(back + self.others_back_s, ahead + self.others_s)
 
         last = np.zeros_like(loss_s)
-        for stage in stages:
-            last += self.ahead_s[stage]
-            np.maximum(last, others_ahead[stage], out=last)
+        for ahead_s, others_s in zip(self.ahead_s, others_ahead, strict=True):
+            last += ahead_s
+            np.maximum(last, others_s, out=last)
         last = np.maximum(last + loss_s, ahead[-1] + batches * loss_s)
-        ends, received = np.empty_like(back), np.zeros_like(loss_s)
-        for stage in reversed(stages):
-            np.maximum(last, others[stage], out=last)
-            last += self.back_s[stage]
-            np.maximum(received, last, out=received)
-            received += card_s[stage]
-            ends[stage] = last
-        ends += self.gradients_s
-        most: Floats = np.maximum(ends.max(axis=0), received)
+        ends = others
+        for row, back_s in zip(ends[::-1], self.back_s[::-1], strict=True):
+            last = np.maximum(last, row, out=row)
+            last += back_s
+        most: Floats = (ends + self.gradients_s).max(axis=0)
+        if card_s is not None:
+            received = np.zeros_like(loss_s)
+            for row, through_s in zip(ends[::-1], card_s[::-1], strict=True):
+                np.maximum(received, row, out=received)
+                received += through_s
+            np.maximum(most, received, out=most)
         return most
 
 

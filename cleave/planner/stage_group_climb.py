@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from cleave.planner.shape import Floats
-from cleave.planner.stage_changes import Changes
+from cleave.planner.stage_changes import Changes, groups_of_stages
 from cleave.planner.stage_climb import StageClimb
 from cleave.planner.stage_estimate import (
     Alone,
@@ -93,14 +93,14 @@ class _Pairs:
 
     def fit(self, them: Arrangements) -> Truths:
         """Say which arrangements fit."""
-        group, first, stop = np.argsort(them.place, axis=1), them.cuts[:, :-1], them.cuts[:, 1:]
+        group, first, stop = groups_of_stages(them), them.cuts[:, :-1], them.cuts[:, 1:]
         there = (them.loss[:, None] & (stop == self._tables.layers)).astype(np.intp)
         found: Truths = self.fits[group, there, first, stop].all(axis=1)
         return found
 
     def seconds(self, them: Arrangements) -> Floats:
         """Return the estimated seconds of a step, as `Estimator.seconds` does, where they fit."""
-        group, first, stop = np.argsort(them.place, axis=1), them.cuts[:, :-1], them.cuts[:, 1:]
+        group, first, stop = groups_of_stages(them), them.cuts[:, :-1], them.cuts[:, 1:]
         cells = self._tables.cell(them.loss[:, None], first, stop)
         number = self._number[group, cells]
         times = self._times.take(np.ascontiguousarray(number.T))

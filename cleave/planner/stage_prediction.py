@@ -9,12 +9,13 @@ from typing import Final
 
 from cleave.errors import PlanError
 from cleave.planner.plan import DeviceRates
+from cleave.planner.stage_bound import StepBound
 from cleave.planner.stage_events import (
     UNITS_AT_ONCE,
-    SimulatedDevice,
     StageSimulation,
     costs_of,
 )
+from cleave.planner.stage_state import SimulatedDevice
 from cleave.planner.stages import (
     NOTHING_KEPT,
     PIECE_COST,
@@ -37,6 +38,9 @@ SPARE: Final = 1.04
 """How much more than what adds up: ONNX Runtime's memory falls into pieces."""
 
 _FP32_BYTES: Final = 4
+
+_ROUNDING: Final = 1e-9
+"""Relative, of a time."""
 
 _SMALL: Final = 0.1
 """Of the time that a link is busy."""
@@ -142,7 +146,8 @@ def in_pieces(
     """
     whole, cut = (replace(stage, pieces=n) for n in (1, model.most_pieces(stage)))
     devices = [devices_by_id[device] for device in stage.devices]
-    if any(held_bytes(model, whole) > device.memory_bytes for device in devices):
+    needed = held_bytes(model, whole)
+    if any(needed > device.memory_bytes for device in devices):
         return cut
     activation = model.width * model.element_bytes
     back_flops = math.fsum(cost.flops - cost.forward_flops for cost in costs_of(model, stage))
@@ -192,45 +197,78 @@ def predict(
     Raises:
         PlanError: when a device has too little memory.
     """
+    plan = predict_within(model, stages, devices_by_id, ps, slices, math.inf)
+    assert plan is not None
+    return plan
+
+
+def predict_within(
+    model: StageModel,
+    stages: Sequence[PlannedStage],
+    devices_by_id: Mapping[int, DeviceRates],
+    ps: PsCompute,
+    slices: Sequence[PlannedStage],
+    limit_s: float,
+) -> StagePlan | None:
+    """Return what `predict` does; None if that takes longer than a limit.
+
+    What takes longer by far is not simulated, and nothing is simulated beyond the limit.
+
+    Raises:
+        PlanError: when a device has too little memory.
+    """
     stages = [in_pieces(model, stage, devices_by_id) for stage in stages]
-    held = [(stage, device) for stage in (*stages, *slices) for device in stage.devices]
-    for stage, device in held:
-        offered, needed = devices_by_id[device].memory_bytes, held_bytes(model, stage)
-        if needed > offered:
-            raise PlanError(
-                f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
-                f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
-            )
-    found: list[StagePlan] = []
+    for stage in (*stages, *slices):
+        needed = held_bytes(model, stage)
+        for device in stage.devices:
+            if needed > (offered := devices_by_id[device].memory_bytes):
+                raise PlanError(
+                    f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
+                    f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
+                )
+    best: StagePlan | None = None
     tried: list[dict[int, KeptBatches]] = []
     for batches in (len(model.tokens), UNITS_AT_ONCE * (len(stages) + 1)):
         kept = {
             device: most_kept(model, stage, devices_by_id[device].memory_bytes, batches)
-            for stage, device in held
+            for stage in (*stages, *slices)
+            for device in stage.devices
         }
         if kept not in tried:
             tried.append(kept)
-            found.append(_predict(model, stages, slices, kept, devices_by_id, ps))
-    return min(found, key=lambda plan: plan.step_s)
+            run = StageSimulation(model, stages, kept, devices_by_id, ps, slices)
+            plan = _simulated(run, kept, ps, limit_s)
+            if plan is not None and (best is None or plan.step_s < best.step_s):
+                best, limit_s = plan, plan.step_s
+    return best
 
 
-def _predict(
-    model: StageModel,
-    stages: Sequence[PlannedStage],
-    slices: Sequence[PlannedStage],
-    kept: dict[int, KeptBatches],
-    devices_by_id: Mapping[int, DeviceRates],
-    ps: PsCompute,
-) -> StagePlan:
+def _simulated(
+    run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute, limit_s: float
+) -> StagePlan | None:
+    """Return what a simulated step takes; None if it takes longer than a limit."""
+    model = run.model
+    # Layers before the first stage are done before the step begins, and after it.
+    first = math.fsum(layers.flops for layers in model.ps_layers if not layers.before)
+    first_s = sum(model.tokens) * first / ps.flops_per_s
+    most_s = (limit_s - first_s - ps.optimizer_s) * (1 + _ROUNDING)
+    if limit_s == math.inf:
+        end_s = run.end_s()
+    else:
+        bound = StepBound(run)
+        if not bound.may_end_by(most_s):
+            return None
+        end_s = run.end_s(most_s, lambda now_s: bound.may_end_by(most_s, now_s))
+        if end_s == math.inf:
+            return None
+    step_s = end_s + first_s + ps.optimizer_s
+    stages = [stage.plan for stage in run.stages]
+    slices = [stage.plan for stage in run.slices]
     memory = {
         device: held_bytes(model, stage, kept[device])
         for stage in (*stages, *slices)
         for device in stage.devices
     }
-    run = StageSimulation(model, stages, kept, devices_by_id, ps, slices)
-    # Layers before the first stage are done before the step begins, and after it.
-    first = math.fsum(layers.flops for layers in model.ps_layers if not layers.before)
-    step_s = run.end_s() + sum(model.tokens) * first / ps.flops_per_s + ps.optimizer_s
     down, up = run.egress.passed_bytes, run.ingress.passed_bytes
     reason = _reason(model, run, ps, step_s)
     return StagePlan(
@@ -263,8 +301,7 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
     ]
     for number, device in sorted(run.devices.items()):
         name = f"device {number}"
-        held = [*run.stages, *run.slices]
-        layers = _layers(stage.plan for stage in held if number in stage.plan.devices)
+        layers = _layers(stage.plan for stage, _ in reversed(device.stages))
         found += [
             _link(
                 (device.gradients_s, f"the gradients of {layers}"), device.y_s, f"uplink of {name}"

@@ -19,14 +19,15 @@ from typing import Final
 import numpy as np
 
 from cleave.errors import DeviceMemoryError, PlanError
+from cleave.planner.least_step import least_step_s
 from cleave.planner.loss_slices import LossSlices, ways_to_slice
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stage_climb import StageClimb
 from cleave.planner.stage_estimate import Arrangements, StageTables
-from cleave.planner.stage_events import PIECE_BYTES
 from cleave.planner.stage_group_climb import GroupClimb
 from cleave.planner.stage_groupings import by_speed, groupings
-from cleave.planner.stage_prediction import held_bytes, predict
+from cleave.planner.stage_prediction import held_bytes, predict_within
+from cleave.planner.stage_state import PIECE_BYTES
 from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
 
 _FEW: Final = 16  # devices that are placed one by one, or the fastest of more
@@ -42,6 +43,7 @@ _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
 _WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
 _GAIN: Final = 1e-6  # less is none
+_SURELY: Final = 1 + 10 * _GAIN  # of a time, longer than it whatever is no gain
 
 
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
@@ -53,6 +55,20 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
         model: the model and the batch.
         devices: the fleet, in any order; the plan may leave some idle.
         ps: the PS.
+
+    Raises:
+        DeviceMemoryError: when the devices have too little memory.
+        PlanError: when nothing is to be planned.
+    """
+    plan = plan_stages_within(model, devices, ps, math.inf)
+    assert plan is not None
+    return plan
+
+
+def plan_stages_within(
+    model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, limit_s: float
+) -> StagePlan | None:
+    """Return what `plan_stages` does, or None, if it takes longer than a limit.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
@@ -71,31 +87,38 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
             f"layers that stay on the parameter server divide the others into "
             f"{len(model.cuts) + 1} runs; each needs a device, and {len(able)} can hold a layer"
         )
-    best = _search(tables, able, ps)
+    if least_step_s(tables, able, ps) > limit_s * _SURELY:
+        return None
     if model.most_slices < 2:
-        return best
+        found = _search(tables, able, ps, None, limit_s)
+        return found if found is not None and found.step_s <= limit_s else None
+    best = _search(tables, able, ps, None, math.inf)  # slices are cut for the best without them
+    assert best is not None
     for slices in ways_to_slice(model, devices, ps, best):
         sliced = {device for part in slices.stages for device in part.devices}
         others = [device for device in able if device.device not in sliced]
         if others:
             with suppress(DeviceMemoryError):  # they may be too few for the layers
-                best = min(best, _search(tables, others, ps, slices), key=lambda p: p.step_s)
-    return best
+                found = _search(tables, others, ps, slices, min(limit_s, best.step_s))
+                best = best if found is None else min(best, found, key=lambda plan: plan.step_s)
+    return best if best.step_s <= limit_s else None
 
 
 def _search(
     tables: StageTables,
     able: Sequence[DeviceRates],
     ps: PsCompute,
-    slices: LossSlices | None = None,
-) -> StagePlan:
-    """Return the best stages found.
+    slices: LossSlices | None,
+    limit_s: float,
+) -> StagePlan | None:
+    """Return the best stages found; None if they take longer than a limit.
 
     Args:
         tables: of the model.
         able: the devices for layers.
         ps: the PS.
         slices: of the loss, on other devices; None for none.
+        limit_s: the limit.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
@@ -103,30 +126,43 @@ def _search(
     model = tables.model
     # To the closed form slices are a PS that is as fast as they are.
     climbs = list(_climbs(tables, able, ps if slices is None else slices.as_ps(ps)))
-    those = [*able, *(slices.devices if slices is not None else ())]
-    judge = _Judge(model, {device.device: device for device in those}, ps, slices)
-    judge.units_left = min(_MOST_UNITS, max(_LEAST_UNITS, _UNITS * len(able)))
+    those = {d.device: d for d in (*able, *(slices.devices if slices is not None else ()))}
+    units = min(_MOST_UNITS, max(_LEAST_UNITS, _UNITS * len(able)))
     found = sorted(
         (seconds, number, row)
         for number, climb in enumerate(climbs)
         for row, seconds in enumerate(climb.seconds.tolist())
     )
-    for seconds, number, row in found[:_SIMULATED]:
-        if judge.best is not None and seconds > judge.best.step_s * _WORTH:
-            break
-        judge.simulate(climbs[number], climbs[number].found.take(np.array([row])))
-    if judge.best is None:
-        needed = held_bytes(model, PlannedStage(0, tables.layers, (0,)))
-        offered = sum(device.memory_bytes for device in able)
-        largest = float(tables.memory_of_layers.diagonal(1).max())
-        why = f", as each takes whole layers or parts, of up to {largest / 1e6:.0f} MB"
-        raise DeviceMemoryError(
-            f"the layers need about {needed / 1e6:.0f} MB, and do not fit the "
-            f"{offered / 1e6:.0f} MB that {len(able)} devices offer together"
-            f"{why if needed <= offered else ''}: connect more devices, or let them offer more"
-        )
+    if not found:
+        raise _too_large(tables, able)
+    first = [
+        (seconds, climbs[number], climbs[number].found.take(np.array([row])))
+        for seconds, number, row in found[:_SIMULATED]
+    ]
+    judge = _Judge(model, those, ps, slices, units)
+    if sum(judge.units(climb.planned(one, 0)) for _, climb, one in first) >= units:
+        # If no others are simulated, only the best of these has to be known.
+        judge.limit_s = max(limit_s, first[-1][0] / _WORTH) * _SURELY
+        judge.simulate_first(first)
+        if judge.settled:
+            return judge.best
+        judge = _Judge(model, those, ps, slices, units, known=judge.known)
+    judge.simulate_first(first)
     judge.search()
     return judge.best
+
+
+def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemoryError:
+    """Return what says that devices cannot hold the layers."""
+    needed = held_bytes(tables.model, PlannedStage(0, tables.layers, (0,)))
+    offered = sum(device.memory_bytes for device in able)
+    largest = float(tables.memory_of_layers.diagonal(1).max())
+    why = f", as each takes whole layers or parts, of up to {largest / 1e6:.0f} MB"
+    return DeviceMemoryError(
+        f"the layers need about {needed / 1e6:.0f} MB, and do not fit the "
+        f"{offered / 1e6:.0f} MB that {len(able)} devices offer together"
+        f"{why if needed <= offered else ''}: connect more devices, or let them offer more"
+    )
 
 
 def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
@@ -206,19 +242,33 @@ class _Judge:
     Attributes:
         slices: of the loss, on other devices than the layers; None for none.
         units_left: how many units may still be simulated.
+        limit_s: how long a plan may take; what takes longer than that, or than the best so far,
+            is skipped. None where it has to be known how long each takes.
+        known: the plans of stages that were simulated.
+        skipped: whether any were.
         best: the fastest plan so far.
     """
 
     model: StageModel
     devices: dict[int, DeviceRates]
     ps: PsCompute
-    slices: LossSlices | None = None
-    units_left: int = 0
+    slices: LossSlices | None
+    units_left: int
+    limit_s: float | None = None
+    known: dict[tuple[PlannedStage, ...], StagePlan] = field(default_factory=dict)
+    skipped: bool = False
     best: StagePlan | None = None
     _seen: set[tuple[PlannedStage, ...]] = field(default_factory=set)
     _next: list[tuple[float, int, Iterator[tuple[StageClimb, Arrangements]]]] = field(
         default_factory=list
     )
+
+    def simulate_first(self, first: Sequence[tuple[float, StageClimb, Arrangements]]) -> None:
+        """Simulate those that are estimated to be the fastest, and how long each is."""
+        for seconds, climb, one in first:
+            if self.best is not None and seconds > self.best.step_s * _WORTH:
+                break
+            self.simulate(climb, one)
 
     def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
         """Simulate an arrangement, unless too many were; say whether it is the fastest so far."""
@@ -229,14 +279,46 @@ class _Judge:
         if planned in self._seen or (self.units_left <= 0 and len(self._seen) >= _LEAST_SIMULATED):
             return False
         self._seen.add(planned)
-        self.units_left -= round(2 * (len(planned) + len(sliced)) * self._weight)
-        plan = predict(self.model, planned, self.devices, self.ps, sliced)
+        self.units_left -= self.units(planned)
+        if (plan := self._within_limit(planned, sliced)) is None:
+            self.skipped = True
+            return False
         changes = self._changes(climb, one)
         heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
         if self.best is not None and plan.step_s >= self.best.step_s * (1 - _GAIN):
             return False
         self.best = plan
         return True
+
+    def _within_limit(
+        self, planned: tuple[PlannedStage, ...], sliced: tuple[PlannedStage, ...]
+    ) -> StagePlan | None:
+        """Return the plan of stages; None if it is skipped."""
+        if (plan := self.known.get(planned)) is not None:
+            return plan
+        limit_s = math.inf
+        if self.limit_s is not None:
+            best_s = math.inf if self.best is None else self.best.step_s * _SURELY
+            limit_s = min(self.limit_s, best_s)
+        plan = predict_within(self.model, planned, self.devices, self.ps, sliced, limit_s)
+        if plan is not None:
+            self.known[planned] = plan
+        return plan
+
+    def units(self, planned: Sequence[PlannedStage]) -> int:
+        """Return how many units are simulated of stages."""
+        sliced = () if self.slices is None else self.slices.stages
+        return round(2 * (len(planned) + len(sliced)) * self._weight)
+
+    @property
+    def settled(self) -> bool:
+        """Say whether the best is what it were if all were known, or that is beyond the limit."""
+        if self.units_left > 0:
+            return False  # changes of the best would be simulated, too
+        within = (
+            self.best is None or self.limit_s is None or self.best.step_s * _SURELY <= self.limit_s
+        )
+        return within or not self.skipped
 
     @property
     def _weight(self) -> float:

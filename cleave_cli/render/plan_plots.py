@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cleave.planner.crossing import Crossing
     from cleave.planner.plan import Plan
-    from cleave.planner.stage_events import SimulatedDevice
+    from cleave.planner.stage_state import SimulatedDevice
     from cleave.planner.stages import PlannedStage, StageModel, StagePlan
 
 _MOST_ROWS: Final = 40
