@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +16,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.exporter import without_repetition
 from cleave.graphs.joint_graph import Part, split
 from cleave.graphs.programs import CoreAtenProgram, changes_its_input, traced_again
 
@@ -30,7 +29,6 @@ MAX_GRAPH_BYTES: Final = 4 * 2**20
 MAX_GRAPH_NODES: Final = 4096
 """Devices take no graphs of more operations, those of graphs inside it counted."""
 
-_TABLES: Final = "torch.onnx._internal.exporter._registration"
 _LOGGERS: Final = ("torch.onnx", "torch._subclasses", "onnxscript", "onnx_ir")
 
 
@@ -123,7 +121,7 @@ def _to_onnx(part: Part) -> bytes:
 
 
 def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx.ONNXProgram:
-    with _translations_kept():
+    with without_repetition():
         model = torch.onnx.export(
             program,
             input_names=list(part.inputs),
@@ -133,36 +131,6 @@ def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx
         )
     assert model is not None
     return model
-
-
-@contextmanager
-def _translations_kept() -> Iterator[None]:
-    """Let torch keep its table of translations to ONNX, which it makes anew for every graph.
-
-    Making it takes a quarter of a second. A version of torch that makes it elsewhere is left alone.
-    """
-    try:
-        tables: Any = importlib.import_module(_TABLES).ONNXRegistry
-        made = vars(tables)["from_torchlib"]
-    except (ImportError, AttributeError, KeyError):
-        yield
-        return
-    tables.from_torchlib = staticmethod(partial(_copied_table, made.__get__(None, tables)))
-    try:
-        yield
-    finally:
-        tables.from_torchlib = made
-
-
-def _copied_table(made: Callable[..., Any], **version: int) -> Any:
-    table = copy(_table(made, **version))
-    table.functions = {name: list(found) for name, found in table.functions.items()}
-    return table
-
-
-@cache
-def _table(made: Callable[..., Any], **version: int) -> Any:
-    return made(**version)
 
 
 @contextmanager
@@ -316,6 +284,7 @@ def _refuse_chance(graph: fx.GraphModule) -> None:
             raise LayerGraphError("it drops values at random; set its dropout to 0")
 
 
+@cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions
 

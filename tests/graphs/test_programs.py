@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from onnxruntime import InferenceSession
+from onnxscript.rewriter._rewrite_rule import RewriteRule
 from torch import Tensor, nn
 
 from cleave.graphs import tracing
@@ -110,3 +112,27 @@ def test_translations_of_a_users_own_exports_are_left_alone() -> None:
     found = session.run(None, {session.get_inputs()[0].name: -X.numpy()})
     assert (found[0] == -2 * X.numpy()).all()
     assert to_onnx(traced(lambda x: x.relu())) == identity
+
+
+def test_graphs_are_the_same_where_the_exporter_repeats_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def function(x: Tensor) -> Tensor:
+        heads = x.reshape(-1, 1, 2, 2).transpose(1, 2).flatten(-2).transpose(0, 1).transpose(0, 1)
+        places = torch.arange(2)[:, None] * 2.5
+        return (heads.softmax(-1) + places).squeeze(-2).reshape(x.shape[0], -1)[:, 1:] @ x[0, 1:]
+
+    ours = to_onnx(traced(function))
+    tried: list[str] = []
+    made = RewriteRule.match
+
+    def match(rule: Any, *given: Any, **how: Any) -> Any:
+        tried.append(str(rule))
+        return made(rule, *given, **how)
+
+    monkeypatch.setattr(RewriteRule, "match", match)
+    assert to_onnx(traced(function)) == ours
+    few = len(tried)
+    monkeypatch.setattr(tracing, "without_repetition", nullcontext)
+    assert to_onnx(traced(function)) == ours
+    assert len(tried) - few > 10 * few
