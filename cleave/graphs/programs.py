@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.export import graph_signature as signatures
 from torch.utils import _pytree as pytree
 
@@ -23,27 +23,29 @@ class CoreAtenProgram(torch.export.ExportedProgram):
     def of(cls, part: Part) -> CoreAtenProgram | None:
         """Return a part as it is; None where only tracing it again makes a program of it.
 
-        That is where it changes tensors in place, or holds tensors of its own.
+        That is where it changes tensors in place, or a loop in it holds tensors of its own.
         """
-        graph = part.graph.graph
         nodes = list(all_nodes(part.graph))
-        if any(changes_its_input(node) or _is_tensor_held(node, part.graph) for node in nodes):
+        held = [node for node in nodes if _is_tensor_held(node, part.graph)]
+        if any(map(changes_its_input, nodes)) or any(n.graph is not part.graph.graph for n in held):
             return None
-        placeholders = graph.find_nodes(op="placeholder")
-        shapes = placeholders[0].meta["val"].fake_mode.shape_env
-        results = graph.find_nodes(op="output")[0].args[0]
+        module, constants = _with_constants(part.graph, [str(node.target) for node in held])
+        placeholders = module.graph.find_nodes(op="placeholder")
+        shapes = placeholders[-1].meta["val"].fake_mode.shape_env
+        results = module.graph.find_nodes(op="output")[0].args[0]
         example = tuple(part.inputs.values())
         return cls(
-            part.graph,
-            graph,
+            module,
+            module.graph,
             signatures.ExportGraphSignature(
-                [_input(node.name) for node in placeholders],
+                [_input(node.name, constant=node.name in constants) for node in placeholders],
                 [_output(node.name) for node in results],
             ),
             state_dict={},
             range_constraints=dict(shapes.var_to_range),
             module_call_graph=[_whole(example, len(results))],
             example_inputs=(example, {}),
+            constants=constants,
         )
 
     @classmethod
@@ -97,14 +99,34 @@ def changes_its_input(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+def _with_constants(
+    module: fx.GraphModule, names: Sequence[str]
+) -> tuple[fx.GraphModule, dict[str, Tensor]]:
+    """Return a module that takes the tensors that it holds as its first inputs, and these."""
+    if not names:
+        return module, {}
+    mode = module.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode
+    graph = fx.Graph()
+    tensors = {name: getattr(module, name) for name in names}
+    given = {name: graph.placeholder(f"held_{number}") for number, name in enumerate(tensors)}
+    for name, node in given.items():
+        node.meta["val"] = mode.from_tensor(tensors[name])
+    attributes = module.graph.find_nodes(op="get_attr")
+    taken = {node: given[node.target] for node in attributes if node.target in given}
+    graph.output(graph.graph_copy(module.graph, taken))
+    return fx.GraphModule(module, graph), {node.name: tensors[name] for name, node in given.items()}
+
+
 def _is_tensor_held(node: fx.Node, module: fx.GraphModule) -> bool:
     return node.op == "get_attr" and not isinstance(
         getattr(node.graph.owning_module or module, str(node.target), None), fx.GraphModule
     )
 
 
-def _input(name: str) -> signatures.InputSpec:
+def _input(name: str, *, constant: bool) -> signatures.InputSpec:
     argument = signatures.TensorArgument(name)
+    if constant:
+        return signatures.InputSpec(signatures.InputKind.CONSTANT_TENSOR, argument, target=name)
     return signatures.InputSpec(signatures.InputKind.USER_INPUT, argument, target=None)
 
 
