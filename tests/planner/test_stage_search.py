@@ -317,7 +317,7 @@ def test_large_fleets(layers: int) -> None:
     kinds = [*HOME[:2], replace(HOME[0], uplink_bytes_per_s=30e6, flops_per_s=5e12)]
     fleet = [
         replace(kinds[n % 3], device=n, latency_s=0.001 * (n % 7), memory_bytes=10**8 * (n % 5 + 1))
-        for n in range(60)
+        for n in range(40)
     ]
     ps = replace(PS, rates=PsRates(125e6, 125e6))
     plan = plan_stages(model, fleet, ps)
