@@ -13,6 +13,12 @@ from cleave.graphs.loss_graph import IGNORED
 
 VOCABULARY: Final = 96
 WIDTH: Final = 32
+TOKENS: Final = 12
+"""Of a sequence, where no other length is the point: a graph is made once for all tests."""
+
+ADAPTED: Final = ("q_proj", "v_proj", "down_proj")
+"""Products that have adapters, where no others are the point; of rank 4, for the same reason."""
+
 _LLAMA: Final = {
     "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY,
@@ -74,7 +80,7 @@ def with_lora(model: Any) -> nn.Module:
     import peft
 
     torch.manual_seed(2)
-    targets = ["q_proj", "v_proj", "down_proj"]
+    targets = list(ADAPTED)
     adapted: Any = peft.get_peft_model(
         model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
     )

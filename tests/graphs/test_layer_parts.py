@@ -22,12 +22,11 @@ from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
-from tests.graphs.models import plain_gradients, small_model, with_lora
+from tests.graphs.models import TOKENS, plain_gradients, small_model, with_lora
 from tests.training.test_staged import (
     KEPT,
     PS,
     ROWS,
-    TOKENS,
     assert_close,
     batches,
     rows,

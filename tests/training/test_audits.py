@@ -27,11 +27,10 @@ from cleave.training.staged import StagedModel
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
-from tests.graphs.models import plain_gradients, small_model
+from tests.graphs.models import TOKENS, plain_gradients, small_model
 from tests.training.test_staged import (
     KEPT,
     PS,
-    TOKENS,
     EvenStages,
     SlicedLoss,
     assert_close,
@@ -83,8 +82,12 @@ def audited(
     fleet: Fleet, model: Any, cache: GraphCache, auditor: Auditor, **settings: Any
 ) -> StagedModel:
     dtype = settings.pop("dtype", DType.FP32)
-    planner = settings.pop("planner", EvenStages(loss=False))
     work = ModelWork(model, model_graphs(model, TOKENS, cache), dtype)
+    return audited_work(fleet, work, auditor, **settings)
+
+
+def audited_work(fleet: Fleet, work: ModelWork, auditor: Auditor, **settings: Any) -> StagedModel:
+    planner = settings.pop("planner", EvenStages(loss=False))
     return StagedModel(work, fleet.runtime, planner, PS, auditor=auditor, **settings)
 
 
@@ -153,12 +156,13 @@ def test_a_liar_is_caught_before_its_lie_is_used(
 def test_the_chance_of_escape_is_as_stated(cache: GraphCache) -> None:
     """A device that lies in all of its outputs, audited in a third of its steps."""
     model = small_model("opt")
+    work = ModelWork(model, model_graphs(model, TOKENS, cache), DType.FP32)
     caught = 0
     trials = 40
     for seed in range(trials):
         with lying(activation) as fleet:
             auditor = Auditor(1 / 3, random.Random(seed))
-            found = audited(fleet, model, cache, auditor)
+            found = audited_work(fleet, work, auditor)
             for ids in batches(2):
                 found.gradients(rows(ids))
             caught += fleet.device_count < 3

@@ -30,7 +30,7 @@ from cleave.training.trained import open_trained
 from cleave.training.trainer import TrainContext, prepare, train
 from cleave.workload.models.build import load_folder
 from cleave_cli.main import app
-from tests.graphs.models import small_model
+from tests.graphs.models import ADAPTED, TOKENS, small_model
 
 TEXT = "def step(a, b):\n    return a\n"
 
@@ -93,13 +93,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("base") / "small")
 
 
-SMALL = "r=4,targets=q_proj+down_proj"
+SMALL = f"r=4,targets={'+'.join(ADAPTED)}"
 DORA = "r=4,dora,targets=q_proj"
 
 
 def job_of(base: Path, corpus: Path, lora: str = SMALL, **more: Any) -> JobSpec:
     settings = {"method": "local", "steps": 4, "checkpoint_every": 1, **more}
-    return JobSpec(str(base), str(corpus), batch=2, seq=16, lora=lora, **settings)
+    return JobSpec(str(base), str(corpus), batch=2, seq=TOKENS, lora=lora, **settings)
 
 
 def losses(job: JobSpec, run: RunFolder, fleet: Any = None, **more: Any) -> list[float]:
@@ -131,7 +131,7 @@ def plain_losses(job: JobSpec, change: Callable[[nn.Module], None] | None = None
     if change is not None:
         change(model)
     torch.manual_seed(job.seed)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=list(ADAPTED))
     adapted = get_peft_model(model, config)
     trained = [p for p in adapted.parameters() if p.requires_grad]
     rate = job.learning_rate or 2e-4
@@ -166,7 +166,7 @@ def test_the_losses_are_those_of_peft(
 def test_layers_with_equal_adapters_share_a_graph(base: Path) -> None:
     model, _ = load_folder(base)
     add_adapters(model, LoraSpec.of(DORA))
-    found = model_graphs(model, 16, GraphCache.of_user())
+    found = model_graphs(model, TOKENS, GraphCache.of_user())
     assert len({id(graphs) for graphs in found.layers}) == 1 < len(found.layers)
 
 
@@ -307,13 +307,13 @@ def test_adapters_multiply_here_whatever_came_first(base: Path) -> None:
 
 @pytest.mark.slow
 def test_frozen_weights_of_a_bf16_model_go_by_stages_as_they_are() -> None:
-    ids = torch.arange(32).reshape(2, 16)
+    ids = torch.arange(2 * TOKENS).reshape(2, TOKENS)
     found = []
     for narrow in (False, True):
         model: Any = small_model("llama").bfloat16()
         if not narrow:
             model = model.float()
-        add_adapters(model, LoraSpec(4, targets=("q_proj",)))
+        add_adapters(model, LoraSpec(4, targets=ADAPTED))
         with cleave.emulated(2) as fleet:
             cleave.offload(model, fleet, method="stages")
             loss = model(input_ids=ids, labels=ids).loss

@@ -23,8 +23,8 @@ from cleave.planner.stages import PsCompute, StageModel, StagePlan
 from cleave.training.ps_passes import PsPasses, described_refusals
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
-from tests.graphs.models import plain_gradients, small_model, trained, with_lora
-from tests.training.test_staged import PS, TOKENS, assert_close, batches, gradients_of, rows
+from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
+from tests.training.test_staged import PS, assert_close, batches, gradients_of, rows
 
 pytestmark = pytest.mark.slow
 

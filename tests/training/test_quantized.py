@@ -36,7 +36,7 @@ from cleave.training.trained import open_trained
 from cleave.workload.models.build import load_folder
 from cleave.workload.quantization import BLOCK, Bits
 from cleave.workload.stages import Adapters, StageSizes
-from tests.graphs.models import plain_gradients, small_model, with_lora
+from tests.graphs.models import TOKENS, plain_gradients, small_model
 from tests.training.test_audits import activation, audited, lying
 from tests.training.test_lora import SMALL, logits, losses, plain_losses, run_in, save_model
 from tests.training.test_staged import batches
@@ -191,7 +191,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job_of(base: Path, corpus: Path, lora: str, **more: Any) -> JobSpec:
     settings = {"method": "local", "steps": 4, "checkpoint_every": 1, "learning_rate": 0.01, **more}
-    return JobSpec(str(base), str(corpus), batch=2, seq=16, lora=lora, **settings)
+    return JobSpec(str(base), str(corpus), batch=2, seq=TOKENS, lora=lora, **settings)
+
+
+def adapted_base(base: Path) -> nn.Module:
+    """The model in the folder, with adapters as `SMALL` that change what it computes."""
+    torch.manual_seed(2)
+    model, _ = load_folder(base)
+    add_adapters(model, LoraSpec.of(SMALL))
+    for name, parameter in model.named_parameters():
+        if ".lora_B" in name:
+            nn.init.normal_(parameter)
+    return model
 
 
 def quantized_and_back(model: nn.Module, bits: Bits) -> None:
@@ -236,12 +247,13 @@ def test_frozen_weights_travel_once_in_a_fraction_of_their_bytes(base: Path) -> 
     frozen = {}
     for bits in (0, 4):
         model, _ = load_folder(base)
-        add_adapters(model, LoraSpec(4, targets=("q_proj", "v_proj"), bits=bits))
-        graphs = model_graphs(model, 16, GraphCache.of_user())
+        add_adapters(model, LoraSpec.of(f"{SMALL},bits={bits}" if bits else SMALL))
+        graphs = model_graphs(model, TOKENS, GraphCache.of_user())
         work = ModelWork(model, graphs, DType.BF16)
-        layer = work.costs([32], 16, DType.BF16).layers[0]
+        layer = work.costs([2 * TOKENS], TOKENS, DType.BF16).layers[0]
         frozen[bits] = layer.frozen_bytes
-        assert layer.flops == pytest.approx(work.costs([32], 16, DType.FP32).layers[0].flops)
+        fp32 = work.costs([2 * TOKENS], TOKENS, DType.FP32).layers[0]
+        assert layer.flops == pytest.approx(fp32.flops)
     scales = 2 / BLOCK  # bytes for each element
     assert frozen[4] / frozen[0] == pytest.approx((0.5 + scales) / 2, rel=0.02)
 
@@ -250,10 +262,11 @@ def test_frozen_weights_travel_once_in_a_fraction_of_their_bytes(base: Path) -> 
 @BITS
 def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -> None:
     model, spec = load_folder(base)
-    add_adapters(model, LoraSpec(4, targets=("q_proj", "v_proj"), bits=bits))
-    graphs = model_graphs(model, 16, GraphCache.of_user())
-    theirs = ModelWork(model, graphs, DType.BF16).costs([32, 32], 16, DType.BF16)
-    mine = StageSizes(spec, 16, adapters=Adapters(4, bits=bits)).costs([32, 32])
+    add_adapters(model, LoraSpec.of(f"{SMALL},bits={int(bits)}"))
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
+    sizes = [2 * TOKENS] * 2
+    theirs = ModelWork(model, graphs, DType.BF16).costs(sizes, TOKENS, DType.BF16)
+    mine = StageSizes(spec, TOKENS, adapters=Adapters(4, down=True, bits=bits)).costs(sizes)
     for cost, expected in zip(
         [*mine.layers, mine.loss], [*theirs.layers, theirs.loss], strict=True
     ):
@@ -267,8 +280,8 @@ def test_costs_without_a_model_are_those_of_a_real_one(base: Path, bits: Bits) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lies", [False, True])
-def test_audits_repeat_what_devices_do_beside_quantized_weights(lies: bool) -> None:
-    model = with_lora(small_model("llama", **WIDE))
+def test_audits_repeat_what_devices_do_beside_quantized_weights(base: Path, lies: bool) -> None:
+    model = adapted_base(base)
     cleave.quantize(model, 4)
     auditor = Auditor(100.0, random.Random(1))  # everything
     with lying(activation if lies else lambda order: False) as fleet:
@@ -281,11 +294,11 @@ def test_audits_repeat_what_devices_do_beside_quantized_weights(lies: bool) -> N
 
 @pytest.mark.slow
 @BITS
-def test_a_model_of_ones_own_is_quantized_and_trained_by_stages(bits: Bits) -> None:
-    plain = with_lora(small_model("llama", **WIDE))
+def test_a_model_of_ones_own_is_quantized_and_trained_by_stages(base: Path, bits: Bits) -> None:
+    plain = adapted_base(base)
     quantize_frozen(plain, bits)
     dequantize_all(plain)
-    own = with_lora(small_model("llama", **WIDE))
+    own = adapted_base(base)
     cleave.quantize(own, bits)
     (ids,) = batches(1)
     with cleave.emulated(2) as fleet, cleave.offloaded(own, fleet, method="stages"):

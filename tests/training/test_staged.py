@@ -34,11 +34,10 @@ from cleave.training.stage_work import ModelWork
 from cleave.training.staged import RESTING_STEPS, Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
-from tests.graphs.models import plain_gradients, small_model, trained, with_lora
+from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
 
 pytestmark = pytest.mark.slow
 
-TOKENS = 12
 ROWS = 6
 PS = PsCompute(1e11, 0.0)
 

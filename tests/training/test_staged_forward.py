@@ -14,9 +14,9 @@ import cleave
 from cleave.errors import UsageError
 from cleave.training import staged_forward
 from emulator.virtual import VirtualRuntime
-from tests.graphs.models import plain_gradients, small_model, trained, with_lora
+from tests.graphs.models import ADAPTED, TOKENS, plain_gradients, small_model, trained, with_lora
 from tests.planner.test_stage_search import large_head
-from tests.training.test_staged import TOKENS, assert_close, batches
+from tests.training.test_staged import assert_close, batches
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,9 @@ def test_what_needs_no_gradient_frees_what_was_kept() -> None:
 def test_a_model_in_the_wrapper_of_peft_is_trained_as_without_it() -> None:
     import peft
 
-    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=list(ADAPTED), init_lora_weights=False
+    )
     model: Any = peft.get_peft_model(small_model("llama"), config)
     plain: Any = copy.deepcopy(model)
     (ids,) = batches(1)
@@ -247,7 +249,7 @@ def test_padding_with_positions_is_as_in_the_model(side: str) -> None:
 
 def test_generation_is_as_in_the_model() -> None:
     model: Any = small_model("llama")
-    ids = batches(1)[0][:2, :6]
+    ids = batches(1)[0][:2, : TOKENS - 1]
     ids[0, 0] = 0
     how = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0, "use_cache": False}
     expected = model.generate(ids, **how)
