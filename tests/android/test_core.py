@@ -28,10 +28,10 @@ from tests.faults.plan import Direction, Fault, Seen
 from tests.faults.proxy import Proxy
 from tests.integration.processes import (
     PATIENCE_S,
+    apart,
     losses,
     printing,
     records,
-    run,
     server,
     started,
     training,
@@ -40,7 +40,7 @@ from tests.integration.processes import (
     wait_for_event,
 )
 
-STEPS = 10
+STEPS = 7
 CUT_AT, KILLED_AT = 120, 300  # runs of a connection; a step has some 95
 
 
@@ -91,7 +91,7 @@ def test_it_trains_to_the_losses_of_plain_pytorch_though_it_is_cut_off_and_kille
     ):
         mortal.append(process)
         first = wait_for_event(said, "welcomed")
-        code = run("pair", "--server", place["operator_url"], "--json")
+        code = apart("pair", "--server", place["operator_url"], "--json")
         command = (*training(corpus_file, STEPS), "--server", place["operator_url"])
         with started(*command) as (trainer, lines):
             assert wait_for_event(said, "waiting")["retry_s"] <= 1.0

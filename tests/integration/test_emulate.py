@@ -370,7 +370,7 @@ def test_steps_of_a_model_in_virtual_time(tmp_path: Path) -> None:
         "emulate", "--model", "opt-tiny", "--fleet", "paper-70", "--batch", "2", "--seq", "32",
         "--steps", "2", "--json",
     )  # fmt: skip
-    first, again = (run(*command) for _ in range(2))
+    first, again = run(*command), here(*command)
     assert first.returncode == 0, first.stderr
     steps = records(first.stdout)
     assert [(s["event"], s["step"], s["devices"]) for s in steps] == [
@@ -449,9 +449,9 @@ def test_an_interrupted_emulation_leaves_what_it_saw(tmp_path: Path) -> None:
 
 def test_a_run_is_replayed_from_its_seed_byte_for_byte(tmp_path: Path) -> None:
     logs = []
-    for name, seed in (("a", "7"), ("b", "7"), ("c", "8")):
+    for emulated, name, seed in ((run, "a", "7"), (here, "b", "7"), (here, "c", "8")):
         path = tmp_path / name
-        done = run(
+        done = emulated(
             "emulate", "--model", "opt-nano", "--fleet", "home-nights-20", "--churn", "20:5",
             "--batch", "2", "--seq", "16", "--seed", seed, "--log", str(path), "--json",
         )  # fmt: skip

@@ -101,9 +101,9 @@ class Place:
 
     def states(self) -> dict[str, str]:
         """Of every device that the server knows, once none is probed any more."""
-        while "probing" in (states := {d["name"]: d["state"] for d in self._devices()}).values():
-            pass  # a device says that it is ready when it is let in, before it was probed
-        return states
+        # A device says that it is ready when it is let in, before it was probed.
+        until(lambda: all(device["state"] != "probing" for device in self._devices()))
+        return {d["name"]: d["state"] for d in self._devices()}
 
     def own(self) -> dict[str, bool]:
         """Whether it is the operator's own, of every device that the server knows."""

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, expect
 from cleave.server.http.pages import Pages
 from tests.integration.processes import (
     PATIENCE_S,
-    run,
+    apart,
     started,
     wait_for_event,
 )
@@ -68,7 +68,7 @@ def server_with_fleet(folder: Path) -> Iterator[Server]:
         serve = ("serve", "--port", "0", "--data", str(data), "--ps-gbit", "1", "--json")
         _, lines = stack.enter_context(started(*serve, cwd=folder))
         url = wait_for_event(lines, "listening")["dashboard_url"]
-        pair = run("pair", "--data", str(data), "--uses", str(DEVICES), "--json")
+        pair = apart("pair", "--data", str(data), "--uses", str(DEVICES), "--json")
         join_url = json.loads(pair.stdout)["url"]
         fleet = ("--devices", str(DEVICES), "--fleet", "home-mix", "--speed", "20")
         stack.enter_context(started("emulate", *fleet, "--server", join_url))

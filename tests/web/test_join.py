@@ -17,9 +17,9 @@ from cleave.transport.addresses import app_link
 from tests.integration.processes import (
     PATIENCE_S,
     address,
+    apart,
     losses,
     page_address,
-    run,
     server,
     started,
     training,
@@ -154,7 +154,7 @@ def test_a_reload_comes_back_with_the_credential_and_without_the_code(
         assert page.get_by_role("heading", name="Help again").is_visible()
         page.get_by_role("button", name="Start helping").click()
         page.wait_for_selector("[data-state=working]", timeout=PATIENCE_MS)
-        status = run("devices", "--server", place["operator_url"], "--json")
+        status = apart("devices", "--server", place["operator_url"], "--json")
         assert status.returncode == 0, status.stderr
 
 
