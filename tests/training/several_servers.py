@@ -51,7 +51,9 @@ class Servers:
     """Several processes that do the same work together."""
 
     def __init__(self, most: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        # What they need is imported once, which takes seconds.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, "transformers.models.opt.modeling_opt"])
         self._pipes = []
         self.processes = []
         for rank in range(most):
