@@ -112,7 +112,7 @@ def _with_constants(
     for name, node in given.items():
         node.meta["val"] = mode.from_tensor(tensors[name])
     attributes = module.graph.find_nodes(op="get_attr")
-    taken = {node: given[node.target] for node in attributes if node.target in given}
+    taken = {node: given[str(node.target)] for node in attributes if str(node.target) in given}
     graph.output(graph.graph_copy(module.graph, taken))
     return fx.GraphModule(module, graph), {node.name: tensors[name] for name, node in given.items()}
 

@@ -197,7 +197,7 @@ def job_of(base: Path, corpus: Path, lora: str, **more: Any) -> JobSpec:
 def adapted_base(base: Path) -> nn.Module:
     """The model in the folder, with adapters as `SMALL` that change what it computes."""
     torch.manual_seed(2)
-    model, _ = load_folder(base)
+    model: nn.Module = load_folder(base)[0]
     add_adapters(model, LoraSpec.of(SMALL))
     for name, parameter in model.named_parameters():
         if ".lora_B" in name:
