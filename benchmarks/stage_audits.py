@@ -61,8 +61,8 @@ from cleave.training.honest_error import MOST_OFF, Difference
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
 from emulator.virtual import emulated
-from tests.graphs.models import small_model
-from tests.training.test_staged import PS, ROWS, TOKENS, EvenStages, rows
+from tests.graphs.models import TOKENS, small_model
+from tests.training.test_staged import PS, ROWS, EvenStages, rows
 
 FAMILIES: Final = ("opt", "llama", "gpt2", "qwen3")
 SHARES: Final = (1.0, 0.1, 0.01)

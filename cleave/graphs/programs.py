@@ -45,7 +45,7 @@ class CoreAtenProgram(torch.export.ExportedProgram):
             range_constraints=dict(shapes.var_to_range),
             module_call_graph=[_whole(example, len(results))],
             example_inputs=(example, {}),
-            constants=constants,
+            constants={**constants},
         )
 
     @classmethod
