@@ -269,7 +269,8 @@ def test_forgetting_what_was_there_is_found() -> None:
 
 def test_choosing_among_what_is_here() -> None:
     assert backends.choose("numpy").backend.name == "numpy"
-    assert backends.choose("auto").backend.name in ("numpy", "torch")
+    here = [each.make().name for each in backends.candidates()]
+    assert backends.choose("auto").backend.name in here
     with pytest.raises(UsageError, match=r"unknown backend 'abacus'; use one of .*mps"):
         backends.choose("abacus")
 
