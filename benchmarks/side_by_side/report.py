@@ -53,10 +53,10 @@ has no link.
 The first step is not counted, seconds are the median of the others; of a step that takes two
 minutes one is counted. Where the first step takes four minutes, it is the one that is counted,
 marked by *, but for `stages`, which are planned in it: what it has beside takes seconds, and *off*
-says less there, as no update comes before it. Bytes are those of the busiest device, counted by its interface. Memory
-is the most that was resident after the first step, of the largest device with all its processes;
-memory that these share counts once. *Off* is how far losses are from those of plain PyTorch in
-fp32, at most.
+says less there, as no update comes before it. Bytes are those of the busiest device, counted by its
+interface. Memory is the most that was resident after the first step, of the largest device with all
+its processes; memory that these share counts once. *Off* is how far losses are from those of plain
+PyTorch in fp32, at most.
 """
 
 _MEANING: Final = (
