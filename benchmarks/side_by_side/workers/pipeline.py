@@ -132,7 +132,8 @@ class Pipeline:
             dist.all_reduce(self._tied.grad, group=self._ends)
         held = [p for p in self._optimizer.parameters.values() if p.grad is not None]
         # The schedule would divide a weight twice that two of its stages have.
-        torch._foreach_div_([p.grad for p in held if p.grad is not None], self._job.batch)
+        for gradient in (p.grad for p in held if p.grad is not None):
+            gradient.div_(self._job.batch)
         # A weight that two ranks have counts once.
         counted = [p for p in held if not (p is self._tied and self._rank)]
         squares = nn.utils.get_total_norm([p.grad for p in counted if p.grad is not None]) ** 2
