@@ -63,8 +63,20 @@ _MEANING: Final = (
     "`plain` is one process on all cores. After `ddp`: DDP over gloo, `halved` with gradients as "
     "bf16; `fsdp`: FSDP2; `pipeline`: `torch.distributed.pipelining`; `hivemind`: its optimizer, "
     "averaging gradients in every step, `fp16` and `8bit` are its compressions; `stages` and "
-    "`tiles`: Cleave, `off` without coding."
+    "`tiles`: Cleave, `off` without coding. *Links* is how long the busiest device's link would "
+    "take for its bytes, down and then up."
 )
+
+_WHY: Final = """
+A step takes what its arithmetic takes, and what of its transfers does not fit beside that. What
+travels decides who wins behind slow links. DDP and hivemind exchange the gradients of the whole
+model, FSDP2 its weights as well, however large the batch is. A pipeline sends activations at its
+cuts, and nothing else: its devices keep their layers for good. Stages send these too, and once a
+step the weights and gradients of each device's layers, since a device keeps nothing that is lost
+with it. Adapters are small: then each device has all layers for some of the sequences, and
+activations travel to the server, which computes the loss, and back. Tiles send every operand of
+every product.
+"""
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -73,7 +85,7 @@ def page(rows: Sequence[Row]) -> str:
     if short_of := [*goals(rows)]:
         parts += ["## The goals", "\n".join(f"- {text}" for text in short_of)]
     if won := [*winners(rows)]:
-        parts += ["## Who is the fastest", "\n".join(f"- {text}" for text in won)]
+        parts += ["## Who is the fastest, and why", _WHY, "\n".join(f"- {text}" for text in won)]
         parts.append(f"![Seconds a step by method and link]({PLOT})")
     if any(row.setting.fault is not Fault.NONE for row in rows):
         parts += ["## One device is stopped, or killed", *_faults(rows)]
@@ -125,8 +137,9 @@ def _missing(rows: Sequence[Row]) -> Iterator[str]:
 
 def _table(setting: Setting, rows: Sequence[Row]) -> str:
     lines = [
-        "| method | s a step | of `plain` | MB down | MB up | server, MB | device, MB | off |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| method | s a step | of `plain` | links, s | MB down | MB up | server, MB | device, MB "
+        "| off |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     mine = [row for row in rows if row.setting == setting]
     for row in sorted(mine, key=lambda row: row.step_s if row.measured else float("inf")):
@@ -138,6 +151,7 @@ def _table(setting: Setting, rows: Sequence[Row]) -> str:
             if row.measured
             else row.ending.value,
             f"{row.step_s / alone.step_s:.2f}" if row.measured and alone else "",
+            f"{row.links_s:.1f}" if row.links_s else "",
             _mb(max(row.down_bytes, default=0)),
             _mb(max(row.up_bytes, default=0)),
             _mb(row.server_peak_bytes),

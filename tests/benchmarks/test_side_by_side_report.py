@@ -34,7 +34,7 @@ def row(name: str, seconds: float, setting: Setting = HOME, **more: object) -> R
 ROWS = [
     row("plain:fp32", 60),
     row("stages:fp32", 100, down_bytes=[2e8] * 4, up_bytes=[1e8] * 4),
-    row("ddp:fp32", 360, down_bytes=[7.5e8] * 4, up_bytes=[7.5e8] * 4),
+    row("ddp:fp32", 360, down_bytes=[7.5e8] * 4, up_bytes=[7.5e8] * 4, links_s=360.0),
     row("hivemind:fp32", 240),
     row("plain:fp32", 40, LORA),
     row("stages:fp32", 50, LORA),
@@ -104,7 +104,7 @@ def test_the_page_has_every_row_and_every_reason() -> None:
     assert "late after 0 s: too long" in text
     assert "failed after 3 steps: connection reset" in text
     assert "a machine, 2026-01-02, commit `abc`: 8 rows" in text
-    assert "| `ddp:fp32` | 360.0 | 6.00 | 750 | 750 |" in text
+    assert "| `ddp:fp32` | 360.0 | 6.00 | 360.0 | 750 | 750 |" in text
 
 
 def test_the_page_says_what_is_not_measured_yet() -> None:
