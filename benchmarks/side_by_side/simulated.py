@@ -3,7 +3,8 @@
 Devices have a part of this machine's cores each, and that part of plain PyTorch's speed on all of
 them. Where they share all cores, one that waits leaves its part to the others, which no simulation
 of machines of their own does: there only DDP is compared, whose devices compute at the same time.
-Between two devices a byte passes this machine, and so has the latency of two links.
+Between two devices a byte passes this machine, and so has the latency of two links. Where links are
+faster than this machine carries packets (`benchmarks.side_by_side.carrying`), nothing is compared.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from simulator.work import train_flops
 
 LIMIT: Final = 0.15
 """How far a simulated step may be from the measured one, as a share of that."""
+
+_CARRIED_MBIT: Final = 100.0
+"""Of a link: so much this machine carries beside the arithmetic, and not 1000 Mbit/s."""
 
 _MEMORY: Final = 1 << 36  # no limit: processes share this machine's
 _BYTES: Final = {"fp32": 4, "bf16": 2}
@@ -98,6 +102,8 @@ def simulated(row: Row, rows: Sequence[Row]) -> Pair | None:
     """
     setting = row.setting
     calm = setting.fault is Fault.NONE and not setting.rank and row.measured
+    if max(setting.link.down_mbit, setting.link.up_mbit) > _CARRIED_MBIT:
+        return None
     if row.method.way is Way.PIPELINE and (not setting.cores or row.method.variant in ("", "v")):
         return None  # the simulator has no schedule with two stages a device
     plain = other(row, rows, Method(Way.PLAIN, row.method.dtype))

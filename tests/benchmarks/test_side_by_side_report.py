@@ -156,3 +156,5 @@ def test_what_the_simulator_does_not_know_is_not_compared() -> None:
     killed = replace(HOME, fault=Fault.KILL)
     assert pairs([*ROWS, row("ddp:fp32", 1, killed), row("fsdp:fp32", 1)]) == pairs(ROWS)
     assert pairs([row("ddp:fp32", 360)]) == []
+    faster = replace(HOME, link=Link(1000, 1000))  # than this machine carries
+    assert pairs([*ROWS, row("ddp:fp32", 1, faster)]) == pairs(ROWS)
