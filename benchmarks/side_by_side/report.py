@@ -78,9 +78,9 @@ activations travel to the server, which computes the loss, and back. Tiles send 
 every product.
 
 Links of 1000/1000 Mbit/s are more than this machine can carry while it computes: with nothing
-beside, gloo takes 20 s to sum 500 MB, where the rates would allow 6, and 24 s of the two cores
+beside, gloo takes 20 s to sum 500 MB, where the rates would allow 6, and 23 s of the two cores
 (`python -m benchmarks.side_by_side.carrying`). Behind real cards those who send most would be
-faster than in these rows. Behind 100/20 such a sum takes 2% longer than the rates allow.
+faster than in these rows. Behind 100/20 such a sum takes 3% longer than the rates allow.
 """
 
 
