@@ -21,7 +21,13 @@ from typing import Final
 
 import psutil
 
-from benchmarks.links import LimitedNamespace, let_reach_one_another, limited_namespace
+from benchmarks.links import (
+    LimitedNamespace,
+    let_reach_one_another,
+    limited_namespace,
+    namespaces_missing,
+)
+from benchmarks.side_by_side.contenders.group import environment
 from benchmarks.side_by_side.setting import Link
 
 DEVICES: Final = 4
@@ -29,7 +35,6 @@ DELAY_S: Final = 0.01
 BUCKET: Final = 25_000_000
 """Bytes that are summed at once, as by DDP."""
 
-_PORT: Final = 29_500  # inside a namespace
 _MODULE: Final = "benchmarks.side_by_side.carrying"
 
 
@@ -55,18 +60,12 @@ def summed(nbytes: int) -> None:
 
 def worker(rank: int, namespaces: list[LimitedNamespace], nbytes: int) -> subprocess.Popen[str]:
     """Start a process that sums, in its namespace."""
-    namespace = namespaces[rank]
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(len(namespaces)),
-        "MASTER_ADDR": namespaces[0].guest,
-        "MASTER_PORT": str(_PORT),
-        "GLOO_SOCKET_IFNAME": namespace.there,
-    }
     command = [sys.executable, "-m", _MODULE, "--sum", str(nbytes)]
     return subprocess.Popen(
-        namespace.inside(*command), env=os.environ | environment, stdout=subprocess.PIPE, text=True
+        namespaces[rank].inside(*command),
+        env=os.environ | environment(rank, namespaces),
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -80,6 +79,12 @@ def main() -> None:
     if options.sum:
         summed(options.sum)
         return
+    if options.mb * 1_000_000 < BUCKET:
+        parser.error(
+            f"--mb {options.mb} is less than one bucket; use {BUCKET // 1_000_000} or more"
+        )
+    if missing := namespaces_missing():
+        parser.error(f"no links can be made here: {missing}")
     link: Link = options.link
     with ExitStack() as stack:
         namespaces = [
@@ -91,6 +96,8 @@ def main() -> None:
         workers = [worker(rank, namespaces, options.mb * 1_000_000) for rank in range(DEVICES)]
         told, *_ = [each.communicate()[0] for each in workers]
         ended = [namespace.passed_bytes() for namespace in namespaces]
+    if any(each.returncode for each in workers):
+        sys.exit("a process could not sum with the others; see what it wrote above")
     found = json.loads(told.splitlines()[-1])
     passed = sum(sum(after) - sum(before) for after, before in zip(ended, began, strict=True))
     ring = 2 * (DEVICES - 1) / DEVICES * options.mb * 1e6

@@ -71,11 +71,10 @@ _WHY: Final = """
 A step takes what its arithmetic takes, and what of its transfers does not fit beside that. What
 travels decides who wins behind slow links. DDP and hivemind exchange the gradients of the whole
 model, FSDP2 its weights as well, however large the batch is. A pipeline sends activations at its
-cuts, and nothing else: its devices keep their layers for good. Stages send these too, and once a
-step the weights and gradients of each device's layers, since a device keeps nothing that is lost
-with it. Adapters are small: then each device has all layers for some of the sequences, and
-activations travel to the server, which computes the loss, and back. Tiles send every operand of
-every product.
+cuts: its devices keep their layers for good. Stages send these too, and once a step the weights and
+gradients of each device's layers, since a device keeps nothing that is lost with it. Adapters are
+small: then each device has all layers for some of the sequences, and activations travel to the
+server, which computes the loss, and back. Tiles send every operand of every product.
 
 Links of 1000/1000 Mbit/s are more than this machine can carry while it computes: with nothing
 beside, gloo takes 20 s to sum 500 MB, where the rates would allow 6, and 23 s of the two cores

@@ -30,8 +30,8 @@ LONG_STEP_S: Final = 120.0
 """A counted step that takes so long is the only one: another would say the same."""
 
 LONG_FIRST_S: Final = 240.0
-"""A first step that takes so long is counted itself, but for stages, which are planned in it and
-send what then stays: connections, memory and threads of the others take some seconds of it."""
+"""A first step that takes so long is counted itself, but for Cleave's, which plans in it and sends
+what then stays; nothing stays by tiles. Connections, memory and threads take some seconds of it."""
 
 
 @dataclass
@@ -107,8 +107,9 @@ class Run:
 
     def _first_counts(self) -> bool:
         calm = self.setting.fault is Fault.NONE
-        planned = self.method.way in (Way.STAGES, Way.AUTO)
-        return calm and not planned and self.row.first_s >= LONG_FIRST_S
+        way = self.method.way
+        alike = way is Way.TILES or not way.of_cleave
+        return calm and alike and self.row.first_s >= LONG_FIRST_S
 
     def _sender(self, devices: Sequence[Started]) -> Callable[[signal.Signals], None]:
         def send(number: signal.Signals) -> None:

@@ -175,6 +175,7 @@ def test_a_new_row_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
         ("ddp:fp32", LONG_FIRST_S - 1, [5.0, 6.0]),
         ("tiles:fp32", LONG_FIRST_S, [LONG_FIRST_S]),
         ("stages:fp32", LONG_FIRST_S, [5.0, 6.0]),
+        ("auto:fp32", LONG_FIRST_S, [5.0, 6.0]),
         ("ddp:fp32", 5.0, [LONG_STEP_S]),
     ],
 )

@@ -6,9 +6,10 @@ The way from one to another leads through this machine: up the one's link, down 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.links import let_reach_one_another
+from benchmarks.links import LimitedNamespace, let_reach_one_another
 from benchmarks.side_by_side.contenders.options import options
 from benchmarks.side_by_side.method import Way
 from benchmarks.side_by_side.run import Run
@@ -35,6 +36,18 @@ def best(run: Run) -> str:
             return ""  # the worker says what it has chosen
 
 
+def environment(rank: int, namespaces: Sequence[LimitedNamespace]) -> dict[str, str]:
+    """Return what a process needs to join the group, each in a namespace of its own."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(namespaces)),
+        "MASTER_ADDR": namespaces[0].guest,
+        "MASTER_PORT": str(_PORT),
+        "GLOO_SOCKET_IFNAME": namespaces[rank].there,
+    }
+
+
 def run(run: Run) -> None:
     """Train with a worker in each namespace."""
     let_reach_one_another(run.namespaces)
@@ -44,12 +57,7 @@ def run(run: Run) -> None:
         run.processes.start(
             f"worker-{rank}",
             namespace.inside(sys.executable, "-m", module, *options(run)),
-            OMP_NUM_THREADS="1",
-            RANK=str(rank),
-            WORLD_SIZE=str(len(run.namespaces)),
-            MASTER_ADDR=run.namespaces[0].guest,
-            MASTER_PORT=str(_PORT),
-            GLOO_SOCKET_IFNAME=namespace.there,
+            **environment(rank, run.namespaces),
         )
         for rank, namespace in enumerate(run.namespaces)
     ]
