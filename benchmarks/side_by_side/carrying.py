@@ -1,11 +1,12 @@
 """What links cost of the cores that compute: gradients are summed over gloo, and nothing else done.
 
-    python -m benchmarks.side_by_side.carrying [--link 1000/1000] [--mb 500]
+    python -m benchmarks.side_by_side.carrying [--link 1000/1000] [--mb 500] [--json FILE]
 
 Four processes in namespaces behind links of 20 ms sum `--mb` of fp32, as DDP does for a model of
 that size. A link's packets are carried by a process of this machine, so that fast links take cores
 from the arithmetic, which devices' own network cards do not. Prints how long the sum takes, how
-long its bytes take at the links' rate, and what it takes of all cores.
+long its bytes take at the links' rate, and what it takes of all cores. `--json` keeps that in a
+file, in which the report looks for it (`docs/side-by-side-carrying.json`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
 
+from benchmarks.common import machine
 from benchmarks.links import (
     LimitedNamespace,
     let_reach_one_another,
@@ -36,6 +41,56 @@ BUCKET: Final = 25_000_000
 """Bytes that are summed at once, as by DDP."""
 
 _MODULE: Final = "benchmarks.side_by_side.carrying"
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a sum over links took, with nothing beside it.
+
+    Attributes:
+        link: its rates, as `100/20`.
+        mb: of each device, summed.
+        took_s: seconds until all had the sum.
+        passed_bytes: through all links, up and down.
+        cores_s: seconds of all cores of the machine.
+        machine: in words.
+    """
+
+    link: str
+    mb: int
+    took_s: float
+    passed_bytes: int
+    cores_s: float
+    machine: str
+
+    @property
+    def rate_s(self) -> float:
+        """Return how long a ring's bytes take at the links' rate."""
+        link, nbytes = Link.of(self.link), 2 * (DEVICES - 1) / DEVICES * self.mb * 1e6
+        return max(nbytes / link.up, nbytes / link.down)
+
+
+def read(path: Path) -> list[Carried]:
+    """Return the sums that a file keeps; none where there is no file."""
+    return [Carried(**told) for told in json.loads(path.read_text())] if path.exists() else []
+
+
+def keep(path: Path, found: Carried) -> None:
+    """Add a sum to a file, in the place of an earlier one behind the same link."""
+    sums = [*(one for one in read(path) if one.link != found.link), found]
+    path.write_text(json.dumps([asdict(one) for one in sums], indent=1) + "\n")
+
+
+def table(sums: Sequence[Carried]) -> list[str]:
+    """Return the lines of a table of sums, in Markdown."""
+    return [
+        "| links | MB summed | s | s at their rate | s of all cores |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {one.link} | {one.mb} | {one.took_s:.1f} | {one.rate_s:.1f} | {one.cores_s:.1f} |"
+            for one in sums
+        ),
+    ]
 
 
 def summed(nbytes: int) -> None:
@@ -69,11 +124,42 @@ def worker(rank: int, namespaces: list[LimitedNamespace], nbytes: int) -> subpro
     )
 
 
+def measured(link: Link, mb: int) -> Carried:
+    """Sum behind links.
+
+    Raises:
+        RuntimeError: if a process could not sum with the others.
+    """
+    with ExitStack() as stack:
+        namespaces = [
+            stack.enter_context(limited_namespace(number, link.down, link.up, DELAY_S))
+            for number in range(DEVICES)
+        ]
+        let_reach_one_another(namespaces)
+        began = [namespace.passed_bytes() for namespace in namespaces]
+        workers = [worker(rank, namespaces, mb * 1_000_000) for rank in range(DEVICES)]
+        told, *_ = [each.communicate()[0] for each in workers]
+        ended = [namespace.passed_bytes() for namespace in namespaces]
+    if any(each.returncode for each in workers):
+        raise RuntimeError("a process could not sum with the others; see what it wrote above")
+    passed = sum(sum(after) - sum(before) for after, before in zip(ended, began, strict=True))
+    found = json.loads(told.splitlines()[-1])
+    return Carried(link.name, mb, found["took_s"], int(passed), found["cores_s"], machine())
+
+
+def _link(text: str) -> Link:
+    try:
+        return Link.of(text)
+    except ValueError as error:  # argparse hides what a plain ValueError says
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def main() -> None:
     """Print what it takes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--link", type=Link.of, default=Link(1000, 1000))
+    parser.add_argument("--link", type=_link, default=Link(1000, 1000))
     parser.add_argument("--mb", type=int, default=500)
+    parser.add_argument("--json", type=Path, help="keep what was found in this file")
     parser.add_argument("--sum", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sum:
@@ -85,26 +171,16 @@ def main() -> None:
         )
     if missing := namespaces_missing():
         parser.error(f"no links can be made here: {missing}")
-    link: Link = options.link
-    with ExitStack() as stack:
-        namespaces = [
-            stack.enter_context(limited_namespace(number, link.down, link.up, DELAY_S))
-            for number in range(DEVICES)
-        ]
-        let_reach_one_another(namespaces)
-        began = [namespace.passed_bytes() for namespace in namespaces]
-        workers = [worker(rank, namespaces, options.mb * 1_000_000) for rank in range(DEVICES)]
-        told, *_ = [each.communicate()[0] for each in workers]
-        ended = [namespace.passed_bytes() for namespace in namespaces]
-    if any(each.returncode for each in workers):
-        sys.exit("a process could not sum with the others; see what it wrote above")
-    found = json.loads(told.splitlines()[-1])
-    passed = sum(sum(after) - sum(before) for after, before in zip(ended, began, strict=True))
-    ring = 2 * (DEVICES - 1) / DEVICES * options.mb * 1e6
+    try:
+        found = measured(options.link, options.mb)
+    except RuntimeError as error:
+        sys.exit(str(error))
+    if options.json:
+        keep(options.json, found)
     print(
-        f"{options.mb} MB on {DEVICES} devices behind {link.name}: {found['took_s']:.1f} s; at the "
-        f"links' rate {max(ring / link.up, ring / link.down):.1f} s; {found['cores_s']:.1f} s of "
-        f"{os.cpu_count()} cores, {found['cores_s'] / passed * 1e9:.1f} for each GB through a link"
+        f"{found.mb} MB on {DEVICES} devices behind {found.link}: {found.took_s:.1f} s; at the "
+        f"links' rate {found.rate_s:.1f} s; {found.cores_s:.1f} s of {os.cpu_count()} cores, "
+        f"{found.cores_s / found.passed_bytes * 1e9:.1f} for each GB through a link"
     )
 
 

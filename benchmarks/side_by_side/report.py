@@ -2,7 +2,8 @@
 
     python -m benchmarks.side_by_side.report docs/side-by-side.json [--out docs]
 
-Everything on the page is made of the rows: nothing is written by hand.
+Everything on the page is made of the rows, and of what `carrying` found beside them: no figure is
+written by hand.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from benchmarks.side_by_side.carrying import Carried, read, table
 from benchmarks.side_by_side.method import Method, Way
 from benchmarks.side_by_side.order import default_order
 from benchmarks.side_by_side.plots import draw, summarize
@@ -27,6 +29,8 @@ from benchmarks.side_by_side.verdicts import disturbed, goals, short, survival, 
 
 PAGE: Final = "side-by-side.md"
 PLOT: Final = "images/side-by-side.svg"
+CARRYING: Final = "side-by-side-carrying.json"
+"""Beside the page: what links cost where its rows were measured."""
 SUMMARY: Final = "images/side-by-side-summary.svg"
 """What the README shows."""
 
@@ -75,21 +79,28 @@ cuts: its devices keep their layers for good. Stages send these too, and once a 
 gradients of each device's layers, since a device keeps nothing that is lost with it. Adapters are
 small: then each device has all layers for some of the sequences, and activations travel to the
 server, which computes the loss, and back. Tiles send every operand of every product.
+"""
 
-Links of 1000/1000 Mbit/s are more than this machine can carry while it computes: with nothing
-beside, gloo takes 20 s to sum 500 MB, where the rates would allow 6, and 23 s of the two cores
-(`python -m benchmarks.side_by_side.carrying`). Behind real cards those who send most would be
-faster than in these rows. Behind 100/20 such a sum takes 3% longer than the rates allow.
+_CARRYING: Final = """
+Links are no cards here: this machine carries their packets, on the cores that compute. So long it
+takes to sum over gloo with nothing beside (`python -m benchmarks.side_by_side.carrying`):
+
+{table}
+
+Where that is more than at the links' rate, those who send most would be faster behind real cards
+than in these rows, and the simulator, which knows of no such cost, is not compared with them.
 """
 
 
-def page(rows: Sequence[Row]) -> str:
-    """Return the report on rows."""
+def page(rows: Sequence[Row], sums: Sequence[Carried] = ()) -> str:
+    """Return the report on rows, and on what the links cost that they were measured behind."""
     parts = [_ABOUT, "\n".join([*_measured(rows), *_missing(rows)])]
     if short_of := [*goals(rows)]:
         parts += ["## The goals", "\n".join(f"- {text}" for text in short_of)]
     if won := [*winners(rows)]:
         parts += ["## Who is the fastest, and why", _WHY, "\n".join(f"- {text}" for text in won)]
+        if sums:
+            parts.append(_CARRYING.format(table="\n".join(table(sums))))
         parts.append(f"![Seconds a step by method and link]({PLOT})")
     if any(row.setting.fault is not Fault.NONE for row in rows):
         parts += ["## One device is stopped, or killed", *_faults(rows)]
@@ -214,7 +225,7 @@ def main() -> None:
     if not rows:
         parser.error(f"{os.fspath(options.rows)!r} has no rows; measure some first")
     (options.out / "images").mkdir(parents=True, exist_ok=True)
-    (options.out / PAGE).write_text(page(rows))
+    (options.out / PAGE).write_text(page(rows, read(options.out / CARRYING)))
     draw(rows, options.out / PLOT)
     summarize(rows, options.out / SUMMARY)
 

@@ -122,7 +122,7 @@ def winners(rows: Sequence[Row]) -> Iterator[str]:
         )
         yield (
             f"{title(setting)}: `{first.method.name}` is the fastest with {first.step_s:.1f} s a "
-            f"step, {second.step_s / first.step_s:.1f} times as fast as `{second.method.name}`; "
+            f"step, {second.step_s / first.step_s:.2f} times as fast as `{second.method.name}`; "
             f"links alone would take {first.links_s:.0f} s of it, and {second.links_s:.0f} s of "
             f"the other's.{alone}"
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.side_by_side.carrying import Carried
 from benchmarks.side_by_side.method import Method
 from benchmarks.side_by_side.order import default_order
 from benchmarks.side_by_side.plots import draw, summarize
@@ -68,7 +69,7 @@ def test_half_as_many_bytes_are_no_merit_of_a_way() -> None:
 def test_whoever_wins_is_named() -> None:
     faster = [*ROWS[:2], row("pipeline:fp32", 80)]
     (text,) = winners(faster)
-    assert "`pipeline:fp32` is the fastest with 80.0 s a step, 1.2 times as fast as" in text
+    assert "`pipeline:fp32` is the fastest with 80.0 s a step, 1.25 times as fast as" in text
     (text,) = winners(ROWS[:4])
     assert "`stages:fp32` is the fastest" in text
 
@@ -158,3 +159,9 @@ def test_what_the_simulator_does_not_know_is_not_compared() -> None:
     assert pairs([row("ddp:fp32", 360)]) == []
     faster = replace(HOME, link=Link(1000, 1000))  # than this machine carries
     assert pairs([*ROWS, row("ddp:fp32", 1, faster)]) == pairs(ROWS)
+
+
+def test_the_page_says_what_links_cost_where_that_is_known() -> None:
+    sums = [Carried("1000/1000", 500, 20.0, 6_000_000_000, 23.0, "a machine")]
+    assert "| 1000/1000 | 500 | 20.0 | 6.0 | 23.0 |" in page(ROWS, sums)
+    assert "carrying" not in page(ROWS)
