@@ -6,7 +6,7 @@ Four processes in namespaces behind links of 20 ms sum `--mb` of fp32, as DDP do
 that size. A link's packets are carried by a process of this machine, so that fast links take cores
 from the arithmetic, which devices' own network cards do not. Prints how long the sum takes, how
 long its bytes take at the links' rate, and what it takes of all cores. `--json` keeps that in a
-file, in which the report looks for it (`docs/side-by-side-carrying.json`).
+file, in which the report looks for it (`docs/side-by-side-links.json`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from benchmarks.side_by_side.verdicts import disturbed, goals, short, survival, 
 
 PAGE: Final = "side-by-side.md"
 PLOT: Final = "images/side-by-side.svg"
-CARRYING: Final = "side-by-side-carrying.json"
+LINKS: Final = "side-by-side-links.json"
 """Beside the page: what links cost where its rows were measured."""
 SUMMARY: Final = "images/side-by-side-summary.svg"
 """What the README shows."""
@@ -44,6 +44,8 @@ made from [the rows](side-by-side.json) by
 ```sh
 python -m benchmarks.side_by_side.hivemind_environment
 python -m benchmarks.side_by_side --json docs/side-by-side.json --keep
+python -m benchmarks.side_by_side.carrying --json docs/side-by-side-links.json
+python -m benchmarks.side_by_side.carrying --link 100/20 --mb 50 --json docs/side-by-side-links.json
 python -m benchmarks.side_by_side.report docs/side-by-side.json
 ```
 
@@ -54,13 +56,13 @@ takes no less time on four devices than on one, and a device that waits leaves i
 where they are told, each device has a part of its own. Cleave's server is a fifth process, which
 has no link.
 
-The first step is not counted, seconds are the median of the others; of a step that takes two
-minutes one is counted. Where the first step takes four minutes, it is the one that is counted,
-marked by *, but for `stages`, which are planned in it: what it has beside takes seconds, and *off*
-says less there, as no update comes before it. Bytes are those of the busiest device, counted by its
-interface. Memory is the most that was resident after the first step, of the largest device with all
-its processes; memory that these share counts once. *Off* is how far losses are from those of plain
-PyTorch in fp32, at most.
+Seconds are the median of the steps after the first, or one such step where it takes two minutes.
+Where * stands, the first step took four minutes and is the one that counts: beside the step itself
+it has seconds of other work, and *off* says less there, as no update precedes it. For `stages`,
+which are planned in the first step, it never counts. Bytes are those of the busiest device, counted
+at its interface. Memory is the most that was resident after the first step, of the largest device
+with all its processes; memory that these share counts once. *Off* is the largest relative
+difference between a step's loss and that of plain PyTorch in fp32.
 """
 
 _MEANING: Final = (
@@ -192,18 +194,27 @@ def _faults(rows: Sequence[Row]) -> Iterator[str]:
             )
             lines.append(f"| `{method.name}` | {' | '.join(told)} |")
         yield (
-            f"{heading(setting)}. The last of four devices, in the middle of a step; one whole "
-            f"step follows. Cleave's server and the first device of the others stay."
+            f"{heading(setting)}. The last of four devices is stopped or killed in the middle of a "
+            f"step; one whole step follows. Cleave's server, and the first device of the other "
+            f"methods, are not disturbed."
         )
         yield "\n".join(lines)
 
 
 def _best(rows: Sequence[Row]) -> Iterator[str]:
-    said = dict.fromkeys((row.method.name, row.best) for row in rows if row.best)
-    for method, best in said:
-        yield f"- `{method}`: {best}."
+    said: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.best:
+            faults = ", stopped or killed" if row.setting.fault is not Fault.NONE else ""
+            where = said.setdefault((row.method.name, row.best), [])
+            where.append(f"{title(row.setting)}{faults}")
+    methods = [method for method, _ in said]
+    for (method, best), where in said.items():
+        # A method that was run in one way everywhere needs no list of places.
+        places = "; ".join(dict.fromkeys(where)) if methods.count(method) > 1 else ""
+        yield f"- `{method}`: {best}{f' ({places})' if places else ''}."
     limits = sorted({row.limit_s for row in rows})
-    yield f"- Each row might take {' or '.join(f'{limit:g} s' for limit in limits)}."
+    yield f"- Each row was given {' or '.join(f'{limit:g} s' for limit in limits)} at most."
 
 
 def _failed(rows: Sequence[Row]) -> Iterator[str]:
@@ -225,7 +236,7 @@ def main() -> None:
     if not rows:
         parser.error(f"{os.fspath(options.rows)!r} has no rows; measure some first")
     (options.out / "images").mkdir(parents=True, exist_ok=True)
-    (options.out / PAGE).write_text(page(rows, read(options.out / CARRYING)))
+    (options.out / PAGE).write_text(page(rows, read(options.out / LINKS)))
     draw(rows, options.out / PLOT)
     summarize(rows, options.out / SUMMARY)
 

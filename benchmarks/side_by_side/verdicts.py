@@ -136,7 +136,7 @@ def survival(row: Row | None, rows: Sequence[Row]) -> str:
         return f"{row.ending.value} after {len(row.losses)} steps: {short(row.reason)}"
     reference = reference_of(row, rows)
     off = difference(row, reference) if reference is not None else float("nan")
-    right = "those of plain PyTorch" if agrees(row, reference) else "**others**"
+    right = "those of plain PyTorch" if agrees(row, reference) else "**not those of plain PyTorch**"
     at = row.fault_step - 2
     seconds = f"{row.step_s:.1f}, {row.seconds[at]:.1f}, {row.seconds[at + 1]:.1f}"
     if reference is None or len(reference.losses) < len(row.losses):
