@@ -25,9 +25,12 @@ export interface EvalRecord {
   readonly eval_loss: number;
 }
 
-/** What a user should know; `fleet` says who multiplies, `failed` why the job ended. */
+/**
+ * What a user should know: `fleet` says who multiplies, `disk` and `servers` that training waits for
+ * these or no more, `failed` why the job ended.
+ */
 export interface TextRecord {
-  readonly event: "note" | "fleet" | "failed" | "stopped";
+  readonly event: "note" | "fleet" | "disk" | "servers" | "failed" | "stopped";
   readonly text: string;
 }
 
@@ -70,6 +73,8 @@ function readRecord(value: unknown): JobRecord | null {
       return { event: "eval", step: real(map.step), eval_loss: real(map.eval_loss) };
     case "note":
     case "fleet":
+    case "disk":
+    case "servers":
     case "failed":
     case "stopped":
       return { event: map.event, text: String(map.text ?? "") };

@@ -108,6 +108,12 @@ test("records keep a loss that is no number, and leave out what is not known her
   expect(part?.next_record).toBe(8);
 });
 
+test.each(["disk", "servers"])("what training waits for is told: %s", (event) => {
+  const record = { event, state: "waiting", text: "training waits" };
+  const { job: read } = readOverview(overviewData({ job: job(0, [record]) }));
+  expect(read?.records).toEqual([{ event, text: "training waits" }]);
+});
+
 test("a step has the compared run's loss where the PS sent one", () => {
   const sent = [{}, { against_loss: 9.5 }, { against_loss: 9n }, { against_loss: Number.NaN }];
   const wrong = [{ against_loss: null }, { against_loss: "9.5" }, { against_loss: [9.5] }];
