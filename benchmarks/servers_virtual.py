@@ -44,7 +44,7 @@ LINES = (
     "paper-1024:tiles:10:1,4,16,64;paper-1024:tiles:100:1,4,16,64;"
     "paper-1024:stages:10:1,4,16;paper-1024:stages:100:1,4,16;"
     "paper-8192:stages:10:1,4,16,64;paper-8192:stages:100:1,4,16,64;"
-    "paper-8192:tiles:10:4,16,64;paper-8192:tiles:100:16,64"
+    "paper-8192:tiles:10:1,4,16,64;paper-8192:tiles:100:1,4,16,64"
 )
 
 
