@@ -29,6 +29,7 @@ from typing import Final
 from benchmarks.claims import Gap, Section, claims_of, unreached
 from benchmarks.common import machine
 from benchmarks.side_by_side.results import measured_commit, saved
+from cleave.training.run_folder import write_atomically
 
 PAGES: Final = ("README.md", "docs/*.md", "docs/decisions/*.md", "docs/how-to/*.md")
 _TAIL: Final = 40  # lines of a benchmark's output on the page
@@ -260,9 +261,7 @@ def main() -> None:
         kept = [one for one in kept if one.command != command]
         kept.append(run(benchmark, quick=options.quick, commit=commit))
         print(f"{command}: {kept[-1].how}, {kept[-1].took_s:.0f} s", file=sys.stderr, flush=True)
-        written = record.with_suffix(".new")
-        written.write_text(json.dumps([asdict(one) for one in kept], indent=1))
-        os.replace(written, record)
+        write_atomically(record, json.dumps([asdict(one) for one in kept], indent=1).encode())
         options.out.write_text(page(kept, claims_of(_ROOT, PAGES)))
     options.out.write_text(page(kept, claims_of(_ROOT, PAGES)))
     sys.exit(0 if all(one.good for one in kept) else 1)

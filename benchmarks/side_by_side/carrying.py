@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from benchmarks.links import (
 )
 from benchmarks.side_by_side.contenders.group import environment
 from benchmarks.side_by_side.setting import Link
+from cleave.training.run_folder import write_atomically
 
 DEVICES: Final = 4
 DELAY_S: Final = 0.01
@@ -71,26 +71,23 @@ class Carried:
 
 
 def read(path: Path) -> list[Carried]:
-    """Return the sums that a file keeps; none where there is no file."""
-    return [Carried(**told) for told in json.loads(path.read_text())] if path.exists() else []
+    """Return the sums that a file keeps; none where there is no file.
+
+    Raises:
+        ValueError: when it is a file of something else.
+    """
+    try:
+        return [Carried(**told) for told in json.loads(path.read_text())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{os.fspath(path)!r} keeps no such sums: {error}") from error
 
 
 def keep(path: Path, found: Carried) -> None:
     """Add a sum to a file, in the place of an earlier one behind the same link."""
     sums = [*(one for one in read(path) if one.link != found.link), found]
-    path.write_text(json.dumps([asdict(one) for one in sums], indent=1) + "\n")
-
-
-def table(sums: Sequence[Carried]) -> list[str]:
-    """Return the lines of a table of sums, in Markdown."""
-    return [
-        "| links | MB summed | s | s at their rate | s of all cores |",
-        "| --- | ---: | ---: | ---: | ---: |",
-        *(
-            f"| {one.link} | {one.mb} | {one.took_s:.1f} | {one.rate_s:.1f} | {one.cores_s:.1f} |"
-            for one in sums
-        ),
-    ]
+    write_atomically(path, (json.dumps([asdict(one) for one in sums], indent=1) + "\n").encode())
 
 
 def summed(nbytes: int) -> None:
@@ -147,17 +144,10 @@ def measured(link: Link, mb: int) -> Carried:
     return Carried(link.name, mb, found["took_s"], int(passed), found["cores_s"], machine())
 
 
-def _link(text: str) -> Link:
-    try:
-        return Link.of(text)
-    except ValueError as error:  # argparse hides what a plain ValueError says
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def main() -> None:
     """Print what it takes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--link", type=_link, default=Link(1000, 1000))
+    parser.add_argument("--link", default="1000/1000", help="Mbit/s down/up")
     parser.add_argument("--mb", type=int, default=500)
     parser.add_argument("--json", type=Path, help="keep what was found in this file")
     parser.add_argument("--sum", type=int, default=0, help=argparse.SUPPRESS)
@@ -169,19 +159,25 @@ def main() -> None:
         parser.error(
             f"--mb {options.mb} is less than one bucket; use {BUCKET // 1_000_000} or more"
         )
+    try:
+        link = Link.of(options.link)
+        if options.json:
+            read(options.json)  # before the time is spent
+    except ValueError as error:
+        parser.error(str(error))
     if missing := namespaces_missing():
         parser.error(f"no links can be made here: {missing}")
     try:
-        found = measured(options.link, options.mb)
+        found = measured(link, options.mb)
     except RuntimeError as error:
         sys.exit(str(error))
-    if options.json:
-        keep(options.json, found)
     print(
         f"{found.mb} MB on {DEVICES} devices behind {found.link}: {found.took_s:.1f} s; at the "
         f"links' rate {found.rate_s:.1f} s; {found.cores_s:.1f} s of {os.cpu_count()} cores, "
         f"{found.cores_s / found.passed_bytes * 1e9:.1f} for each GB through a link"
     )
+    if options.json:
+        keep(options.json, found)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from benchmarks.side_by_side.carrying import Carried, read, table
+from benchmarks.side_by_side.carrying import Carried, read
 from benchmarks.side_by_side.method import Method, Way
 from benchmarks.side_by_side.order import default_order
 from benchmarks.side_by_side.plots import draw, summarize
@@ -95,14 +95,20 @@ than in these rows, and the simulator, which knows of no such cost, is not compa
 
 
 def page(rows: Sequence[Row], sums: Sequence[Carried] = ()) -> str:
-    """Return the report on rows, and on what the links cost that they were measured behind."""
+    """Return the report on rows.
+
+    Args:
+        rows: what was measured.
+        sums: what links cost; on machines that no row was measured on they say nothing of it.
+    """
     parts = [_ABOUT, "\n".join([*_measured(rows), *_missing(rows)])]
     if short_of := [*goals(rows)]:
         parts += ["## The goals", "\n".join(f"- {text}" for text in short_of)]
     if won := [*winners(rows)]:
         parts += ["## Who is the fastest, and why", _WHY, "\n".join(f"- {text}" for text in won)]
-        if sums:
-            parts.append(_CARRYING.format(table="\n".join(table(sums))))
+        machines = {row.machine for row in rows}
+        if here := [one for one in sums if one.machine in machines]:
+            parts.append(_CARRYING.format(table="\n".join(_sums(here))))
         parts.append(f"![Seconds a step by method and link]({PLOT})")
     if any(row.setting.fault is not Fault.NONE for row in rows):
         parts += ["## One device is stopped, or killed", *_faults(rows)]
@@ -130,6 +136,15 @@ def page(rows: Sequence[Row], sums: Sequence[Carried] = ()) -> str:
     if failed := [*_failed(rows)]:
         parts += ["## What did not run", "\n".join(failed)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _sums(sums: Sequence[Carried]) -> Iterator[str]:
+    yield "| links | MB summed | s | s at their rate | s of all cores |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    for one in sums:
+        yield (
+            f"| {one.link} | {one.mb} | {one.took_s:.1f} | {one.rate_s:.1f} | {one.cores_s:.1f} |"
+        )
 
 
 def _measured(rows: Sequence[Row]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import posixpath
 import subprocess
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Final
 
 from benchmarks.side_by_side.method import Way
 from benchmarks.side_by_side.row import Key, Row, from_json, to_json
+from cleave.training.run_folder import write_atomically
 
 MEASURED_FOLDERS: Final = ("cleave", "cleave_cli", "emulator", "profiles", "benchmarks")
 """What figures of Cleave are measured with. Other changes leave them valid."""
@@ -83,11 +83,8 @@ class Results:
         self.rows.append(row)
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        written = self.path.with_name(f"{self.path.name}.new")
         rows = [to_json(row) for row in self.rows]
-        written.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-        os.replace(written, self.path)
+        write_atomically(self.path, (json.dumps({"rows": rows}, indent=1) + "\n").encode())
 
 
 def saved(commit: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.side_by_side.carrying import Carried, keep, main, read, table
+from benchmarks.side_by_side.carrying import Carried, keep, main, read
 
 SUM = Carried("1000/1000", 500, 20.0, 6_000_000_000, 23.0, "a machine")
 
@@ -27,8 +27,17 @@ def test_a_ring_takes_what_its_slower_way_takes() -> None:
     assert replace(SUM, link="100/20", mb=50).rate_s == pytest.approx(30.0)
 
 
-def test_a_sum_is_a_line_of_the_table() -> None:
-    assert table([SUM])[-1] == "| 1000/1000 | 500 | 20.0 | 6.0 | 23.0 |"
+def test_a_file_of_something_else_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.json"
+    for text in ("no JSON", '{"rows": []}', "[1]"):
+        path.write_text(text)
+        monkeypatch.setattr(sys, "argv", ["carrying", "--json", str(path)])
+        with pytest.raises(SystemExit):
+            main()
+        assert f"{str(path)!r} keeps no such sums" in capsys.readouterr().err
+        assert path.read_text() == text
 
 
 @pytest.mark.parametrize(
