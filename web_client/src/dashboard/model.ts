@@ -3,7 +3,7 @@
 import type { Plain } from "../protocol/messages";
 import type { LinkState } from "./link";
 import type { FinishedGemm, FleetEvent, JobPart, Overview } from "./overview";
-import type { EvalRecord, StepRecord } from "./records";
+import type { EvalRecord, StepRecord, TextRecord } from "./records";
 import { largestDifference, thin } from "./series";
 
 /** Events kept; the PS keeps no more either. */
@@ -30,6 +30,8 @@ export interface JobModel {
   readonly started_s: number | null;
   /** For what it waits, as for devices; "" if for nothing. */
   readonly waits: string;
+  /** What was last said of who multiplies; "" if nothing was. */
+  readonly fleet_note: string;
   /** Of the step that is under way: tasks that are done, and all of them, 0 if not known. */
   readonly tasks: readonly [number, number] | null;
   readonly next_record: number;
@@ -154,10 +156,11 @@ function takeJob(
   const next = old?.next_record ?? 0;
   if (part.first_record > next) {
     const none = { step_records: [], eval_records: [], largest_difference: null, notes: [] };
-    return { job: { ...about, next_record: 0, ...none }, behind: true };
+    return { job: { ...about, next_record: 0, fleet_note: "", ...none }, behind: true };
   }
   const follows = part.first_record === next;
   const records = follows ? part.records : [];
+  const fleet_note = records.filter(isFleet).at(-1)?.text ?? old?.fleet_note ?? "";
   const texts = records.flatMap((record) => ("text" in record ? [record.text] : []));
   const steps = records.filter(isStep);
   const step_records = thin([...(old?.step_records ?? []), ...steps]);
@@ -166,6 +169,7 @@ function takeJob(
     job: {
       ...about,
       next_record: follows ? part.next_record : next,
+      fleet_note,
       step_records,
       eval_records: thin([...(old?.eval_records ?? []), ...records.filter(isEval)]),
       largest_difference: largestDifference(old?.largest_difference ?? null, steps),
@@ -181,8 +185,17 @@ function laterGemms(model: Model, overview: Overview): readonly FinishedGemm[] {
   return overview.gemms.filter((gemm) => !known.has(gemm.generation));
 }
 
+/** Whether what a job waits for is devices. */
+export function lacksDevices(job: JobModel): boolean {
+  return job.waits !== "" && job.waits === job.fleet_note;
+}
+
 function isStep(record: { event: string }): record is StepRecord {
   return record.event === "step";
+}
+
+function isFleet(record: { event: string }): record is TextRecord {
+  return record.event === "fleet";
 }
 
 function isEval(record: { event: string }): record is EvalRecord {

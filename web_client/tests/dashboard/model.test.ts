@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { EMPTY, type Model, question, reduce } from "../../src/dashboard/model";
+import { EMPTY, lacksDevices, type Model, question, reduce } from "../../src/dashboard/model";
 import { readOverview } from "../../src/dashboard/overview";
 import { MAX_POINTS } from "../../src/dashboard/series";
 import { events, job, overviewData, step } from "./example";
@@ -19,6 +19,19 @@ test("a job's records add up, and the next question asks for what follows", () =
   expect(twice.job?.step_records.map((record) => record.step)).toEqual([1, 2, 3]);
   expect(twice.job?.notes).toEqual(["saved"]);
   expect(question(twice)).toMatchObject({ after_record: 4, job: "" });
+});
+
+test.each([
+  ["fleet", true],
+  ["disk", false],
+  ["servers", false],
+])("whether a job waits for devices is known from what said so: %s", (event, expected) => {
+  const waits = "No space left on device";
+  const waiting = after(EMPTY, { job: job(0, [{ event, text: waits }], { waits }) });
+  const still = after(waiting, { job: job(1, [{ event: "note", text: "saved" }], { waits }) });
+  const paused = after(still, { job: job(2, [], { waits: "paused" }) });
+  const lacks = [waiting, still, paused].map((each) => each.job && lacksDevices(each.job));
+  expect(lacks).toEqual([expected, expected, false]);
 });
 
 test("records that were read already, or a gap, are not taken in", () => {

@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { duration } from "../../ui/figures";
-import type { JobModel, Model } from "../model";
+import { type JobModel, lacksDevices, type Model } from "../model";
 import { timeOfDay } from "../text";
 
 export function Notice(props: { readonly title: string; readonly children: ComponentChildren }) {
@@ -81,14 +81,14 @@ export function Stale(props: { readonly model: Model }) {
   );
 }
 
-/** Says that a job waits, for devices or for room on a disk: nothing goes on without it. */
+/** Says that a job waits, as for devices or for room on a disk: nothing goes on without it. */
 export function Waiting(props: { readonly job: JobModel }) {
   const { waits } = props.job;
   if (waits === "") return null;
   return (
     <div class="banner" role="status">
       <b>Waiting.</b> {sentence(waits)}
-      {waits.includes("device") && (
+      {lacksDevices(props.job) && (
         <>
           {" "}
           A join code for one: <code>cleave pair</code>.
