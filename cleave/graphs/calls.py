@@ -62,7 +62,7 @@ class LayerCall:
         """
         leaves, structure = _named_leaves(args, kwargs)
         found = {leaf.name: leaf.tensor for leaf in leaves if isinstance(leaf, _NamedTensor)}
-        if structure != self._structure or found.keys() != self.beside.keys():
+        if structure != self._structure or _without_tensors(leaves) != list(self._leaves):
             raise LayerGraphError("the model calls its layers in another way than before")
         return found
 
@@ -150,7 +150,7 @@ def _note(
     for leaf in leaves:
         if not isinstance(leaf, _NamedTensor | _PLAIN):
             raise LayerGraphError(f"it is called with a {type(leaf).__name__}")
-    names = [_Name(leaf.name) if isinstance(leaf, _NamedTensor) else leaf for leaf in leaves]
+    names = _without_tensors(leaves)
     in_tuple = isinstance(found, tuple)
     y = _output(found)
     calls.append(
@@ -179,6 +179,11 @@ def _named_leaves(
         else:
             leaves.append(leaf)
     return leaves, structure
+
+
+def _without_tensors(leaves: Sequence[object]) -> list[object]:
+    """Return arguments with the names of tensors in their places."""
+    return [_Name(leaf.name) if isinstance(leaf, _NamedTensor) else leaf for leaf in leaves]
 
 
 def _hooked(layer: nn.Module) -> str:

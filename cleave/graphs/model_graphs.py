@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -40,10 +34,10 @@ from cleave.graphs.layer_graphs import LayerGraphs, export_layer
 from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_graph import LossGraph, export_loss
 from cleave.graphs.loss_slices import SliceGraphs, export_slice, rows_of_head
+from cleave.graphs.model_state import digest, graph_key
 from cleave.graphs.packed import PackedBy, document_mask
 from cleave.machine.graph_session import Array, GraphSession
 
-_EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
 _OURS: Final = (
     attention,
     attention_blocks,
@@ -62,6 +56,7 @@ _OURS: Final = (
 _EXAMPLE_SAMPLES: Final = 2
 _MOST_OFF: Final = 1e-4  # of the largest element; a right graph is off by 1e-6
 _MOST_OFF_16_BIT: Final = 0.05
+_MOST_OFF_GRADIENT: Final = 1e-2  # of its norm: at a kink rounding turns single elements to zero
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,10 @@ def model_graphs(
         progress("a graph of the loss")
         return export_loss(model, found)
 
-    key = _key(model, tensors_of(model), found[-1].y[:, :1], {})
+    modules = [call.layer for call in found]
+    inside = {id(t) for module in modules for t in tensors_of(module).values()}
+    held = {name: t for name, t in tensors_of(model).items() if id(t) not in inside}
+    key = graph_key(model, held, found[-1].y[:, :1], {}, _OURS, without=modules)
     loss = cache.get(key, LossGraph, made_loss)
 
     def slice_of_loss(rows: int) -> SliceGraphs:
@@ -155,7 +153,7 @@ def model_graphs(
             progress("graphs of a slice of the loss")
             return export_slice(model, found, loss, rows)
 
-        return cache.get(_digest(f"{key} {rows}"), SliceGraphs, made)
+        return cache.get(digest(f"{key} {rows}"), SliceGraphs, made)
 
     sliced = slice_of_loss if rows_of_head(model, loss) else None
     return ModelGraphs(found, parts, layers, loss, sliced, refused)
@@ -192,7 +190,7 @@ class _Kinds:
         call = whole.call
         if call.hooked:
             raise LayerGraphError(call.hooked)
-        kind = _key(call.layer, whole.held, call.x, call.beside, path)
+        kind = graph_key(call.layer, whole.held, call.x, call.beside, _OURS, path=path)
         if self._in_parts and kind not in self._cut:
             self._cut[kind] = whole.cut()
         parts = whole.cut_as(self._cut[kind]) if self._in_parts else [whole]
@@ -212,13 +210,15 @@ class _Kinds:
 
     def _graphs_of_kind(self, part: LayerPart, kind: str) -> LayerGraphs:
         cut = f"{kind} {part.first} {part.last} {part.pieces}"
-        key = kind if part.is_whole else _digest(cut)
+        key = kind if part.is_whole else digest(cut)
         if key not in self._graphs:
 
             def made() -> LayerGraphs:
                 what = type(part.call.layer).__name__
                 self._progress(f"a graph of {what if part.is_whole else f'a part of {what}'}")
-                return export_layer(part)
+                graphs = export_layer(part)
+                _refuse_other_gradients(part, graphs)
+                return graphs
 
             try:
                 self._graphs[key] = self._cache.get(key, LayerGraphs, made)
@@ -241,118 +241,63 @@ def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
     Raises:
         LayerGraphError: when it does not.
     """
-    feed = {names.X: _fp32(part.x)}
-    feed |= {names.parameter(n): _fp32(t) for n, t in part.held.items()}
-    feed |= {names.beside(n): _fp32(t) for n, t in part.call.beside.items()}
     session = GraphSession(graphs.forward, shares_memory=False)  # used once
-    found, wanted = session.run(feed)[names.Y], _fp32(part.y)
+    found, wanted = session.run(_feed(part))[names.Y], _fp32(part.y)
     off = float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-30))
     most = _MOST_OFF if part.y.dtype is torch.float32 else _MOST_OFF_16_BIT
     if not off <= most:
         raise LayerGraphError(f"its graph's output is {off:.1e} off, more than {most:g}")
 
 
+def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
+    """Ensure that a layer's graphs return the gradients that PyTorch computes.
+
+    Raises:
+        LayerGraphError: when they do not.
+    """
+    dy = torch.randn(part.x.shape, generator=torch.Generator().manual_seed(0))
+    wanted = _gradients(part, graphs.trainable, dy)
+    feed = _feed(part) | {names.DY: _fp32(dy)}
+    feed |= {names.total(n): np.zeros(part.held[n].shape, np.float32) for n in graphs.trainable}
+    forward = GraphSession(graphs.forward, shares_memory=False)
+    feed |= {n: a for n, a in forward.run(feed).items() if n != names.Y}
+    largest = max(float(np.linalg.norm(each)) for each in wanted.values())
+    for graph in (graphs.backward, graphs.from_activations):
+        found = GraphSession(graph, shares_memory=False).run(feed)
+        for name, each in wanted.items():
+            off = float(np.linalg.norm(found[name] - each))
+            # The gradient of a key's bias is zero but for rounding: others are its measure.
+            scale = max(float(np.linalg.norm(each)), 1e-3 * largest)
+            if not off <= _MOST_OFF_GRADIENT * scale:
+                raise LayerGraphError(
+                    f"its graph's gradient {name} is {off / scale:.1e} off from PyTorch's"
+                )
+
+
+def _gradients(part: LayerPart, trainable: Sequence[str], dy: Tensor) -> dict[str, Array]:
+    """Return a layer's gradients by PyTorch, by the names of its graphs' outputs."""
+    held = {n: t.detach().float() if t.is_floating_point() else t for n, t in part.held.items()}
+    trained = [held[n].requires_grad_() for n in trainable]
+    beside = {n: t.float() if t.is_floating_point() else t for n, t in part.call.beside.items()}
+    x = part.x.detach().float().requires_grad_()
+    with torch.enable_grad():
+        y = part.run(held, x, beside)
+    found = torch.autograd.grad(y, [x, *trained], dy, allow_unused=True)
+    wanted = [names.DX, *(names.new_total(n) for n in trainable)]
+    return {
+        name: np.zeros(given.shape, np.float32) if made is None else _fp32(made)
+        for name, given, made in zip(wanted, [x, *trained], found, strict=True)
+    }
+
+
+def _feed(part: LayerPart) -> dict[str, Array]:
+    """Return what a layer's forward graph takes."""
+    feed = {names.X: _fp32(part.x)}
+    feed |= {names.parameter(n): _fp32(t) for n, t in part.held.items()}
+    return feed | {names.beside(n): _fp32(t) for n, t in part.call.beside.items()}
+
+
 def _fp32(tensor: Tensor) -> Array:
     made = tensor.detach().float() if tensor.is_floating_point() else tensor.detach()
     found: Array = made.numpy()
     return found
-
-
-def _key(
-    module: nn.Module,
-    held: Mapping[str, Tensor],
-    x: Tensor,
-    beside: Mapping[str, Tensor],
-    path: str = "",
-) -> str:
-    """Return a digest of all that a graph follows from.
-
-    Layers that differ in their number alone have the same.
-
-    Args:
-        module: what becomes a graph.
-        held: its parameters and buffers.
-        x, beside: what it is called with.
-        path: its name in the model, which adapters note.
-    """
-    described = {
-        "modules": [
-            [name, type(part).__qualname__, _plain_attributes(part, path)]
-            for name, part in module.named_modules()
-        ],
-        "sources": sorted({_digest(_source(type(part))) for part in module.modules()}),
-        "held": [[name, list(t.shape), t.requires_grad] for name, t in held.items()],
-        "x": list(x.shape[1:]),
-        "beside": [
-            [name, list(t.shape), str(t.dtype), t.shape[:1] == x.shape[:1]]
-            for name, t in beside.items()
-        ],
-        "versions": {name: _version(name) for name in _EXPORTERS},
-        "ours": [_digest(inspect.getsource(part)) for part in _OURS],
-    }
-    return _digest(json.dumps(described, sort_keys=True))
-
-
-def _plain_attributes(module: nn.Module, path: str) -> dict[str, Any]:
-    """Return what a module holds besides tensors, as far as it can change what it computes."""
-    return {
-        name: _described(held, path)
-        for name, held in vars(module).items()
-        if name not in ("layer_idx", "training") and not name.startswith("_")
-    }
-
-
-def _described(held: Any, path: str, depth: int = 3) -> Any:
-    """Return a description of what a module holds, as JSON has it.
-
-    What has no description of its own is described by its class and what it holds, to some depth,
-    and beyond that by its address: then nothing is shared.
-
-    Args:
-        held: what is described.
-        path: the module's name in the model, which is left out of texts.
-        depth: of what it holds.
-    """
-    if isinstance(held, bool | int | float | None):
-        return held
-    if isinstance(held, str):
-        return _without(path, held)
-    if depth and isinstance(held, dict):
-        return {str(key): _described(value, path, depth - 1) for key, value in held.items()}
-    if callable(held):
-        return getattr(held, "__qualname__", type(held).__qualname__)
-    if hasattr(held, "to_json_string"):  # a configuration of transformers
-        return held.to_json_string()
-    kind: Any = type(held)
-    known = hasattr(held, "__dict__") and not hasattr(kind, "__slots__")
-    if depth and known and kind.__repr__ is object.__repr__:
-        return [
-            kind.__qualname__,
-            _digest(_source(kind)),
-            _described(vars(held), path, depth - 1),
-        ]
-    return _without(path, repr(held))
-
-
-def _without(path: str, text: str) -> str:
-    return text.replace(path, "*") if path else text
-
-
-def _source(kind: type) -> str:
-    """Return the text of the file that a class comes from."""
-    module: ModuleType | None = sys.modules.get(kind.__module__)
-    try:
-        return inspect.getsource(module) if module is not None else kind.__qualname__
-    except (OSError, TypeError):
-        return kind.__qualname__
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -94,10 +94,15 @@ class OutsideLayers:
 
         Args:
             forward: returns what the last layer would; it may call layers.
+
+        Raises:
+            LayerGraphError: when the model does not call each layer once, in order.
         """
         first = self.calls[0]
+        called: list[nn.Module] = []
 
         def run(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
+            called.append(call.layer)
             if call is first:
                 with self._layers_put_back():
                     x = forward(x)
@@ -105,6 +110,8 @@ class OutsideLayers:
 
         with self._layers_replaced(run):
             yield
+        if called != [call.layer for call in self.calls]:
+            raise LayerGraphError("the model left out a layer, or called one again")
 
     @contextmanager
     def _layers_replaced(self, forward: Callable[..., object]) -> Iterator[None]:

@@ -168,20 +168,18 @@ def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
 
 def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     """Return the function as core ATen operations, and the inputs that it uses."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     inputs = _examples(traced.inputs, traced.varying)
 
     def function(*given: Tensor) -> tuple[Tensor, ...]:
         with _PlainLinear():
             return traced.function(dict(zip(inputs, given, strict=True)))
 
-    with _without_values(inputs, traced.varying) as (given, shapes):
-        graph = make_fx(function, _decompositions())(*given)
-        if shapes.guards or shapes.replacements:
-            raise LayerGraphError("it does something else for a batch of another size")
-    _make_functional(graph.graph)
-    graph.graph.eliminate_dead_code()
+    graph = _made(function, inputs, traced.varying)
+    if any(map(changes_its_input, graph.graph.nodes)):
+        # What is kept for the backward pass would be what it was changed to.
+        graph = _made(torch.func.functionalize(function), inputs, traced.varying)
+        if any(map(changes_its_input, graph.graph.nodes)):
+            raise LayerGraphError("it changes tensors that it was given")
     used = {}
     for node, name in zip(graph.graph.find_nodes(op="placeholder"), list(inputs), strict=True):
         if node.users:
@@ -190,6 +188,21 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
             graph.graph.erase_node(node)
     graph.recompile()
     return graph, used
+
+
+def _made(
+    function: Callable[..., Any], inputs: Mapping[str, Tensor], varying: Set[str]
+) -> fx.GraphModule:
+    """Return a function as core ATen operations, with few that change a tensor in place."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with _without_values(inputs, varying) as (given, shapes):
+        graph = make_fx(function, _decompositions())(*given)
+        if shapes.guards or shapes.replacements:
+            raise LayerGraphError("it does something else for a batch of another size")
+    _make_functional(graph.graph)
+    graph.graph.eliminate_dead_code()
+    return graph
 
 
 def _make_functional(graph: fx.Graph) -> None:

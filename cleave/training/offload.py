@@ -27,6 +27,7 @@ from cleave.training.job import FallbackMode
 from cleave.training.offload_choice import OffloadChoice
 from cleave.training.offload_report import OffloadReport
 from cleave.training.offloaded_linear import Operands
+from cleave.training.staged_module import go_by_stages, go_plainly, passes_of
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ def send(
         local = fallback == FallbackMode.LOCAL.value
         return _offload_by_stages(model, fleet, audit, fallback_after_s if local else None)
     _refuse_offloaded(model)
-    if getattr(vars(_without_wrapper(model)).get("forward"), "close", None) is not None:
+    if passes_of(_without_wrapper(model)) is not None:
         raise UsageError("the model is offloaded already; call cleave.restore(model) first")
     chosen = OffloadChoice(model, include, exclude)
     found = chosen.found()
@@ -199,7 +200,7 @@ def _offload_by_stages(
     from cleave.training.staged_forward import StagedForward  # with ONNX and transformers
 
     inner = _without_wrapper(model)
-    if isinstance(vars(inner).get("forward"), StagedForward):
+    if passes_of(inner) is not None:
         raise UsageError("the model is offloaded already; call cleave.restore(model) first")
     if not isinstance(inner, PreTrainedModel):
         raise UsageError(
@@ -209,13 +210,18 @@ def _offload_by_stages(
     if not isinstance(fleet, Fleet):
         raise UsageError(f"stages need a fleet of devices, not {_kind(fleet)}")
     _refuse_offloaded(model)
+    if "forward" in vars(inner):
+        raise UsageError(
+            f"the forward of {_kind(inner)} was replaced, as accelerate's prepare does; offload "
+            f"the model first and prepare it afterwards"
+        )
     for name, parameter in inner.named_parameters():
         if parameter.device.type != "cpu":
             raise UsageError(
                 f"parameter {name!r} is on {parameter.device}, and stages need the model in host "
                 f"memory: call model.to('cpu') first"
             )
-    vars(inner)["forward"] = StagedForward(inner, fleet, audit, local_after_s)
+    go_by_stages(inner, StagedForward(inner, fleet, audit, local_after_s))
     return OffloadReport(Method.STAGES.value, {}, {})
 
 
@@ -271,9 +277,9 @@ def restore(model: nn.Module) -> nn.Module:
         `model` itself; a model that is not offloaded is returned unchanged.
     """
     inner = _without_wrapper(model)
-    if (staged := getattr(vars(inner).get("forward"), "close", None)) is not None:
-        staged()
-        del vars(inner)["forward"]
+    if (passes := passes_of(inner)) is not None:
+        passes.close()
+        go_plainly(inner)
     for module in model.modules():
         if "_cleave" in module.__dict__:
             object.__delattr__(module, "_cleave")

@@ -6,11 +6,11 @@ that is sooner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cleave.graphs.model_graphs import ModelGraphs
 
@@ -99,9 +99,15 @@ class PsPasses:
     def _add(found: dict[int, Tensor], key: int, gradient: Tensor) -> None:
         found[key] = found[key] + gradient if key in found else gradient
 
-    def _trained(self, run: int) -> list[Tensor]:
+    def _trained(self, run: int) -> Sequence[Tensor]:
         layers = (self._calls[number].layer for number in self.runs.get(run, ()))
-        return [p for layer in layers for p in layer.parameters() if p.requires_grad]
+        return trained_parameters(layers)
+
+
+def trained_parameters(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of layers that require gradients, each once where layers share it."""
+    trained = (p for layer in layers for p in layer.parameters() if p.requires_grad)
+    return list(dict.fromkeys(trained))
 
 
 def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from cleave.arrays import Buffer, DType
 from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_slices import SliceGraphs, combined
 from cleave.graphs.model_graphs import ModelGraphs
+from cleave.graphs.model_state import content
 from cleave.graphs.outside import Embedded
 from cleave.planner.coding import coded_ratio
 from cleave.planner.layer_memory import dequantized_bytes, working_bytes
@@ -43,6 +44,67 @@ _TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
 _INDICES: Final = {torch.int64: "int64", torch.bool: "bool", torch.uint8: "uint8"}
 
 
+class Sent:
+    """Keeps graphs and frozen parameters as they travel: the same objects while they are the same.
+
+    Devices keep an array while steps name the same object.
+
+    Args:
+        changing: whether a frozen parameter may change between steps, in ways that nobody is told
+            of. Then each is compared with what was sent, which reads all of them in every step.
+    """
+
+    def __init__(self, *, changing: bool = False) -> None:
+        self._changing = changing
+        self._graphs: dict[bytes, StageGraph] = {}
+        self._frozen: dict[tuple[int, DType, HeadSlice | None], _Frozen] = {}
+
+    def graph(self, model: bytes) -> StageGraph:
+        """Return an ONNX model as it travels."""
+        if model not in self._graphs:
+            graph = onnx.load_model_from_string(model).graph
+            inputs = tuple(one.name for one in graph.input)
+            outputs = tuple(one.name for one in graph.output)
+            self._graphs[model] = StageGraph(model, inputs, outputs)
+        return self._graphs[model]
+
+    def frozen(
+        self,
+        tensor: Tensor,
+        dtype: DType,
+        part: HeadSlice | None,
+        values: Tensor,
+        make: Callable[[Tensor], StageArray],
+    ) -> StageArray:
+        """Return a frozen parameter as it travels.
+
+        Args:
+            tensor: the parameter.
+            dtype: in which numbers travel.
+            part: which rows of it are sent; None for all.
+            values: those rows.
+            make: makes the array of them.
+        """
+        key = id(tensor), dtype, part
+        known = self._frozen.get(key)
+        digest = content(values) if self._changing else b""
+        if known is None or known.digest != digest:
+            known = self._frozen[key] = _Frozen(tensor, digest, make(values))
+        return known.array
+
+    def keep_only(self, tensors: Iterable[Tensor]) -> None:
+        """Forget parameters that are none of these."""
+        those = {id(tensor) for tensor in tensors}
+        self._frozen = {key: held for key, held in self._frozen.items() if key[0] in those}
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    tensor: Tensor  # while it is held, no other has its `id`
+    digest: bytes
+    array: StageArray
+
+
 class ModelWork:
     """Makes the work of steps from a model, and gradients of what comes back.
 
@@ -54,6 +116,7 @@ class ModelWork:
         graphs: its graphs.
         dtype: in which parameters and activations travel.
         message_bytes: the largest parameter that travels in one piece.
+        sent: graphs and frozen parameters, where other work of the same model has the same.
     """
 
     def __init__(
@@ -62,20 +125,20 @@ class ModelWork:
         graphs: ModelGraphs,
         dtype: DType,
         message_bytes: int = _MESSAGE_BYTES,
+        sent: Sent | None = None,
     ) -> None:
         self.model = model
         self.graphs = graphs
         self.dtype = dtype
         self._message_bytes = message_bytes
-        self._made: dict[bytes, StageGraph] = {}
+        self._sent = sent or Sent()
         self._layers = [
-            tuple(self._graph(model) for model in (g.forward, g.backward, g.from_activations))
+            tuple(self._sent.graph(model) for model in (g.forward, g.backward, g.from_activations))
             for g in graphs.layers
         ]
-        self._loss = self._graph(graphs.loss.graph)
+        self._loss = self._sent.graph(graphs.loss.graph)
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
-        self._frozen: dict[tuple[int, HeadSlice | None], StageArray] = {}
         self._slice_graphs: dict[int, SliceGraphs] = {}
         # Of this step and of the one before, by digest: masks of a batch may never come again.
         self._beside: dict[bytes, StageArray] = {}
@@ -173,8 +236,8 @@ class ModelWork:
         parameters |= {names.SCALE: scale, names.FIRST: self._beside_array(torch.tensor([first]))}
         rows = {n: held[n][first:stop] if n in graphs.cut else held[n] for n in graphs.trainable}
         return SliceWork(
-            self._graph(graphs.forward),
-            self._graph(graphs.backward),
+            self._sent.graph(graphs.forward),
+            self._sent.graph(graphs.backward),
             parameters,
             {n: _sum_shape(tensor) for n, tensor in rows.items()},
             targets,
@@ -193,7 +256,9 @@ class ModelWork:
     @property
     def vocabulary(self) -> int:
         """Return how many rows the LM head has."""
-        return max(self._held_by_loss[n].shape[0] for n in self.graphs.loss.parameters)
+        model: Any = self.model
+        rows: int = model.get_output_embeddings().out_features
+        return rows
 
     @property
     def loss_flops(self) -> int:
@@ -259,10 +324,12 @@ class ModelWork:
                     mine = mine[slice(*part.rows(self.vocabulary))]
             shape = _sum_shape(mine)
             made = _total(groups, shape, dtype).reshape(mine.shape)
-            if number is None:
-                found[id(parameter)] = made
-            else:
+            if number is not None:
                 mine += made
+            elif id(parameter) in found:  # several layers have the same parameter
+                found[id(parameter)] += made
+            else:
+                found[id(parameter)] = made
         return found
 
     def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:
@@ -379,30 +446,18 @@ class ModelWork:
             return self._beside_array(tensor)
         if tensor.requires_grad:
             return self._matrix(tensor)
-        key = id(tensor if of is None else of), part
-        if key not in self._frozen:
-            coded = tensor.dtype is torch.uint8
-            self._frozen[key] = _codes(tensor) if coded else self._matrix(tensor)
-        return self._frozen[key]
+        make = _codes if tensor.dtype is torch.uint8 else self._matrix
+        return self._sent.frozen(tensor if of is None else of, self.dtype, part, tensor, make)
 
     def _dtype_of(self, tensor: Tensor) -> DType:
         """Return in which dtype a parameter travels: more bits make no bf16 more exact."""
         narrow = tensor.dtype is torch.bfloat16 and not tensor.requires_grad
         return DType.BF16 if narrow else self.dtype
 
-    def _graph(self, model: bytes) -> StageGraph:
-        """Return a graph to be sent, the same for the same model."""
-        if model not in self._made:
-            graph = onnx.load_model_from_string(model).graph
-            inputs = tuple(one.name for one in graph.input)
-            outputs = tuple(one.name for one in graph.output)
-            self._made[model] = StageGraph(model, inputs, outputs)
-        return self._made[model]
-
     def _matrix(self, tensor: Tensor) -> StageArray:
         dtype = self._dtype_of(tensor)
         matrix = tensor.detach().to(_TORCH[dtype])
-        matrix = matrix[None] if matrix.dim() < 2 else matrix.reshape(-1, matrix.shape[-1])
+        matrix = matrix.reshape(-1, matrix.shape[-1] if matrix.dim() > 1 else matrix.numel())
         whole = _array(matrix, dtype, TrafficKind.WEIGHTS)
         if whole.nbytes <= self._message_bytes:
             return whole

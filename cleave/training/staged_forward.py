@@ -1,8 +1,11 @@
 """`cleave.offload(model, fleet, method="stages")`: a model in anybody's training loop.
 
-The model's `forward` is replaced. It looks at what the layers are called with, sends the batch
-through all of them at once, and then does the rest of the model with what came back. The backward
-pass goes the same way. Each backward pass brings all gradients.
+A forward pass looks at what the layers are called with, sends the batch through all of them at
+once, and then does the rest of the model with what came back. The backward pass goes the same way.
+Each backward pass brings all gradients.
+
+The caller may change the model between passes in any way. So every pass asks whether the model is
+still the one that its graphs were made of, and makes other graphs where it is not.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -23,9 +27,12 @@ from cleave.arrays import DType
 from cleave.errors import FleetError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import measure_ps
+from cleave.graphs.calls import decoder_layers
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.layer_parts import tensors_of
 from cleave.graphs.model_graphs import model_graphs
+from cleave.graphs.model_state import content, model_state
 from cleave.graphs.outside import Embedded, OutsideLayers
 from cleave.graphs.packed import PackedBy
 from cleave.machine.backends import TorchBackend
@@ -41,9 +48,10 @@ from cleave.scheduler.stage_outcomes import (
 )
 from cleave.scheduler.stage_work import StageFailedError, StepWork
 from cleave.training.audits import Auditor
-from cleave.training.ps_passes import described_refusals
-from cleave.training.stage_work import ModelWork
+from cleave.training.ps_passes import described_refusals, trained_parameters
+from cleave.training.stage_work import ModelWork, Sent
 from cleave.training.staged import Rows, StagedModel
+from cleave.training.staged_module import plain
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +59,30 @@ _OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels",
                         "return_dict", "logits_to_keep", "output_attentions",
                         "output_hidden_states", "num_items_in_batch")  # fmt: skip
 _NO_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
+_MOST_KEPT: Final = 8
+"""States of a model whose graphs are kept ready, as with adapters and without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """Says what graphs a pass needs.
+
+    Attributes:
+        tokens: of a sequence.
+        padded, packed: whether the pass has a mask of padding, or positions of documents.
+        dtype: in which numbers travel.
+        state: of the model; see `model_state`.
+    """
+
+    tokens: int
+    padded: bool
+    packed: bool
+    dtype: DType
+    state: str
 
 
 class StagedForward:
-    """Takes the place of a model's `forward`.
+    """Does the forward passes of a model.
 
     Args:
         model: a causal language model of transformers.
@@ -69,11 +97,13 @@ class StagedForward:
     ) -> None:
         self._model = model
         self._fleet = fleet
-        self._audit = audit
+        self._auditor = Auditor(audit)
         self.local_after_s = local_after_s
-        # For whatever asks what the model can be called with: `Trainer`, `generate`.
-        self.__signature__ = self._signature = inspect.signature(model.forward)
-        self._staged: dict[tuple[int, bool, bool, DType], StagedModel] = {}
+        self._plain_forward = type(model).forward.__get__(model)
+        self._signature = inspect.signature(self._plain_forward)
+        self._sent = Sent(changing=True)
+        self._speeds: dict[DType, PsCompute] = {}
+        self._staged: OrderedDict[_Called, StagedModel] = OrderedDict()  # used last at the end
         self._under_way: _Pass | None = None
         self._here = False  # where the last pass was, as far as was logged
 
@@ -83,14 +113,10 @@ class StagedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Do the model's forward pass with its layers on the fleet."""
-        del vars(self._model)["forward"]  # what looks at the model calls it
-        try:
-            # Devices compute forward passes again by themselves, as their plan says.
-            with _without_checkpointing(self._model):
-                found = self._forward(args, kwargs)
-            return self._model.forward(*args, **kwargs) if found is None else found
-        finally:
-            vars(self._model)["forward"] = self
+        # Devices compute forward passes again by themselves, as their plan says.
+        with _without_checkpointing(self._model):
+            found = self._forward(args, kwargs)
+        return self._plain_forward(*args, **kwargs) if found is None else found
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the model does with its layers on the fleet; None to do it here."""
@@ -98,6 +124,7 @@ class StagedForward:
         given |= given.pop("kwargs", {})
         unknown = [n for n, v in given.items() if n not in _OF_THE_MODEL and v is not None]
         asked = [n for n in _NO_OUTPUTS if given.get(n)]
+        asked += [f"config.{n}" for n in _NO_OUTPUTS if given.get(n) is None and self._asks(n)]
         if unknown or asked or given.get("input_ids") is None:
             names = ", ".join(unknown + asked) or "no input_ids"
             raise UsageError(
@@ -115,22 +142,27 @@ class StagedForward:
                 mask = torch.ones_like(ids)
         if mask is not None and positions is None and bool(mask.all()):
             mask = None  # transformers leaves it out as well
-        staged = self._of(ids.shape[1], padded=mask is not None, packed=positions is not None)
-        one = _Pass(self, staged, Rows(ids, ids, mask, positions), torch.is_grad_enabled())
-        trained = [p for call in staged.calls for p in call.layer.parameters() if p.requires_grad]
-        outside = OutsideLayers(self._model, staged.calls)
+        try:
+            staged = self._of(ids.shape[1], padded=mask is not None, packed=positions is not None)
+            one = _Pass(self, staged, Rows(ids, ids, mask, positions), torch.is_grad_enabled())
+            with plain(self._model):
+                one.prepare()
+        except LayerGraphError as error:
+            raise self._refused(error) from error
+        if one.plan is None:
+            self.tell("no device is there that can train whole layers")
+            return None
+        trained = trained_parameters(call.layer for call in staged.calls)
 
         def through(x: Tensor) -> Tensor:
             found: Tensor = _Layers.apply(one, x, *trained)  # type: ignore[no-untyped-call]
             return found
 
-        one.prepare()
-        if one.plan is None:
-            self.tell("no device is there that can train whole layers")
-            return None
         try:
-            with outside.layers_as_one(through):
-                found = self._model.forward(*args, **{**kwargs, "use_cache": False})
+            with OutsideLayers(self._model, staged.calls).layers_as_one(through):
+                found = self._plain_forward(*args, **{**kwargs, "use_cache": False})
+        except LayerGraphError as error:
+            raise self._refused(error) from error
         except StageFailedError as error:
             if self.local_after_s is None:
                 raise FleetError(str(error)) from error
@@ -139,6 +171,17 @@ class StagedForward:
             return None
         self.tell("")
         return found
+
+    def _refused(self, reason: LayerGraphError) -> UsageError:
+        return UsageError(
+            f"{type(self._model).__name__} cannot be trained by stages: {reason}; mend that, or "
+            f"offload it by tiles"
+        )
+
+    def _asks(self, output: str) -> bool:
+        """Say whether the model's configuration asks for an output that stages do not have."""
+        config: Any = self._model.config
+        return bool(getattr(config, output, False))
 
     def _keeps(self, use_cache: bool | None) -> bool:
         """Say whether the model would keep keys and values: then it ignores where documents begin.
@@ -167,31 +210,39 @@ class StagedForward:
                     f"bfloat16 or float32; use one of these, or offload(..., method='tiles')"
                 )
             dtype = DType.BF16
-        key = tokens, padded, packed, dtype
-        if key not in self._staged:
-            # What positions mean is up to the model, as where it computes alone.
-            by = PackedBy.POSITIONS if packed else None
-            cache = GraphCache.of_user()
-            try:
-                with torch.autocast("cpu", enabled=False):  # graphs are those of fp32
-                    graphs = model_graphs(self._model, tokens, cache, padded=padded, packed=by)
-                if said := described_refusals(graphs):
-                    _log.warning(said)
-            except LayerGraphError as error:
-                raise UsageError(
-                    f"{type(self._model).__name__} cannot be trained by stages: {error}; mend "
-                    f"that, or offload it by tiles"
-                ) from error
-            speed = measure_ps(TorchBackend(), dtype, time.perf_counter)
-            self._staged[key] = StagedModel(
-                ModelWork(self._model, graphs, dtype),
-                self._fleet.runtime,
-                _plan_layers,
-                PsCompute(speed.flops_per_s, 0.0),
-                auditor=Auditor(self._audit),
-                local_after_s=self.local_after_s,
+        layers = decoder_layers(self._model)
+        called = _Called(tokens, padded, packed, dtype, model_state(self._model, layers))
+        if called not in self._staged:
+            self._staged[called] = self._new(called)
+            self._sent.keep_only([*self._model.parameters(), *self._model.buffers()])
+            if len(self._staged) > _MOST_KEPT:
+                self._staged.popitem(last=False)
+        self._staged.move_to_end(called)
+        return self._staged[called]
+
+    def _new(self, called: _Called) -> StagedModel:
+        """Make the graphs of the model as it is now, and what trains it with them."""
+        # What positions mean is up to the model, as where it computes alone.
+        by = PackedBy.POSITIONS if called.packed else None
+        cache = GraphCache.of_user()
+        # Graphs are those of fp32.
+        with plain(self._model), torch.autocast("cpu", enabled=False):
+            graphs = model_graphs(
+                self._model, called.tokens, cache, padded=called.padded, packed=by
             )
-        return self._staged[key]
+        if said := described_refusals(graphs):
+            _log.warning(said)
+        if called.dtype not in self._speeds:
+            speed = measure_ps(TorchBackend(), called.dtype, time.perf_counter)
+            self._speeds[called.dtype] = PsCompute(speed.flops_per_s, 0.0)
+        return StagedModel(
+            ModelWork(self._model, graphs, called.dtype, sent=self._sent),
+            self._fleet.runtime,
+            _plan_layers,
+            self._speeds[called.dtype],
+            auditor=self._auditor,
+            local_after_s=self.local_after_s,
+        )
 
     def begin(self, one: _Pass) -> None:
         """Note that a forward pass begins; one without its backward pass is given up."""
@@ -250,6 +301,7 @@ class _Pass:
     plan: StagePlan | None = None
     work: StepWork | None = None
     x: Tensor | None = None
+    values: Mapping[int, bytes] = field(default_factory=dict)  # of the layers' tensors, by `id`
 
     def prepare(self) -> None:
         """Plan the pass, and see what the layers are called with."""
@@ -263,6 +315,8 @@ class _Pass:
         self.owner.begin(self)
         assert self.plan is not None
         self.x = x.detach()
+        if backward:
+            self.values = self._values()
         stages = [replace(stage, loss=False) for stage in self.plan.stages]
         rows = [len(part.ids) for part in self.parts]
         pieces = torch.split(x.detach(), rows)
@@ -308,6 +362,11 @@ class _Pass:
                 "the backward pass of a forward pass after which there was another one: by stages, "
                 "each forward pass is followed by its backward pass"
             )
+        if self._values() != self.values:
+            raise UsageError(
+                "weights of the model's layers were changed between a forward pass and its "
+                "backward pass; change them after the backward pass"
+            )
         try:
             result = self._result(dy)
         except StageFailedError as error:
@@ -331,6 +390,11 @@ class _Pass:
         ]
         found = self.staged.work.gradients_of(result.gradients, self.staged.gradients_dtype)
         return torch.cat(dx), self.staged.passes.add_gradients(found)
+
+    def _values(self) -> dict[int, bytes]:
+        """Return digests of the tensors that the layers hold."""
+        held = (t for call in self.staged.calls for t in tensors_of(call.layer).values())
+        return {id(tensor): content(tensor) for tensor in held}
 
     def _result(self, dy: Tensor) -> StepResult:
         """Give the gradient of the layers' output to the fleet, and wait for what comes of it.
@@ -356,7 +420,7 @@ class _Pass:
         """Return the same as `backward`, from layers that are computed again in this process."""
         assert self.x is not None
         calls = self.staged.calls
-        trained = [p for call in calls for p in call.layer.parameters() if p.requires_grad]
+        trained = trained_parameters(call.layer for call in calls)
         rows = [len(part.ids) for part in self.parts]
         dx: list[Tensor] = []
         total = [torch.zeros_like(parameter) for parameter in trained]

@@ -1,0 +1,293 @@
+"""What graphs follow from: a key for graphs on disk, and a way to notice that a model changed.
+
+A graph is what a module computed when it was traced. It holds while the module's code, plain
+attributes, tensors' shapes, `requires_grad`, mode (training or not) and hooks stay as they were.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence, Set
+from importlib.metadata import PackageNotFoundError, version
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
+"""Packages whose version changes what a graph is."""
+
+_DEPTH: Final = 6
+"""Of what a module's attributes hold; what is deeper is described by its address."""
+
+_INTERNAL: Final = frozenset(vars(nn.Module())) - {"training"}
+_HOOKS: Final = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_NOT_OF_THE_FUNCTION: Final = frozenset(
+    {"layer_idx", "gradient_checkpointing", "_gradient_checkpointing_func"}
+)
+"""Attributes that say where a layer stands or what it keeps, and not what it computes."""
+
+
+def graph_key(
+    module: nn.Module,
+    held: Mapping[str, Tensor],
+    x: Tensor,
+    beside: Mapping[str, Tensor],
+    sources: Sequence[ModuleType],
+    *,
+    path: str = "",
+    without: Iterable[nn.Module] = (),
+) -> str:
+    """Return a digest of all that a module's graph follows from.
+
+    Layers that differ only in their number have the same key.
+
+    Args:
+        module: the module that becomes a graph.
+        held: its parameters and buffers by name.
+        x: its input, shape (batch, tokens, width).
+        beside: the other tensors that it is called with, by name.
+        sources: modules of Cleave whose code makes the graph.
+        path: the module's name in the model, which adapters store.
+        without: modules within it that the graph does not compute.
+    """
+    left_out = {id(part) for each in without for part in each.modules()}
+    described = {
+        "modules": _modules(module, _Describer(path, _names_of(module)), left_out),
+        # Graphs take numbers of every floating-point dtype as fp32.
+        "held": [
+            [name, list(t.shape), t.is_floating_point() or str(t.dtype), t.requires_grad]
+            for name, t in held.items()
+        ],
+        "tied": _tied(held, module),
+        "x": list(x.shape[1:]),
+        "beside": [
+            [name, list(t.shape), str(t.dtype), t.shape[:1] == x.shape[:1]]
+            for name, t in beside.items()
+        ],
+        "versions": {name: _version(name) for name in EXPORTERS},
+        "ours": [digest(inspect.getsource(part)) for part in sources],
+    }
+    return digest(json.dumps(described, sort_keys=True))
+
+
+def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
+    """Return a digest of everything about a model that the graphs of its layers rest on.
+
+    What the model does outside its layers is left out, and so are the values of tensors: see
+    `content` for those.
+
+    Args:
+        model: the model.
+        layers: its decoder layers.
+    """
+    describer = _Describer("", _names_of(model))
+    described = [
+        [
+            [name, id(t), list(t.shape), str(t.dtype), str(t.device), t.requires_grad]
+            for name, t in _all_tensors(model)
+        ],
+        [_modules(layer, describer) for layer in layers],
+        [
+            [id(hook) for kind in _HOOKS for hook in getattr(module, kind).values()]
+            for layer in layers
+            for module in layer.modules()
+        ],
+    ]
+    return digest(json.dumps(described, sort_keys=True))
+
+
+def content(tensor: Tensor) -> bytes:
+    """Return a digest of a tensor's values.
+
+    It is no cryptographic digest: nobody else chooses the values.
+    """
+    plain = tensor.detach().contiguous()
+    return xxhash.xxh3_128_digest(plain.view(-1).view(torch.uint8).numpy().data)
+
+
+def digest(text: str) -> str:
+    """Return a digest of a text, as hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _all_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return parameters and buffers by name; a tied one has several names."""
+    parameters: list[tuple[str, Tensor]] = list(model.named_parameters(remove_duplicate=False))
+    return parameters + list(model.named_buffers(remove_duplicate=False))
+
+
+def _tied(held: Mapping[str, Tensor], module: nn.Module) -> list[list[str]]:
+    """Return the names of those parameters that have several."""
+    names: dict[int, list[str]] = {id(tensor): [] for tensor in held.values()}
+    for name, tensor in _all_tensors(module):
+        if id(tensor) in names:
+            names[id(tensor)].append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def _modules(
+    module: nn.Module, describer: _Describer, left_out: Set[int] = frozenset()
+) -> list[Any]:
+    """Describe every module within a module: its class, its code and its attributes."""
+    return [
+        [
+            name,
+            type(part).__qualname__,
+            describer.source(type(part)),
+            describer.of(type(part).forward, _DEPTH),
+            {
+                key: describer.of(value, _DEPTH)
+                for key, value in vars(part).items()
+                if key not in _INTERNAL and key not in _NOT_OF_THE_FUNCTION
+            },
+        ]
+        for name, part in module.named_modules()
+        if id(part) not in left_out
+    ]
+
+
+def _names_of(module: nn.Module) -> dict[int, str]:
+    return {id(part): name for name, part in module.named_modules()}
+
+
+class _Describer:
+    """Describes values as JSON has them: equal descriptions mean that the values do the same.
+
+    A value that cannot be described otherwise is described by its address.
+
+    Args:
+        path: the name of a module, which is left out of texts.
+        known: the names of modules that are described elsewhere, by their `id`.
+    """
+
+    def __init__(self, path: str, known: Mapping[int, str]) -> None:
+        self._path, self._known = path, known
+        self._made: dict[int, tuple[object, Any]] = {}  # of what many modules hold
+        self._under_way: list[int] = []  # what holds itself is described once
+
+    def of(self, held: Any, depth: int) -> Any:
+        """Describe a value."""
+        if isinstance(held, bool | int | float | None):
+            return held
+        if isinstance(held, str):
+            return self._without_path(held)
+        if id(held) in self._known:
+            return ["module", self._known[id(held)]]
+        if (made := self._made.get(id(held))) is not None:
+            return made[1]
+        if id(held) in self._under_way:
+            return ["itself", len(self._under_way) - self._under_way.index(id(held))]
+        self._under_way.append(id(held))
+        described = self._described(held, depth - 1) if depth else _address(held)
+        self._under_way.pop()
+        self._made[id(held)] = held, described  # the address stays this value's
+        return described
+
+    def source(self, kind: Any) -> str:
+        """Return a digest of the file that a class or a function comes from."""
+        return _source(kind.__module__) or str(kind.__qualname__)
+
+    def _described(self, held: Any, depth: int) -> Any:
+        if isinstance(held, Tensor):
+            values = "" if held.device.type == "meta" else content(held).hex()
+            return ["tensor", list(held.shape), str(held.dtype), held.requires_grad, values]
+        if isinstance(held, Mapping):
+            return {str(key): self.of(value, depth) for key, value in held.items()}
+        if isinstance(held, list | tuple):
+            return [self.of(value, depth) for value in held]
+        if isinstance(held, set | frozenset):
+            return sorted(json.dumps(self.of(value, depth)) for value in held)
+        if isinstance(held, torch.dtype | torch.device | torch.Size):
+            return str(held)
+        if isinstance(held, nn.Module):
+            parts = [[self.source(type(p)), self.of(vars(p), depth)] for p in held.modules()]
+            return ["unregistered", type(held).__qualname__, parts]
+        if isinstance(held, type):
+            return ["class", held.__module__, held.__qualname__, self.source(held)]
+        if callable(held) and (function := self._function(held, depth)) is not None:
+            return function
+        if hasattr(held, "to_json_string"):  # a configuration of transformers
+            return held.to_json_string()
+        kind: Any = type(held)
+        if hasattr(held, "__dict__") and kind.__repr__ is object.__repr__:
+            return [kind.__qualname__, self.source(kind), self.of(vars(held), depth)]
+        return self._without_path(repr(held))
+
+    def _function(self, held: Any, depth: int) -> Any:
+        """Describe a function with all that it has caught; None for another callable."""
+        if isinstance(held, functools.partial):
+            parts = [held.func, held.args, held.keywords]
+            return ["partial", *(self.of(part, depth) for part in parts)]
+        if isinstance(held, MethodType):
+            return ["method", self.of(held.__func__, depth), self.of(held.__self__, depth)]
+        if not isinstance(held, FunctionType):
+            named = getattr(held, "__qualname__", None)
+            return named and ["builtin", str(getattr(held, "__module__", "")), named]
+        caught = [_cell(cell) for cell in held.__closure__ or ()]
+        parts = [held.__defaults__, held.__kwdefaults__, caught]
+        return [
+            "function",
+            held.__module__,
+            held.__qualname__,
+            self.source(held),
+            [self.of(part, depth) for part in parts],
+            self._called(held),
+        ]
+
+    def _called(self, function: FunctionType) -> list[list[str]]:
+        """Return which functions a function's names stand for: others may have replaced them."""
+        found = []
+        for name in _names(function.__code__):
+            called = function.__globals__.get(name)
+            if isinstance(called, FunctionType):
+                found.append([name, called.__module__, called.__qualname__, self.source(called)])
+        return found
+
+    def _without_path(self, text: str) -> str:
+        return text.replace(self._path, "*") if self._path else text
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is in it yet
+        return None
+
+
+def _names(code: CodeType) -> list[str]:
+    """Return the global names that a function's code uses, those of functions in it included."""
+    inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _names(part)]
+    return sorted({*code.co_names, *inner})
+
+
+def _address(held: object) -> str:
+    return f"{type(held).__qualname__} at {id(held)}"
+
+
+@functools.cache
+def _source(name: str) -> str:
+    """Return a digest of a module's text; an empty one where it has none."""
+    module = sys.modules.get(name)
+    try:
+        return digest(inspect.getsource(module)) if module is not None else ""
+    except (OSError, TypeError):
+        return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,74 @@
+"""An offloaded model does as a plain one, whatever its owner does to it between passes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cleave
+from tests.integration.processes import started
+from tests.training import model_changes as changes
+from tests.training.model_changes import CHANGES, MOST_CHANGES, Change, Subject
+
+pytestmark = pytest.mark.slow
+
+EVERY: Sequence[tuple[Change, int]] = [
+    (changes.freeze, 0), (changes.change_data_in_place, 0), (changes.change_through_numpy, 0),
+    (changes.look, 1), (changes.unfreeze, 0), (changes.step, 0), (changes.freeze_attention, 1),
+    (changes.change_in_place, 1), (changes.replace_data, 3), (changes.accumulate, 0),
+    (changes.toggle_autocast, 0), (changes.zero_grad, 0), (changes.toggle_autocast, 0),
+    (changes.load_state, 0), (changes.load_state, 1), (changes.replace_parameter, 0),
+    (changes.unfreeze, 1), (changes.tie_layers, 0), (changes.evaluate, 0), (changes.train, 0),
+    (changes.copy_and_spoil, 0), (changes.wrap_module, 0), (changes.hook_module, 1),
+    (changes.hook_module, 1), (changes.wrap_module, 0), (changes.other_activation, 0),
+    (changes.to_bf16, 0), (changes.to_fp32, 0), (changes.step, 1),
+]  # fmt: skip
+EVERY_OF_ADAPTERS: Sequence[tuple[Change, int]] = [
+    (changes.disable_adapters, 0), (changes.look, 2), (changes.enable_adapters, 0),
+    (changes.scale_adapters, 0), (changes.step, 0), (changes.switch_adapters, 1),
+    (changes.scale_adapters, 1), (changes.merge_adapters, 0), (changes.unmerge_adapters, 0),
+    (changes.freeze, 1), (changes.change_data_in_place, 2), (changes.unfreeze, 1),
+    (changes.switch_adapters, 0), (changes.copy_and_spoil, 0), (changes.step, 1),
+]  # fmt: skip
+
+
+def two(*, adapted: bool) -> tuple[Subject, Subject]:
+    """The same model twice."""
+    plain = changes.made(adapted=adapted)
+    return plain, Subject(copy.deepcopy(plain.model))
+
+
+def test_every_change_is_tried() -> None:
+    assert {change for change, _ in (*EVERY, *EVERY_OF_ADAPTERS)} == set(CHANGES)
+
+
+@pytest.mark.parametrize("method", ["tiles", "stages"])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_with_a_real_device_every_change_is_seen(method: str, *, adapted: bool) -> None:
+    """A device process holds copies of its own, so nothing that is stale goes unnoticed."""
+    with cleave.serve() as server, started("join", server.url):
+        server.fleet.wait_for(1)
+        plain, other = two(adapted=adapted)
+        with changes.on_fleet(other, server.fleet, method):
+            changes.check(EVERY_OF_ADAPTERS if adapted else EVERY, plain, other)
+
+
+@pytest.mark.parametrize("method", ["tiles", "stages"])
+@settings(max_examples=4)
+@given(
+    adapted=st.booleans(),
+    sequence=st.lists(
+        st.tuples(st.sampled_from(CHANGES), st.integers(0, 15)), max_size=MOST_CHANGES
+    ),
+)
+def test_any_sequence_of_changes_is_seen(
+    method: str, *, adapted: bool, sequence: list[tuple[Change, int]]
+) -> None:
+    with cleave.emulated(2, seed=1) as fleet:
+        plain, other = two(adapted=adapted)
+        with changes.on_fleet(other, fleet, method):
+            changes.check(sequence, plain, other)
