@@ -22,6 +22,8 @@ _NAME: Final = "cleave"
 _KNOWN: Final = frozenset({"position_ids", "cache_position"})
 """Arguments that change nothing here: the mask says what they say."""
 
+_NAMED: Final = {"s_aux": "sinks (s_aux)", "alibi": "ALiBi slopes (alibi)"}
+
 
 @contextmanager
 def plain_attention(
@@ -92,7 +94,8 @@ def attention(
         raise LayerGraphError(f"its attention drops {dropout:g} of the weights at random")
     unknown = [name for name, given in others.items() if isinstance(given, Tensor | float)]
     if unknown := sorted(set(unknown) - _KNOWN):
-        raise LayerGraphError(f"its attention takes {', '.join(unknown)}, which is not supported")
+        named = ", ".join(_NAMED.get(name, name) for name in unknown)
+        raise LayerGraphError(f"its attention takes {named}, which graphs do not compute")
     each = query.shape[1] // key.shape[1]
     if each > 1:
         key, value = key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)

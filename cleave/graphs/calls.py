@@ -52,7 +52,7 @@ class LayerCall:
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         with plain_attention(self.model, self.blocks):
             found = torch.func.functional_call(self.layer, dict(parameters), (x, *args), kwargs)
-        return _output(found)
+        return output_of(found)
 
     def tensors_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the tensors of another call of the layer by name, without its first argument.
@@ -152,7 +152,7 @@ def _note(
             raise LayerGraphError(f"it is called with a {type(leaf).__name__}")
     names = _without_tensors(leaves)
     in_tuple = isinstance(found, tuple)
-    y = _output(found)
+    y = output_of(found)
     calls.append(
         LayerCall(model, layer, args[0], beside, y, in_tuple, blocks, hooked, names, structure)
     )
@@ -203,7 +203,12 @@ def _hooked(layer: nn.Module) -> str:
     return ""
 
 
-def _output(found: object) -> Tensor:
+def output_of(found: object) -> Tensor:
+    """Return the tensor that a layer returned, alone or first in a tuple.
+
+    Raises:
+        LayerGraphError: when it returned something else.
+    """
     first = found[0] if isinstance(found, tuple) else found
     if not isinstance(first, Tensor):
         raise LayerGraphError(f"it returns a {type(first).__name__} instead of a tensor")

@@ -27,7 +27,7 @@ from cleave.graphs import (
     programs,
     tracing,
 )
-from cleave.graphs.calls import LayerCall, layer_calls
+from cleave.graphs.calls import LayerCall, layer_calls, output_of
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_graphs import LayerGraphs, export_layer
@@ -35,7 +35,7 @@ from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_graph import LossGraph, export_loss
 from cleave.graphs.loss_slices import SliceGraphs, export_slice, rows_of_head
 from cleave.graphs.model_state import digest, graph_key
-from cleave.graphs.packed import PackedBy, document_mask
+from cleave.graphs.packed import PackedBy, called_with, document_mask
 from cleave.machine.graph_session import Array, GraphSession
 
 _OURS: Final = (
@@ -67,7 +67,7 @@ class ModelGraphs:
         calls: how the model calls its layers.
         parts: the layers that can become graphs, or, in order, their parts.
         layers: the graphs of each of these; those of one kind have the same.
-        loss: what follows the last layer, with the loss.
+        loss: what follows the last layer, with the loss; None where the caller computes that.
         slice_of_loss: returns the graphs of a slice of the loss with so many rows of the LM head,
             which are made then; None where the loss cannot be cut.
         refused: why the other layers cannot become graphs, by their numbers.
@@ -76,7 +76,7 @@ class ModelGraphs:
     calls: Sequence[LayerCall]
     parts: Sequence[LayerPart]
     layers: Sequence[LayerGraphs]
-    loss: LossGraph
+    loss: LossGraph | None = None
     slice_of_loss: Callable[[int], SliceGraphs] | None = None
     refused: Mapping[int, str] = field(default_factory=dict)
 
@@ -90,6 +90,7 @@ def model_graphs(
     packed: PackedBy | None = None,
     in_parts: bool = False,
     pieces: int = 1,
+    with_loss: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
     """Return the graphs of a model, from the cache or made anew, which takes seconds for each.
@@ -103,11 +104,13 @@ def model_graphs(
         in_parts: make graphs of two parts of each layer, where it can be cut.
         pieces: into how many runs sequences are cut in those parts of layers whose tokens do not
             depend on each other.
+        with_loss: whether what follows the last layer becomes a graph as well.
         progress: called with what is made, before it is.
 
     Raises:
         LayerGraphError: when no layer, or not the loss, can become a graph; says why.
     """
+    _refuse_auxiliary_loss(model)
     samples = _EXAMPLE_SAMPLES if tokens != _EXAMPLE_SAMPLES else _EXAMPLE_SAMPLES + 1
     # Different tokens: one alone may be embedded as zeros, of which every layer makes zeros.
     ids = torch.arange(samples * tokens).reshape(samples, tokens) % _vocabulary(model)
@@ -137,6 +140,9 @@ def model_graphs(
         layers += [graphs for _, graphs in made]
     if not parts:
         raise LayerGraphError(next(iter(refused.values())))
+    _refuse_other_attention(model, found, called_with(ids, mask, positions))
+    if not with_loss:
+        return ModelGraphs(found, parts, layers, refused=refused)
 
     def made_loss() -> LossGraph:
         progress("a graph of the loss")
@@ -230,9 +236,50 @@ class _Kinds:
         return graphs
 
 
+def _refuse_auxiliary_loss(model: Any) -> None:
+    """Ensure that the model's loss is that of its logits alone.
+
+    Raises:
+        LayerGraphError: when it is not.
+    """
+    if getattr(model.config, "output_router_logits", False):
+        raise LayerGraphError(
+            "its loss includes an auxiliary loss of its experts (config.output_router_logits)"
+        )
+
+
 def _vocabulary(model: Any) -> int:
     size: int = model.get_input_embeddings().num_embeddings
     return size
+
+
+def _refuse_other_attention(
+    model: nn.Module, calls: Sequence[LayerCall], called: Mapping[str, Any]
+) -> None:
+    """Ensure that the model's own attention is what `plain_attention` computes in its place.
+
+    Raises:
+        LayerGraphError: when its layers return something else.
+    """
+    found: list[Tensor] = []
+
+    def note(layer: nn.Module, given: object, y: object) -> None:
+        found.append(output_of(y))
+
+    hook = calls[-1].layer.register_forward_hook(note)
+    try:
+        with torch.no_grad():
+            model(**called)
+    finally:
+        hook.remove()
+    wanted, mask = calls[-1].y.float(), called["attention_mask"]
+    seen = torch.ones(wanted.shape[:2]) if mask is None or mask.dim() > 2 else mask
+    off = float(((found[0].float() - wanted) * seen[..., None]).abs().max())
+    narrow = any(p.dtype is not torch.float32 for p in model.parameters())
+    most = (_MOST_OFF_16_BIT if narrow else _MOST_OFF) * float(wanted.abs().max())
+    if not off <= most:
+        name = getattr(model.config, "_attn_implementation", None)
+        raise LayerGraphError(f"its attention ({name}) is none that graphs compute")
 
 
 def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:

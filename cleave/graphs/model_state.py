@@ -99,6 +99,7 @@ def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
             for name, t in _all_tensors(model)
         ],
         [_modules(layer, describer) for layer in layers],
+        _attention(model, describer),
         [
             [id(hook) for kind in _HOOKS for hook in getattr(module, kind).values()]
             for layer in layers
@@ -156,6 +157,14 @@ def _modules(
         for name, part in module.named_modules()
         if id(part) not in left_out
     ]
+
+
+def _attention(model: Any, describer: _Describer) -> Any:
+    """Describe what computes a model's attention, if that can be chosen."""
+    from transformers import AttentionInterface
+
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return [name, describer.of(AttentionInterface().get(name), _DEPTH)]
 
 
 def _names_of(module: nn.Module) -> dict[int, str]:

@@ -49,7 +49,10 @@ class OutsideLayers:
         given: list[tuple[Tensor, dict[str, Tensor]]] = []
 
         def take(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
-            given.append((x, call.tensors_in(args, kwargs)))
+            beside = call.tensors_in(args, kwargs)
+            if trained := [name for name, tensor in beside.items() if tensor.requires_grad]:
+                raise LayerGraphError(f"its layers get {', '.join(trained)}, which is trained")
+            given.append((x, beside))
             if len(given) == len(self.calls):
                 raise _AllCalledError
             return (x,) if call.in_tuple else x

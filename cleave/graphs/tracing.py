@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from cleave.graphs.errors import LayerGraphError
@@ -28,6 +30,13 @@ MAX_GRAPH_BYTES: Final = 4 * 2**20
 
 MAX_GRAPH_NODES: Final = 4096
 """Devices take no graphs of more operations, those of graphs inside it counted."""
+
+_KINDS: Final = {
+    "Expert|Moe|MoE|MOE|Router": "it has experts ({0}), and tokens choose which of them compute",
+    "Rotary|Rope": "its position embeddings ({0}) depend on how long the sequence is",
+    "Mamba|Mixer|Recurrent|Rwkv|DeltaNet|Ssm|SSM": "it keeps a state along the sequence ({0})",
+}
+"""Reasons by the class of the module that was at work."""
 
 _LOGGERS: Final = ("torch.onnx", "torch._subclasses", "onnxscript", "onnx_ir")
 
@@ -135,15 +144,47 @@ def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx
 
 @contextmanager
 def _reasons() -> Iterator[None]:
-    """Turn whatever tracing raises into the reason why a layer cannot become a graph."""
+    """Turn whatever tracing raises into the reason why a layer cannot become a graph.
+
+    What torch raised is the cause of the error.
+    """
     try:
         with _quiet():
             yield
     except LayerGraphError:
         raise
     except Exception as error:
-        first = str(error).strip().partition("\n")[0][:200]
-        raise LayerGraphError(f"it cannot be traced ({type(error).__name__}: {first})") from error
+        raise LayerGraphError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Say why something cannot become a graph, by what torch raised."""
+    name = _innermost(error)
+    for part, kind in _KINDS.items():
+        if re.search(part, name):
+            return kind.format(name)
+    if (operation := re.search(r"\baten[.:]+(\w+)", _chain(error))) is not None:
+        return f"its {name} needs the operation {operation[1]}, which graphs do not have"
+    return f"its {name} does something that cannot be traced as a graph"
+
+
+def _innermost(error: Exception) -> str:
+    """Return the class of the innermost module of a model that was at work, in a text."""
+    found = "code"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and not type(owner).__module__.startswith("torch."):
+            found = type(owner).__name__
+    return found
+
+
+def _chain(error: BaseException) -> str:
+    """Return the texts of an error and of those that led to it."""
+    texts = []
+    while error is not None:
+        texts.append(str(error))
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return "\n".join(reversed(texts))
 
 
 def refuse_chance(traced: TracedGraph) -> None:
@@ -180,6 +221,7 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
         graph = _made(torch.func.functionalize(function), inputs, traced.varying)
         if any(map(changes_its_input, graph.graph.nodes)):
             raise LayerGraphError("it changes tensors that it was given")
+    _refuse_unknown_parameters(graph)
     used = {}
     for node, name in zip(graph.graph.find_nodes(op="placeholder"), list(inputs), strict=True):
         if node.users:
@@ -188,6 +230,14 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
             graph.graph.erase_node(node)
     graph.recompile()
     return graph, used
+
+
+def _refuse_unknown_parameters(graph: fx.GraphModule) -> None:
+    """Ensure that everything trained is an input: what a graph holds gets no gradient."""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        held = getattr(graph, str(node.target), None)
+        if isinstance(held, Tensor) and held.requires_grad:
+            raise LayerGraphError("it uses a trained tensor that is none of its parameters")
 
 
 def _made(
@@ -199,7 +249,7 @@ def _made(
     with _without_values(inputs, varying) as (given, shapes):
         graph = make_fx(function, _decompositions())(*given)
         if shapes.guards or shapes.replacements:
-            raise LayerGraphError("it does something else for a batch of another size")
+            raise LayerGraphError("its computation depends on the size of the batch")
     _make_functional(graph.graph)
     graph.graph.eliminate_dead_code()
     return graph

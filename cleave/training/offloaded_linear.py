@@ -13,6 +13,7 @@ from cleave import arrays
 from cleave.arrays import Buffer
 from cleave.errors import UsageError
 from cleave.fleet.product import Multiplier, Operand, Pending, Side
+from cleave.graphs.model_state import content
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_cleave_operand"
@@ -91,7 +92,16 @@ class Operands:
             tensor.stride(),
         ):
             return self._of_gathered(weight)
-        key = (tensor.data_ptr(), version, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        # What lives longer than from a forward pass to its backward pass is known by its values.
+        values = content(tensor) if self.holding else b""
+        key = (
+            tensor.data_ptr(),
+            version,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype,
+            values,
+        )
         leaf = self._leaves.get(key)
         if leaf is None:
             leaf = self._leaves[key] = self._new(tensor)

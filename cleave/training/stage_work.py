@@ -136,7 +136,7 @@ class ModelWork:
             tuple(self._sent.graph(model) for model in (g.forward, g.backward, g.from_activations))
             for g in graphs.layers
         ]
-        self._loss = self._sent.graph(graphs.loss.graph)
+        self._loss = None if graphs.loss is None else self._sent.graph(graphs.loss.graph)
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
@@ -201,6 +201,8 @@ class ModelWork:
             scale: what each token's loss counts.
         """
         held, graphs = self._held_by_loss, self.graphs.loss
+        assert graphs is not None
+        assert self._loss is not None
         parameters = {names.parameter(n): self._parameter(held[n]) for n in graphs.parameters}
         parameters[names.SCALE] = _floats(np.full((1, 1), scale))
         sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
@@ -263,14 +265,17 @@ class ModelWork:
     @property
     def loss_flops(self) -> int:
         """Return the FLOPs of the loss and its gradients, for each token."""
-        held, trained = self._held_by_loss, self.graphs.loss.trainable
-        matrices = [n for n in self.graphs.loss.parameters if held[n].dim() > 1]
-        return sum((6 if n in trained else 4) * held[n].numel() for n in matrices)
+        held, loss = self._held_by_loss, self.graphs.loss
+        if loss is None:
+            return 0
+        matrices = [n for n in loss.parameters if held[n].dim() > 1]
+        return sum((6 if n in loss.trainable else 4) * held[n].numel() for n in matrices)
 
     @property
     def loss_forward_flops(self) -> int:
         """Return the FLOPs of the logits, for each token."""
-        held = (self._held_by_loss[n] for n in self.graphs.loss.parameters)
+        parameters = self.graphs.loss.parameters if self.graphs.loss is not None else ()
+        held = (self._held_by_loss[n] for n in parameters)
         return sum(2 * tensor.numel() for tensor in held if tensor.dim() > 1)
 
     def activation(self, tensor: Tensor) -> StageArray:
@@ -367,11 +372,7 @@ class ModelWork:
                     part.pieces,
                 )
             )
-        loss = self.graphs.loss
-        cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
-        largest = _FP32_BYTES * max(self._held_by_loss[n].numel() for n in loss.parameters)
-        working = 16 * self.vocabulary
-        head = LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
+        head = self._head_cost(gradients)
         embeds = any(p.requires_grad for p in self._outside_parameters())
         ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
         in_parts = not all(part.is_whole for part in self.graphs.parts)
@@ -384,6 +385,16 @@ class ModelWork:
             layers, head, width, each, tokens, embeds, *ratios, in_parts, slices, here,
             self._mask_bytes(),
         )  # fmt: skip
+
+    def _head_cost(self, gradients: DType) -> LayerCost:
+        """Return what the loss costs; nothing where the caller computes it."""
+        loss = self.graphs.loss
+        if loss is None:
+            return LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
+        cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
+        largest = _FP32_BYTES * max(self._held_by_loss[n].numel() for n in loss.parameters)
+        working = 16 * self.vocabulary
+        return LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
 
     def _mask_bytes(self) -> float:
         """Return the bytes for each token of what differs between sequences, as masks do."""

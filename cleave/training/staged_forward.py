@@ -228,7 +228,12 @@ class StagedForward:
         # Graphs are those of fp32.
         with plain(self._model), torch.autocast("cpu", enabled=False):
             graphs = model_graphs(
-                self._model, called.tokens, cache, padded=called.padded, packed=by
+                self._model,
+                called.tokens,
+                cache,
+                padded=called.padded,
+                packed=by,
+                with_loss=False,
             )
         if said := described_refusals(graphs):
             _log.warning(said)
@@ -307,7 +312,7 @@ class _Pass:
         """Plan the pass, and see what the layers are called with."""
         self.plan = self.staged.planned(self.batch)
         self.parts = self.staged.cut(self.batch)
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.trains):  # what is trained is noticed
             self.embedded = [self.staged.embed(part) for part in self.parts]
 
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:

@@ -79,7 +79,7 @@ def _staged_class(kind: type[nn.Module]) -> type[nn.Module]:
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:  # noqa: N807
         """Let copies and pickles be plain models."""
         held = {name: value for name, value in vars(self).items() if name != ATTRIBUTE}
-        return copyreg.__newobj__, (kind,), held  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (kind, object, None), held  # type: ignore[attr-defined]
 
     # Libraries look at the signature, and must not look through to the plain forward.
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -352,3 +353,209 @@ def test_a_fleet_without_devices_is_waited_for_once() -> None:
 def test_no_device_is_planned_for_a_loss_that_the_caller_computes() -> None:
     plan = staged_forward._plan_layers(*large_head())
     assert plan.slices == ()
+
+
+def test_wrappers_of_forward_stay_around_the_passes() -> None:
+    """As accelerate makes them: before, autocast was lost from the second step on."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+    (ids,) = batches(1)
+    losses = []
+    for offloaded in (False, True):
+        model: Any = small_model("llama")
+        with cleave.emulated(2, seed=1) as fleet:
+            if offloaded:
+                cleave.offload(model, fleet, method="stages")
+            prepared: Any = accelerator.prepare(model)
+            losses.append([float(gradients(prepared, ids)) for _ in range(3)])
+            assert not offloaded or fleet.counters().uplink_bytes > 0
+            cleave.restore(model)
+        assert float(gradients(prepared, ids)) == pytest.approx(losses[-1][0], rel=1e-2)
+    assert losses[0][0] != pytest.approx(float(gradients(small_model("llama"), ids)), rel=1e-6)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    with cleave.emulated(1) as fleet, pytest.raises(UsageError, match="prepare it afterwards"):
+        cleave.offload(prepared, fleet, method="stages")
+
+
+def test_copies_and_pickles_are_plain_models(tmp_path: Path) -> None:
+    model: Any = small_model("opt")
+    (ids,) = batches(1)
+    kind = type(model)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        expected = gradients(model, ids)
+        torch.save(model, tmp_path / "model.pt")
+        loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        sent = fleet.counters().downlink_bytes
+        for other in (copy.deepcopy(model), loaded, averaged.module):
+            assert type(other) is kind
+            torch.testing.assert_close(gradients(other, ids), expected, rtol=1e-6, atol=0)
+            with torch.no_grad():
+                for parameter in other.parameters():
+                    parameter.zero_()
+        assert fleet.counters().downlink_bytes == sent
+        torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
+        assert model.save_pretrained(tmp_path / "saved") is None
+        assert type(model).from_pretrained(tmp_path / "saved").config.architectures == [
+            kind.__name__
+        ]
+
+
+def test_weights_changed_between_a_pass_and_its_backward_pass_are_refused() -> None:
+    model: Any = small_model("opt")
+    (ids,) = batches(1)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        loss = model(input_ids=ids, labels=ids).loss
+        model.model.decoder.layers[1].fc1.weight.data.mul_(1.5)
+        with pytest.raises(UsageError, match="changed between a forward pass and its backward"):
+            loss.backward()
+
+
+def test_layers_that_share_parameters_add_up_their_gradients() -> None:
+    model: Any = small_model("llama")
+    first, second = model.model.layers
+    second.mlp = first.mlp
+    second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    expected = gradients(plain, ids)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
+        assert_close(model, plain, 3e-6)
+
+
+class Scales(torch.nn.Module):
+    """Has arrays without dimensions, as Apertus does."""
+
+    def __init__(self, mlp: torch.nn.Module) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self.trained = torch.nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("frozen", torch.tensor(1.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.mlp(x) * self.trained * self.frozen
+        return found
+
+
+def test_arrays_without_dimensions_are_sent() -> None:
+    model: Any = small_model("llama")
+    for layer in model.model.layers:
+        layer.mlp = Scales(layer.mlp)
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    expected = gradients(plain, ids)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
+        assert_close(model, plain, 3e-6)
+
+
+def test_what_is_clamped_in_place_has_its_gradient() -> None:
+    """As OLMo's clip_qkv does: what was kept for the backward pass was clamped, too."""
+    import transformers
+
+    torch.manual_seed(1)
+    config = transformers.OlmoConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, pad_token_id=0, bos_token_id=1, eos_token_id=2, clip_qkv=0.05,
+    )  # fmt: skip
+    model: Any = transformers.OlmoForCausalLM(config).train()
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    expected = gradients(plain, ids)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
+        assert_close(model, plain, 3e-6)
+
+
+def with_own_attention(model: Any) -> None:
+    from transformers import AttentionInterface
+
+    def halved(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: object, **how: Any) -> Any:
+        each = q.shape[1] // k.shape[1]
+        made = torch.nn.functional.scaled_dot_product_attention(
+            q, k.repeat_interleave(each, 1), v.repeat_interleave(each, 1), is_causal=True
+        )
+        return made.transpose(1, 2).contiguous() * 0.5, None
+
+    AttentionInterface.register("halved", halved)
+    model.set_attn_implementation("halved")
+
+
+def with_a_trained_tensor_of_its_own(model: Any) -> None:
+    factor = torch.ones(32, requires_grad=True)
+    mlp = model.model.layers[0].mlp
+    plainly = mlp.forward
+    for layer in model.model.layers:
+        layer.mlp.forward = lambda x: plainly(x) * factor
+
+
+def with_trained_positions(model: Any) -> None:
+    rotary = model.model.rotary_emb
+    plainly = rotary.forward
+    rotary.trained = torch.nn.Parameter(torch.ones(1))
+    rotary.forward = lambda *given, **how: tuple(x * rotary.trained for x in plainly(*given, **how))
+
+
+def with_hooked_layers(model: Any) -> None:
+    model.model.layers[0].register_forward_hook(lambda *given: None)
+
+
+def with_an_auxiliary_loss(model: Any) -> None:
+    model.config.output_router_logits = True
+
+
+def with_outputs(model: Any) -> None:
+    model.config.output_hidden_states = True
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (with_own_attention, r"its attention \(halved\) is none that graphs compute"),
+        (with_a_trained_tensor_of_its_own, "a trained tensor that is none of its parameters"),
+        (with_trained_positions, r"its layers get position_embeddings\.0"),
+        (with_hooked_layers, "there are hooks on its layer LlamaDecoderLayer"),
+        (with_an_auxiliary_loss, r"auxiliary loss of its experts \(config.output_router_logits\)"),
+        (with_outputs, "was called with config.output_hidden_states"),
+    ],
+)
+def test_a_change_that_stages_cannot_follow_is_refused_in_the_next_pass(
+    change: Callable[[Any], None], reason: str
+) -> None:
+    model: Any = small_model("llama")
+    (ids,) = batches(1)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        gradients(model, ids)
+        change(model)
+        with pytest.raises(UsageError, match=reason):
+            gradients(model, ids)
+
+
+def test_a_model_that_leaves_out_a_layer_is_refused() -> None:
+    import transformers
+
+    config = transformers.OPTConfig(
+        hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=96,
+        max_position_embeddings=64, word_embed_proj_dim=32, dropout=0.0,
+    )  # fmt: skip
+    model: Any = transformers.OPTForCausalLM(config).train()
+    (ids,) = batches(1)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        gradients(model, ids)
+        model.model.decoder.layerdrop = 1.0  # every layer is left out
+        with pytest.raises(UsageError, match="did not call all of its layers"):
+            gradients(model, ids)
+
+
+def test_position_embeddings_that_depend_on_the_length_are_made_here() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model: Any = small_model("llama", rope_parameters=rope, max_position_embeddings=8)
+    plain: Any = copy.deepcopy(model)
+    (ids,) = batches(1)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        for _ in range(2):
+            expected = gradients(plain, ids)
+            torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
+            assert_close(model, plain, 3e-6)

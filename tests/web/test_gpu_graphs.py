@@ -71,4 +71,6 @@ def test_a_layer_is_computed_by_the_gpu_alone(page: Page, lab: Path) -> None:
 
 
 def test_a_loss_needs_the_processor_and_is_refused(page: Page, lab: Path) -> None:
-    assert "does not do this graph" in str(outcome(page, lab, graphs_of("opt").loss.graph))
+    loss = graphs_of("opt").loss
+    assert loss is not None
+    assert "does not do this graph" in str(outcome(page, lab, loss.graph))
