@@ -163,8 +163,11 @@ def _reason(error: Exception) -> str:
     for part, kind in _KINDS.items():
         if re.search(part, name):
             return kind.format(name)
-    if (operation := re.search(r"\baten[.:]+(\w+)", _chain(error))) is not None:
-        return f"its {name} needs the operation {operation[1]}, which graphs do not have"
+    said = _chain(error)
+    if "complex-valued" in said:
+        return "it computes with complex numbers, which graphs do not have"
+    if (operation := re.search(r"No ONNX function found for .*?'aten\.(\w+)'", said)) is not None:
+        return f"it needs the operation {operation[1]}, which graphs do not have"
     return f"its {name} does something that cannot be traced as a graph"
 
 

@@ -190,6 +190,23 @@ def test_steps_with_a_loss_in_slices_lose_as_plain_pytorch_does(
     assert mine == pytest.approx(expected, rel=most)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("slices", [0, 2, 3])
+def test_a_vocabulary_may_be_smaller_than_the_width(
+    slices: int, cache: GraphCache, *, tied: bool
+) -> None:
+    """The norm before the head is longer then, and was taken for it."""
+    model = small_model("llama", vocab_size=9, tie_word_embeddings=tied)
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, cache)
+    ids = batches(1)[0] % 9
+    with emulated(5, seed=1) as fleet:
+        planner = SlicedLoss(slices, KEPT) if slices else None
+        found = staged(model, graphs, fleet, planner=planner)
+        assert found.gradients(rows(ids)) == pytest.approx(plain_gradients(plain, ids), rel=1e-6)
+        assert_close(model, plain, 3e-6)
+
+
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
 def test_parameters_that_travel_in_parts_change_nothing(dtype: DType, cache: GraphCache) -> None:
     """As those do that are larger than a message."""

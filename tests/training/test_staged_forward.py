@@ -559,3 +559,35 @@ def test_position_embeddings_that_depend_on_the_length_are_made_here() -> None:
             expected = gradients(plain, ids)
             torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-6, atol=0)
             assert_close(model, plain, 3e-6)
+
+
+SMALL = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "reason"),
+    [
+        ("Bloom", {"n_layer": 2, "n_head": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+         r"it is called with alibi of shape \(8, 1, 12\), whose first dimension holds more"),
+        ("Mixtral", {"num_local_experts": 4}, r"it has experts \(MixtralExperts\), and tokens"),
+        ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
+         r"its attention takes sinks \(s_aux\)"),
+        ("Mamba", {"state_size": 8}, "its computation depends on the size of the batch"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_become_graphs_are_refused_in_words_of_ours(
+    family: str, changed: dict[str, Any], reason: str
+) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **changed})
+    model: Any = getattr(transformers, f"{family}ForCausalLM")(config).train()
+    (ids,) = batches(1)
+    with cleave.emulated(2, seed=1) as fleet, cleave.offloaded(model, fleet, method="stages"):
+        with pytest.raises(UsageError, match=reason) as refused:
+            gradients(model, ids)
+        assert "Error" not in str(refused.value)
