@@ -68,12 +68,12 @@ def export_layer(part: LayerPart) -> LayerGraphs:
         try:
             models = to_onnx_split(both, names.DY, 1, names.activation)
         except LayerGraphError:  # the gradient of what drops at random fails for other reasons
-            for name, tensor in part.call.beside.items():
-                if tensor.dim() > 1 and tensor.shape[0] > batch and tensor.shape[0] % batch == 0:
-                    raise LayerGraphError(
-                        f"it is called with {name} of shape {tuple(tensor.shape)}, whose first "
-                        f"dimension holds more than the {batch} sequences of the batch"
-                    ) from None
+            alibi = part.call.beside.get("alibi")
+            if alibi is not None and alibi.shape[0] != batch:
+                raise LayerGraphError(
+                    f"it is called with alibi of shape {tuple(alibi.shape)}, whose first dimension "
+                    f"is not the {batch} sequences of the batch"
+                ) from None
             refuse_chance(TracedGraph(layer.forward, inputs, (names.Y,), varying))
             raise
         return LayerGraphs(

@@ -51,7 +51,8 @@ def graph_key(
 ) -> str:
     """Return a digest of all that a module's graph follows from.
 
-    Layers that differ only in their number have the same key.
+    Layers that differ only in their number have the same key, and so has a layer in training and
+    out of it: graphs are made in training, and compared with what the layer returns as it is.
 
     Args:
         module: the module that becomes a graph.
@@ -64,7 +65,9 @@ def graph_key(
     """
     left_out = {id(part) for each in without for part in each.modules()}
     described = {
-        "modules": _modules(module, _Describer(path, _names_of(module)), left_out),
+        "modules": _modules(
+            module, _Describer(path, _names_of(module)), left_out=left_out, without={"training"}
+        ),
         # Graphs take numbers of every floating-point dtype as fp32.
         "held": [
             [name, list(t.shape), t.is_floating_point() or str(t.dtype), t.requires_grad]
@@ -139,9 +142,21 @@ def _tied(held: Mapping[str, Tensor], module: nn.Module) -> list[list[str]]:
 
 
 def _modules(
-    module: nn.Module, describer: _Describer, left_out: Set[int] = frozenset()
+    module: nn.Module,
+    describer: _Describer,
+    *,
+    left_out: Set[int] = frozenset(),
+    without: Set[str] = frozenset(),
 ) -> list[Any]:
-    """Describe every module within a module: its class, its code and its attributes."""
+    """Describe every module within a module: its class, its code and its attributes.
+
+    Args:
+        module: the module.
+        describer: describes values.
+        left_out: modules that are not described, by their `id`.
+        without: attributes that are not described.
+    """
+    without = without | _INTERNAL | _NOT_OF_THE_FUNCTION
     return [
         [
             name,
@@ -151,7 +166,7 @@ def _modules(
             {
                 key: describer.of(value, _DEPTH)
                 for key, value in vars(part).items()
-                if key not in _INTERNAL and key not in _NOT_OF_THE_FUNCTION
+                if key not in without
             },
         ]
         for name, part in module.named_modules()

@@ -572,7 +572,7 @@ SMALL = {
     ("family", "changed", "reason"),
     [
         ("Bloom", {"n_layer": 2, "n_head": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0},
-         r"it is called with alibi of shape \(8, 1, 12\), whose first dimension holds more"),
+         r"it is called with alibi of shape \(8, 1, 12\), whose first dimension is not"),
         ("Mixtral", {"num_local_experts": 4}, r"it has experts \(MixtralExperts\), and tokens"),
         ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
          r"its attention takes sinks \(s_aux\)"),
