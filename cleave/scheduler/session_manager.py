@@ -334,10 +334,11 @@ class SessionManager:
             case messages.Result():
                 return self._result(session, message, now_s)
             case messages.TaskError() if session.probe is not None:
-                raise ProtocolError(f"the device could not do the probe: {message.reason}")
-            case messages.TaskError() if trial is not None and trial.probe.awaits(message.id):
-                session.counters.failures += 1
-                return self._trials.failed(session, trial, message.reason, now_s)
+                return self._joining.probe_run_failed(session, session.probe, message, now_s)
+            case messages.TaskError(run, reason) if trial is not None and trial.probe.awaits(run):
+                return self._trials.trial_run_failed(session, trial, run, reason, now_s)
+            case messages.Computed(run) if trial is not None and trial.probe.awaits(run):
+                raise ProtocolError(f"run {run} tests a product: its answer is a result")
             case messages.Computed() if session.probe is None:
                 return self._result(session, message, now_s)
             case messages.TaskError():

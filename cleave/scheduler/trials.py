@@ -119,6 +119,15 @@ class Trials:
         said = [_aside(session)] if was_aside else []
         return [*sent, *said, _back(session)]
 
+    def trial_run_failed(
+        self, session: Session, trial: Trial, run: int, reason: str, now_s: float
+    ) -> Sequence[Decision]:
+        """Ask again for a run of a trial that a device could not do, or end the trial."""
+        session.counters.failures += 1
+        if again := trial.probe.failed(run, now_s):
+            return [Send(session.id, m) for m in again]
+        return self.failed(session, trial, reason, now_s)
+
     def failed(
         self, session: Session, trial: Trial, reason: str, now_s: float
     ) -> Sequence[Decision]:
