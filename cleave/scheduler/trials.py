@@ -49,7 +49,7 @@ class Trials:
     def run_failed(
         self, session: Session, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Pass a failed run on to another device, and set aside a device that fails all."""
+        """Count a failed run, and set aside a device that fails all."""
         reason = _shown(reason)
         session.counters.failures += 1
         if session.rates is not None:
@@ -57,12 +57,12 @@ class Trials:
         decisions: list[Decision] = []
         if session.setbacks.failed(reason, now_s):
             self._conduct_changed(session)
-            # First, so that the run does not come back to it.
+            # Before the run is done again, so that it does not come back to it.
             decisions += [_aside(session), events.DeviceAside(session.id)]
         elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
             session.noted_s = now_s
             decisions.append(Note(f"{session.name} could not do a run: {reason}"))
-        return [*decisions, events.RunFailed(session.id, run, reason)]
+        return decisions
 
     def tick(
         self, session: Session, now_s: float, *, busy: bool, alone: bool
