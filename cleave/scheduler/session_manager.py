@@ -64,6 +64,8 @@ from cleave.verify import Judgement
 MOVED: Final = "another server needs it more"
 """Why a device is sent to another server of the same training."""
 
+_MOST_NAMED: Final = 3  # devices in a sentence
+
 STUCK_S: Final = 60.0
 """Seconds between two reports that a job is stuck."""
 
@@ -145,6 +147,13 @@ class SessionManager:
     def ready_devices(self) -> int:
         """Return how many devices may be given work."""
         return len(self.scheduler.devices)
+
+    def why_aside(self) -> str:
+        """Say why each device that could be given work is set aside; empty if one is not."""
+        if self.ready_devices:
+            return ""
+        aside = [s for s in list(self.sessions.values()) if s.setbacks.aside]
+        return "; ".join(f"{s.name} is set aside: {s.setbacks.text}" for s in aside[:_MOST_NAMED])
 
     def validate(self) -> None:
         """Check that its own and the scheduler's state are consistent.

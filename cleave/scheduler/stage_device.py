@@ -448,7 +448,7 @@ class StageDevice:
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
-        """Run a graph that adds gradients to sums. They stay under their ids, unless it might fail."""
+        """Run a graph that adds gradients to sums. They keep their ids where it may not fail."""
         before = {name: generation.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}

@@ -379,6 +379,8 @@ class Failing(ComputeThread):
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: bool) -> None:
+    said: list[str] = []
+
     async def scenario() -> tuple[list[FleetPresence], int, int]:
         runtime = LiveRuntime(SessionManager("secret"))
         runtime.loop = asyncio.get_running_loop()
@@ -391,7 +393,7 @@ def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: 
             runtime.loop.call_soon_threadsafe(changed.set)
 
         fallback = Fallback(NumpyBackend(), 0.05) if local else None
-        fleet = FallbackFleet(Fleet(runtime), tell, fallback)
+        fleet = FallbackFleet(Fleet(runtime), tell, fallback, say=said.append)
         tasks: list[asyncio.Task[Any]] = []
         links = []
 
@@ -423,6 +425,11 @@ def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: 
 
     told, asked, gemms = asyncio.run(asyncio.wait_for(scenario(), 60))
     assert told[0] is FleetPresence.ABSENT
+    if not local:
+        assert said[0] == (
+            "box 1 is set aside: its runs fail, the last with: no memory left; "
+            "tried again after 10 s"
+        )
     assert (FleetPresence.LOCAL in told) is local
     assert asked >= ASIDE_AFTER
     assert gemms == (1 if local else 0)

@@ -56,12 +56,13 @@ class Trial:
         devices: int,
         *,
         memory_bytes: float = math.inf,
-        rng: random.Random = random.Random(0),
+        rng: random.Random | None = None,
         failing: float = 0.0,
     ) -> None:
+        draw = (rng or random.Random(0)).random
         self.fleet = SymbolicFleet()
         self.fleet.devices = {
-            d: SymbolicDevice(fails=lambda: rng.random() < failing) for d in range(1, devices + 1)
+            d: SymbolicDevice(fails=lambda: draw() < failing) for d in range(1, devices + 1)
         }
         self.stores: dict[int, StageDevice] = {}
 
