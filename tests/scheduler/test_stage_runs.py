@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from cleave.arrays import DType
 from cleave.errors import UsageError
 from cleave.planner.stages import PlannedStage
 from cleave.protocol import messages
-from cleave.protocol.messages import Feature, Hello, Message, Role
+from cleave.protocol.messages import Feature, Hello, Role
 from cleave.scheduler.admission import Admission, AdmissionResult, SharedSecretAuth
 from cleave.scheduler.instructions import ForRuntime, Send, TellStep
 from cleave.scheduler.session import DeviceState
@@ -106,7 +107,7 @@ def test_a_device_that_fails_each_order_is_set_aside_and_the_step_says_so() -> N
     work = step_work(2, 2, [PlannedStage(0, 2, (1,), loss=True)])
     orders, asked = manager.begin_step(work, 1.0), 0
     while not any(isinstance(order, TellStep) for order in orders):
-        run = next(o.message for o in orders if isinstance(o, Send) and _asks(o.message))
+        run = _orders(orders)[0]
         asked += 1
         orders = manager.received(1, messages.TaskError(run.id, "it has no such op"), 2.0)
     (outcome,) = [order.outcome for order in orders if isinstance(order, TellStep)]
@@ -123,22 +124,22 @@ def test_an_order_that_fails_is_asked_again_and_its_late_followers_cost_nothing(
     manager = server(1)
     come(manager, 1)
     work = step_work(2, 2, [PlannedStage(0, 2, (1,), loss=True)])
-    asked = [o.message for o in manager.begin_step(work, 1.0) if isinstance(o, Send)]
-    runs = [message for message in asked if _asks(message)]
+    runs = _orders(manager.begin_step(work, 1.0))
     assert len(runs) > 1
     after = manager.received(1, messages.TaskError(runs[0].id, "busy"), 2.0)
     said = [o.message for o in after if isinstance(o, Send)]
     (cancel,) = [message for message in said if isinstance(message, messages.Cancel)]
     assert set(cancel.ids) == {run.id for run in runs[1:]}
-    assert len([message for message in said if _asks(message)]) == 1
+    assert len(_orders(after)) == 1
     for run in runs[1:]:  # these crossed with the cancel
         assert manager.received(1, messages.TaskError(run.id, "no value"), 2.0) == []
     assert manager.sessions[1].counters.failures == 1
     assert manager.sessions[1].setbacks.in_a_row == 1
 
 
-def _asks(message: Message) -> bool:
-    return isinstance(message, messages.RunGraph | messages.Fetch)
+def _orders(orders: Iterable[ForRuntime]) -> list[messages.RunGraph | messages.Fetch]:
+    sent = [order.message for order in orders if isinstance(order, Send)]
+    return [m for m in sent if isinstance(m, messages.RunGraph | messages.Fetch)]
 
 
 def test_nobody_is_there() -> None:

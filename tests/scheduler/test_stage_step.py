@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -55,7 +54,7 @@ class Trial:
         work: StepWork,
         devices: int,
         *,
-        memory_bytes: float = math.inf,
+        memory_bytes: int = 2**30,
         rng: random.Random | None = None,
         failing: float = 0.0,
     ) -> None:
@@ -338,7 +337,7 @@ def test_orders_that_fail_now_and_then_are_done_again_and_each_counts_once(
         ps_after=data.draw(st.frozensets(st.integers(0, len(cuts) - 1))) if cuts else frozenset(),
     )
     rng = random.Random(data.draw(st.integers(0, 2**32)))
-    trial = Trial(work, devices, memory_bytes=math.inf if roomy else 0, rng=rng, failing=failing)
+    trial = Trial(work, devices, memory_bytes=2**30 if roomy else 0, rng=rng, failing=failing)
     check(trial.finish(), work)
     assert not any(store.waits for store in trial.stores.values())
 
