@@ -214,6 +214,7 @@ class Joining:
         rates = bounded(session.planned_rates)
         ready: list[Decision] = [Joined(session.id), events.DeviceReady(rates, careful)]
         if rates.codes_uplink:
+            session.may_code = True
             ready.insert(0, Send(session.id, messages.CodeResults()))
         return ready
 

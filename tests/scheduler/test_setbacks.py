@@ -288,7 +288,22 @@ def test_a_trial_asks_again_for_what_failed(seed: int) -> None:
     assert job in home.done
 
 
-def test_a_wrong_answer_in_a_trial_is_a_lie() -> None:
+WRONG = messages.Result(0, 4, 5, "fp32", 0.0, np.ones((4, 5), np.float32).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (WRONG, ErrorCode.QUARANTINED),
+        (replace(WRONG, rows=5, columns=4), ErrorCode.PROTOCOL),
+        (replace(WRONG, dtype="bf16"), ErrorCode.PROTOCOL),
+        (replace(WRONG, payload=bytes(79)), ErrorCode.PROTOCOL),
+        (messages.Computed(0, 0.0), ErrorCode.PROTOCOL),
+    ],
+    ids=["numbers", "shape", "dtype", "length", "type"],
+)
+def test_a_wrong_answer_in_a_trial_ends_the_session(answer: Message, code: ErrorCode) -> None:
+    """Wrong numbers are a lie, another form is a broken program."""
     home = Home()
     home.join(1)
     home.failing.add(1)
@@ -299,12 +314,12 @@ def test_a_wrong_answer_in_a_trial_is_a_lie() -> None:
     run = next(
         o.message for o in orders if isinstance(o, Send) and isinstance(o.message, messages.Run)
     )
-    wrong = messages.Result(run.id, 4, 5, "fp32", 0.0, np.ones((4, 5), np.float32).tobytes())
-    said = home.manager.received(1, wrong, home.now_s)
+    assert isinstance(answer, messages.Result | messages.Computed)
+    said = home.manager.received(1, replace(answer, id=run.id), home.now_s)
     (error,) = [
         o.message for o in said if isinstance(o, Send) and isinstance(o.message, messages.Error)
     ]
-    assert error.code is ErrorCode.QUARANTINED
+    assert error.code is code
 
 
 def test_it_is_remembered_by_identity() -> None:
