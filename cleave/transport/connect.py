@@ -28,9 +28,7 @@ def plain_reason(error: BaseException) -> str:
     return os.strerror(number).lower() if number else str(error) or "no answer"
 
 
-async def open_connection(
-    target: JoinUrl, memory_bytes: int | None = None
-) -> WebSocketConnection:
+async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
     """Connect to a server. With a fingerprint, nothing is sent to any other server.
 
     Args:

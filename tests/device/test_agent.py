@@ -437,7 +437,6 @@ def test_waits_are_capped_and_short_again_after_a_long_session() -> None:
     [
         RefusedError(Error(ErrorCode.LIMIT, "full", 30.0)),
         RefusedError(Error(ErrorCode.PROTOCOL, "garbled")),
-        RefusedError(Error("new", "later", 5.0)),
         UnansweredError("the server closed the connection"),
         ProtocolError("it sent a put before the welcome"),
     ],
@@ -461,7 +460,7 @@ def test_before_the_first_welcome_it_comes_back_as_after_it(
 
 @pytest.mark.parametrize("policy", [True, False])
 def test_before_the_first_welcome_a_refusal_for_good_ends_it(policy: bool) -> None:
-    first = [{"ends": refused(ErrorCode.DUPLICATE)}]
+    first: list[dict[str, Any] | Exception] = [{"ends": refused(ErrorCode.DUPLICATE)}]
     with pytest.raises(RefusedError):
         Scene([ALLOWED] * 5, first).run() if policy else Plain(first).run()
 

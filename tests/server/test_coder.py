@@ -157,8 +157,10 @@ def test_a_coded_result_that_is_none_ends_its_session_alone(
         runtime.loop = asyncio.get_running_loop()
         near, far = memory_link()
         serving = asyncio.create_task(runtime.session(near))
-        fast = {"uplink_bytes_per_s": 1e12} if "fast" in features else {}
-        await far.send(codec.encode(replace(said(), features=features, **fast)))
+        hello = replace(said(), features=features)
+        if "fast" in features:
+            hello.uplink_bytes_per_s = 1e12
+        await far.send(codec.encode(hello))
         await far.send(codec.encode(message))
         async with asyncio.timeout(PATIENCE_S):
             while not isinstance(answer := codec.decode(await far.receive()), messages.Error):
