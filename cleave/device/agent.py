@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias
 
 from cleave.device.host.policy import ALLOWED, Cause, Permission
-from cleave.device.session import DeviceStatus, RefusedError
-from cleave.errors import CleaveError, VersionError
+from cleave.device.session import DeviceStatus, RefusedError, UnansweredError
+from cleave.errors import CleaveError, ProtocolError, VersionError
 
 LOOK_S: Final = 5.0
 """Seconds between two looks at the machine, unless a look says when to look again."""
@@ -100,9 +100,9 @@ class Agent:
     """Keeps a machine connected to a server as long as it may work.
 
     With `stays`, it keeps trying a server that cannot be reached, less and less often. Without it,
-    `run` raises unless the first try is welcomed, or `known` says that the server welcomes such a
-    device. Either comes back whenever the connection is lost or the server stops, until the server
-    has no more use for it or refuses it for good.
+    `run` raises unless the first try reaches one, or `known` says that the server welcomes such a
+    device. Either comes back whenever the connection is lost or the server stops, also before the
+    first welcome, until the server has no more use for it or refuses it for good.
 
     Args:
         connect: opens a session.
@@ -110,8 +110,8 @@ class Agent:
         look: says whether the machine may work now; None: always.
         stays: whether it keeps trying a server that cannot be reached; by default with a `look`.
         once: end after one session.
-        known: says whether the server is known to welcome such a device, so that other errors than
-            a refusal for good pass; by default once it has welcomed this one.
+        known: says whether the server is known to welcome such a device, so that one that cannot be
+            reached is tried again; by default once it has welcomed this one.
         drain_s: how long it may finish runs when the machine may not work any more, in seconds;
             0: it leaves without a word.
         clock: seconds that never go back.
@@ -158,8 +158,8 @@ class Agent:
         """Run until `stop`; without `stays`, at most until the server needs the device no more.
 
         Raises:
-            CleaveError: when the server refuses the device for good, or before it is known to
-                welcome it; without `stays`, also when no server can be reached at first.
+            CleaveError: when the server refuses the device for good; without `stays`, also when no
+                server can be reached at first.
         """
         self._work = asyncio.ensure_future(self._come_and_go())
         try:
@@ -197,7 +197,8 @@ class Agent:
                 session = await self._connect(self._ready)
                 reason = await self._serve(session, permission)
             except CleaveError as error:
-                last = self._is_for_good(error) or self._once or not self._known()
+                for_good = self._is_for_good(error)
+                last = for_good or self._once or not (_answered(error) or self._known())
                 if last and not (session is None and self._stays):
                     raise
                 reason = str(error)
@@ -316,3 +317,8 @@ class Agent:
         self._failures += 1
         told_s, self._told_s = self._told_s, 0.0
         return told_s + longest_s * self._jitter()
+
+
+def _answered(error: CleaveError) -> bool:
+    """Say whether a server, or something on the way to it, ended a session that had begun."""
+    return isinstance(error, RefusedError | UnansweredError | ProtocolError)

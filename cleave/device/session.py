@@ -50,6 +50,13 @@ class RefusedError(CleaveError):
         self.for_good = self.comes_back_s is None
 
 
+class UnansweredError(CleaveError):
+    """Tells that the server ended the connection, or fell silent, before it welcomed the device.
+
+    Another try may find it ready.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """Tells people how a device session is doing.
@@ -188,7 +195,7 @@ class DeviceSession:
             return await self._receive_all()
         except ConnectionLostError as error:
             if self.core.welcome is None:
-                raise CleaveError(f"the server closed the connection: {error}") from error
+                raise UnansweredError(f"the server closed the connection: {error}") from error
             return "the server does not answer any more" if self._vanished else str(error)
         except ProtocolError as error:
             another = isinstance(error, VersionError)
@@ -206,7 +213,7 @@ class DeviceSession:
                 async with asyncio.timeout(timeout_s):
                     data = await self._connection.receive()
             except TimeoutError:
-                raise CleaveError(
+                raise UnansweredError(
                     f"the server did not welcome this device within {limits.HANDSHAKE_S:.0f} s"
                 ) from None
             self._heard_s = time.monotonic()
@@ -219,6 +226,8 @@ class DeviceSession:
                     return message.reason or "the server said bye"
                 case messages.Error():
                     raise RefusedError(message)
+                case _ if not self.welcomed and not isinstance(message, messages.Welcome):
+                    raise ProtocolError(f"a device expects no {message.TYPE} before its welcome")
                 case messages.Measured() if self._hello.measure:
                     self.measured = message
                     return "the link is measured"

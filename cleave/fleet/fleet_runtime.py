@@ -110,7 +110,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def stuck(self, future: GemmFuture) -> str:
-        """Say why no connected device can finish a GEMM; empty if one can, or none is there."""
+        """Say why no connected device can finish a GEMM; empty if one can, or none is connected."""
 
     @abstractmethod
     def stage_devices(self) -> dict[int, DeviceRates]:

@@ -191,6 +191,8 @@ class FallbackFleet:
                 return
             elif self._fallback is None:
                 self._become(FleetPresence.ABSENT)
+                if reason := runtime.stuck(future):  # devices are connected, and set aside
+                    self._say_once(reason)
                 if runtime.clock == "virtual":  # which knows when nobody is due any more
                     timeout_s = None
             else:

@@ -120,7 +120,7 @@ class Runtime(FleetRuntime):
 
     def stuck(self, future: GemmFuture) -> str:
         """See `FleetRuntime.stuck`."""
-        return self.manager.scheduler.stuck(future.job.id)
+        return self.manager.scheduler.stuck(future.job.id) or self.manager.why_aside()
 
     def stage_devices(self) -> dict[int, DeviceRates]:
         """See `FleetRuntime.stage_devices`."""

@@ -70,7 +70,7 @@ class CancelledRuns:
 
     A device that has read a `cancel` does not answer the runs in it. So when it answers a run that
     was sent after the `cancel`, no more answers to the cancelled runs will come. If no answers come
-    at all, the oldest runs are forgotten. Ids of runs grow in the order in which they are sent.
+    at all, the oldest runs are forgotten. Ids of runs grow in the order in which they are made.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class CancelledRuns:
 
     def sent(self, run: int) -> None:
         """Note that a run was sent."""
-        self._sent = run
+        self._sent = max(self._sent, run)  # one that is asked for again may be sent before others
 
     def cancelled(self, run: int, result_bytes: int) -> None:
         """Note that a run was cancelled, whose result would have had this size."""

@@ -110,6 +110,9 @@ MAX_UNFINISHED_BYTES: Final = 256 * 2**20
 HANDSHAKE_S: Final = 10.0
 """A peer that has not completed `hello` / `welcome` after this time is disconnected."""
 
+CLOSE_S: Final = 2.0
+"""How long a side that closed its connection waits for the other to close it as well."""
+
 MAX_UNADMITTED_BYTES: Final = 64 * 2**10
 """Most bytes that a connection may send, the HTTP request included, before its `hello` is
 accepted."""

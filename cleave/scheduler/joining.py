@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
+from cleave.errors import ProtocolError
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import PsRates
 from cleave.protocol import features, limits, messages
@@ -169,6 +170,19 @@ class Joining:
         session.rates = bounded(probe.device)
         return [*sent, *self._ready(session)]
 
+    def probe_run_failed(
+        self, session: Session, probe: Probe, message: messages.TaskError, now_s: float
+    ) -> Sequence[Decision]:
+        """Ask again for a run of the probe that the device could not do.
+
+        Raises:
+            ProtocolError: when it failed too many in a row, or was not asked for this one.
+        """
+        again = probe.failed(message.id, now_s) if probe.awaits(message.id) else []
+        if not again:
+            raise ProtocolError(f"the device could not do the probe: {message.reason}")
+        return [Send(session.id, m) for m in again]
+
     def _introduce(self, session: Session, hello: Hello, admission: Admission) -> None:
         """Note who a device is, what it says of itself, and what is remembered of it."""
         session.measured_by = admission.measured_by
@@ -200,6 +214,7 @@ class Joining:
         rates = bounded(session.planned_rates)
         ready: list[Decision] = [Joined(session.id), events.DeviceReady(rates, careful)]
         if rates.codes_uplink:
+            session.may_code = True
             ready.insert(0, Send(session.id, messages.CodeResults()))
         return ready
 

@@ -33,6 +33,7 @@ from cleave.planner.plan import DeviceRates
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.protocol.messages import Message, Op
+from cleave.scheduler.setbacks import ASIDE_AFTER
 from cleave.verify import GemmCheck
 
 FIRST_ID: Final = 2**52
@@ -157,6 +158,8 @@ class Probe:
         self._sent_s = 0.0
         self._took_s = 0.0  # the step before
         self._tests: dict[int, _Test] = {}
+        self._asked: dict[int, messages.Run] = {}  # those of the tests, not answered yet
+        self._failures = 0  # runs that the device failed since it last did one
 
     def begin(self, now_s: float) -> list[Message]:
         """Return the first messages to send."""
@@ -167,6 +170,21 @@ class Probe:
     def awaits(self, run: int) -> bool:
         """Say whether an answer to this run is awaited."""
         return run in self._tests or run == self._run
+
+    def failed(self, run: int, now_s: float) -> list[Message]:
+        """Return what asks again for a run that the device could not do.
+
+        It is empty once the device failed `ASIDE_AFTER` runs in a row.
+        """
+        self._failures += 1
+        if self._failures >= ASIDE_AFTER:
+            return []
+        test = self._tests.pop(run, None)
+        if test is None:  # with its arrays, for their transfer is timed
+            return [messages.Drop(self._arrays), *self._send(self._step, now_s)]
+        again = replace(self._asked.pop(run), id=next(self._ids))
+        self._tests[again.id], self._asked[again.id] = test, again
+        return [again]
 
     def abandon(self) -> list[Message]:
         """Return the last messages to send when the probe is given up."""
@@ -187,7 +205,9 @@ class Probe:
             ProtocolError: when it is not the answer that is awaited.
         """
         test = self._tests.pop(message.id, None)
+        self._failures = 0
         if test is not None:
+            del self._asked[message.id]
             self._expect(message, test.shape, test.out)
             self.fault = self._checked(test, message)
             return [] if self._tests or self.fault else self._go_on(now_s)
@@ -231,8 +251,9 @@ class Probe:
             sent += [_put(left, a), _put(right, b)]
             plain, turned = next(self._ids), next(self._ids)
             # As it lies; and (A B)' = B' A', twice, added up.
-            sent.append(_run(plain, (left, right), dtype))
-            sent.append(_run(turned, (right, left) * 2, DType.FP32, transposed=True))
+            self._asked[plain] = _run(plain, (left, right), dtype)
+            self._asked[turned] = _run(turned, (right, left) * 2, DType.FP32, transposed=True)
+            sent += [self._asked[plain], self._asked[turned]]
             self._tests[plain] = _Test(a, b, dtype)
             doubled = (np.concatenate([side.array] * 2, axis=1) for side in (b.T, a))
             twice = [Buffer(array, dtype) for array in doubled]

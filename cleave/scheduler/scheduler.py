@@ -41,7 +41,7 @@ from cleave.scheduler.stragglers import find_stragglers
 from cleave.scheduler.tasks import Job, Task
 from cleave.scheduler.validation import broken_invariants, leftovers
 
-MAX_FAILURES: Final = 4
+MAX_FAILURES: Final = 8
 """A task that failed this often, and on every device that can take it, is kept back."""
 
 HOLD_S: Final = 5.0

@@ -86,6 +86,7 @@ class Session:
     rates: DeviceRates | None = None
     claimed_flops_per_s: float = 0.0  # in its hello, bounded; `rates` has what it showed
     features: frozenset[Feature] = frozenset()  # that it has, and we have
+    may_code: bool = False  # it was told that its results may come coded
     measure: bool = False  # it came to have its link measured, not to work
     measured_by: str = ""  # what it came by then, see `Admission`
     own: bool = False  # it is the operator's own

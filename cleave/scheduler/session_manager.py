@@ -64,6 +64,8 @@ from cleave.verify import Judgement
 MOVED: Final = "another server needs it more"
 """Why a device is sent to another server of the same training."""
 
+_MOST_NAMED: Final = 3  # devices in a sentence
+
 STUCK_S: Final = 60.0
 """Seconds between two reports that a job is stuck."""
 
@@ -145,6 +147,13 @@ class SessionManager:
     def ready_devices(self) -> int:
         """Return how many devices may be given work."""
         return len(self.scheduler.devices)
+
+    def why_aside(self) -> str:
+        """Say why each device that could be given work is set aside; empty if one is not."""
+        if self.ready_devices:
+            return ""
+        aside = [s for s in list(self.sessions.values()) if s.setbacks.aside]
+        return "; ".join(f"{s.name} is set aside: {s.setbacks.text}" for s in aside[:_MOST_NAMED])
 
     def validate(self) -> None:
         """Check that its own and the scheduler's state are consistent.
@@ -334,19 +343,18 @@ class SessionManager:
             case messages.Result():
                 return self._result(session, message, now_s)
             case messages.TaskError() if session.probe is not None:
-                raise ProtocolError(f"the device could not do the probe: {message.reason}")
-            case messages.TaskError() if trial is not None and trial.probe.awaits(message.id):
-                session.counters.failures += 1
-                return self._trials.failed(session, trial, message.reason, now_s)
+                return self._joining.probe_run_failed(session, session.probe, message, now_s)
+            case messages.TaskError(run, reason) if trial is not None and trial.probe.awaits(run):
+                return self._trials.trial_run_failed(session, trial, run, reason, now_s)
+            case messages.Computed(run) if trial is not None and trial.probe.awaits(run):
+                raise ProtocolError(f"run {run} tests a product: its answer is a result")
             case messages.Computed() if session.probe is None:
                 return self._result(session, message, now_s)
             case messages.TaskError():
                 task = session.expected.pop(message.id, None)
                 if task is None:
                     return [events.LateAnswer(session.id)]
-                if isinstance(task.detail, StageOrder):
-                    return self._stage_failed(session, message.reason)
-                return self._trials.run_failed(session, message.id, message.reason, now_s)
+                return self._run_failed(session, task, message.id, message.reason, now_s)
             case messages.Heartbeat():
                 overdue = self.scheduler.overdue(session.id)
                 return [events.Alive(session.id)] if overdue else []
@@ -381,19 +389,16 @@ class SessionManager:
             return [events.LateAnswer(session.id)]
         if reason := wrong_form(message, task):
             self._judge.was_wrong(session, Wrong.FORM, reason)
-            if isinstance(task.detail, StageOrder):
-                failed = self._stage_failed(session, reason)
-            else:
-                failed = self._trials.run_failed(session, message.id, reason, now_s)
+            failed = self._run_failed(session, task, message.id, reason, now_s)
             return [*failed, *self._judge.quarantine_if_due(session, reason)]
         session.counters.flops += task.flops
         session.counters.compute_s += min(message.compute_s, now_s - session.opened_s)
+        if session.setbacks.did():
+            self.history.remember(session)
         if isinstance(task.detail, StageOrder):
             session.counters.blocks += isinstance(message, messages.Result)
             return self.stages.answered(task.detail, message)
         assert isinstance(message, messages.Result)
-        if session.setbacks.did():
-            self.history.remember(session)
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
         session.counters.blocks += 1
@@ -401,13 +406,16 @@ class SessionManager:
             return [Check(session.id, message.id, task, message.payload)]
         return [events.ResultArrived(session.id, message.id, message.payload)]
 
-    def _stage_failed(self, session: Session, reason: str) -> Sequence[Decision]:
-        """Note that a device could not do an order of a step by stages."""
-        session.counters.failures += 1
-        return [
-            Note(f"{session.name} could not do its part of a stage: {reason}"),
-            *self.stages.failed(session.id, reason),
-        ]
+    def _run_failed(
+        self, session: Session, task: Task, run: int, reason: str, now_s: float
+    ) -> Sequence[Decision]:
+        """Have a run that a device could not do done again; set aside a device that fails all."""
+        decisions = self._trials.run_failed(session, run, reason, now_s)
+        if not isinstance(task.detail, StageOrder):
+            return [*decisions, events.RunFailed(session.id, run, reason)]
+        if session.setbacks.aside:  # the step does without it
+            return decisions
+        return [*decisions, *self.stages.refused(task.detail, run)]
 
     def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
         """Take the outcome of a `Check` instruction.
@@ -515,6 +523,8 @@ class SessionManager:
                         if isinstance(message, messages.RunGraph | messages.Fetch) and task:
                             asked.expected[message.id] = task
                             asked.cancelled_runs.sent(message.id)
+                        elif isinstance(message, messages.Cancel):
+                            self._await_no_more(asked, message.ids)
                         done.append(Send(device, message, kind))
                 case TellStep(StepResult() | StepFailed()):
                     done += [decision, *self._give_back_memory(now_s)]
@@ -575,7 +585,8 @@ class SessionManager:
             case events.DeviceLost(device) | events.DeviceDraining(device):
                 return self.stages.lost(device)
             case events.DeviceAside(device):
-                return self.stages.failed(device, "it was set aside")
+                reason = self.sessions[device].setbacks.text or "it was set aside"
+                return self.stages.failed(device, reason)
             case events.DeviceReady() | events.DeviceBack():
                 return self.stages.changed()
             case _:
@@ -615,12 +626,17 @@ class SessionManager:
     def _send_cancel(self, instruction: SendCancel, now_s: float) -> list[ForRuntime]:
         """Cancel runs of a device, and await their answers no more."""
         session = self.sessions[instruction.device]
-        for run in instruction.runs:
-            if (awaited := session.expected.pop(run, None)) is not None:
-                session.cancelled_runs.cancelled(run, awaited.output_bytes)
+        self._await_no_more(session, instruction.runs)
         if session.rates is not None:
             session.pace.given_up(instruction.runs, session.rates, now_s)
         return [Send(instruction.device, messages.Cancel(instruction.runs))]
+
+    @staticmethod
+    def _await_no_more(session: Session, runs: Iterable[int]) -> None:
+        """Note that runs of a device are cancelled."""
+        for run in runs:
+            if (awaited := session.expected.pop(run, None)) is not None:
+                session.cancelled_runs.cancelled(run, awaited.output_bytes)
 
     def _report_stuck(self, instruction: Stuck, now_s: float) -> list[ForRuntime]:
         """Say that a job waits, unless that was said a moment ago."""

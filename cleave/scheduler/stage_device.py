@@ -3,13 +3,18 @@
 A device is a small store of arrays. A sum of gradients is an array like any other, but that each
 backward pass puts the next one in its place, so that a device holds it once. All other arrays are
 written once. A device does what it is asked in order, so that nothing is added to a sum twice.
+
+A device that failed an order is asked *carefully* for a while: each order is sent after the answer
+to the one before, and a backward pass makes new sums beside the old ones. So whatever fails can be
+asked for again, and nothing else is lost.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from cleave import graph_names as names
 from cleave.planner.stages import NOTHING_KEPT, Keep, KeptBatches, PlannedStage
@@ -31,6 +36,7 @@ from cleave.scheduler.stage_work import (
     SumPiece,
     SumShape,
     Unit,
+    UnitKind,
     slice_layer,
     slice_of_layer,
 )
@@ -40,6 +46,9 @@ from cleave.scheduler.traffic import TrafficKind
 _PIECE_BYTES = 8 * 2**20  # of sums in one message: others get a turn
 _AWAITED_BYTES = 16 * 2**20  # of sums at once: a device holds what it was asked for twice
 _FP32 = 4
+
+STEADY_AFTER: Final = 256
+"""Orders that a device does in a row before it is not asked carefully any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +91,10 @@ class StageDevice:
         self._ids = ids
         self._sent: dict[StageArray | StageGraph, int] = {}
         self._sizes: dict[int, int] = {}
-        self._out: list[SendStage] = []
+        self._out: deque[SendStage] = deque()
+        self._asked: dict[int, SendStage] = {}  # by run, orders that were sent and not answered
+        self._careful_bytes: int | None = None  # the device's memory, while it is asked carefully
+        self._done = 0  # orders in a row
 
     # --- units ---
 
@@ -226,22 +238,18 @@ class StageDevice:
     ) -> None:
         """Ask for those sums of a generation that are wanted, a few at first; the others end."""
         self._drop(array for what, array in generation.sums.items() if what not in wanted)
+        generation.sums = {what: array for what, array in generation.sums.items() if what in wanted}
         for (layer, name), array in generation.sums.items():
-            if (layer, name) not in wanted:
-                continue
             shape = sums_of(work, layer)[name]
             step = max(1, _PIECE_BYTES // (_FP32 * shape.columns))
             for first in range(0, shape.rows, step):
                 rows = min(step, shape.rows - first)
-                ends = first + rows == shape.rows
-                unit.rest.append(
-                    SumPiece((layer, name, first), array, rows, shape.columns, ends=ends)
-                )
+                unit.rest.append(SumPiece((layer, name, first), array, rows, shape.columns))
         generation.taken = True
         self.more_sums(work, unit)
 
     def more_sums(self, work: StepWork, unit: Unit) -> None:
-        """Ask for as many of the remaining sums as a device has room for; those asked for end.
+        """Ask for as many of the remaining sums as a device has room for.
 
         A device counts what it is asked for against its memory until it has sent it.
         """
@@ -255,8 +263,6 @@ class StageDevice:
             self._fetch(
                 unit, piece.name, piece.array, first, piece.rows, piece.columns, work.gradients
             )
-            if piece.ends:
-                self._drop([piece.array])
 
     # --- memory ---
 
@@ -283,9 +289,77 @@ class StageDevice:
         self._drop(arrays)
 
     def take(self) -> list[SendStage]:
-        """Return the messages that are to be sent, once."""
-        out, self._out = self._out, []
+        """Return the messages that are to be sent now, once."""
+        out: list[SendStage] = []
+        while self._out and not (self._careful and self._asked):
+            sent = self._out.popleft()
+            if isinstance(sent.message, messages.RunGraph | messages.Fetch):
+                self._asked[sent.message.id] = sent
+            out.append(sent)
         return out
+
+    # --- failures ---
+
+    @property
+    def waits(self) -> bool:
+        """Say whether messages wait for the answer to an order."""
+        return bool(self._out)
+
+    @property
+    def _careful(self) -> bool:
+        return self._careful_bytes is not None
+
+    def be_careful(self, memory_bytes: int) -> None:
+        """Ask a device carefully from now on, until it does what it is asked.
+
+        Args:
+            memory_bytes: how much it may hold.
+        """
+        self._careful_bytes, self._done = memory_bytes, 0
+
+    def answered(self, run: int) -> None:
+        """Note that the device did an order."""
+        if self._asked.pop(run, None) is not None:
+            self._done += 1
+            if self._done >= STEADY_AFTER:
+                self._careful_bytes = None
+
+    def ask_again(self, run: int, unit: Unit) -> bool:
+        """Ask once more for an order of a unit that the device could not do.
+
+        Returns:
+            False where that cannot be: others that were sent may need it, or it took a sum with it.
+        """
+        failed = self._asked.pop(run, None)
+        self._done = 0
+        if failed is None or not (self._careful or unit.kind is UnitKind.SUMS):
+            return False
+        message = failed.message
+        again: list[SendStage] = []
+        if isinstance(message, messages.RunGraph):
+            made = tuple(filter(None, message.outputs))
+            if not set(made).isdisjoint(message.inputs):
+                return False
+            again.append(SendStage(self.device, messages.Drop(made)))
+        else:
+            assert isinstance(message, messages.Fetch)
+        self._ids.runs += 1
+        unit.answers[self._ids.runs] = unit.answers.pop(run)
+        again.append(replace(failed, message=replace(message, id=self._ids.runs)))
+        self._out.extendleft(reversed(again))
+        return True
+
+    def start_over(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
+        """Cancel all orders, and drop everything that is not wanted any more."""
+        if self._asked:
+            self._send(messages.Cancel(tuple(self._asked)))
+        self.end(wanted)
+
+    def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
+        """Ask for nothing more, and drop everything that is not wanted any more."""
+        self._asked = {}
+        self._out = deque(sent for sent in self._out if sent.task is None)
+        self.keep_only(wanted)
 
     # --- parts of units ---
 
@@ -374,14 +448,18 @@ class StageDevice:
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
-        """Run a graph that adds gradients to sums, which stay under their ids."""
+        """Run a graph that adds gradients to sums. They keep their ids where it may not fail."""
         before = {name: generation.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}
         held = {names.new_total(name): array for name, array in before.items() if array}
-        found = self._run(unit, graph, feed, made | sizes, flops, held)
+        room = (self._careful_bytes or 0) - self.occupied_bytes
+        beside = self._careful and sum(made.values()) + sum(sizes.values()) <= room
+        found = self._run(unit, graph, feed, made | sizes, flops, {} if beside else held)
         for name in of.sums:
             generation.sums[number, name] = found[names.new_total(name)]
+        if beside:
+            self._drop(held.values())
         return found
 
     def _slice(

@@ -162,7 +162,7 @@ class StageRuns:
         """End the step, if one is under way, and have devices forget what they hold for it."""
         out = self.withdraw()
         for store in self._stores.values():
-            store.keep_only(())
+            store.end()
             out += store.take()
         self._stores.clear()
         return out
@@ -178,8 +178,12 @@ class StageRuns:
         return self._step.fetched(order, answer.id, answer.payload)
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
-        """Note that a device could not do an order."""
+        """Note that a device gets no more work in this step."""
         return self._step.failed(device, reason) if self._step is not None else []
+
+    def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
+        """See `StageStep.refused`."""
+        return self._step.refused(order, run) if self._step is not None else []
 
     def lost(self, device: int) -> list[ForSteps]:
         """Note that a device is gone, or is to get nothing new."""
@@ -196,7 +200,7 @@ class StageRuns:
             return self.changed()
         out: list[ForSteps] = []
         if (store := self._stores.get(device)) is not None:
-            store.keep_only(())
+            store.end()
             out += store.take()
         return out + self.lost(device)
 

@@ -101,7 +101,7 @@ class StageStep:
             for device in stage.devices:
                 wanted.setdefault(device, set()).update(self._arrays_of(stage, device))
         for device, arrays_wanted in wanted.items():
-            self._store(device).keep_only(arrays_wanted)
+            self._store(device).end(arrays_wanted)
             self._out += self._store(device).take()
         out = self._go_on()
         # Later stages get their parameters while the first one computes.
@@ -127,23 +127,40 @@ class StageStep:
         self.failures += 1
         self._failed[device] = reason
         if (store := self._stores.get(device)) is not None:
-            store.keep_only(())
+            store.start_over()
             self._out += store.take()
         return self.lost(device)
+
+    def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
+        """Note that a device could not do an order: it is asked again.
+
+        Where more than the order is lost, everything else that the device was asked for is done
+        again as well, but sums that are here.
+        """
+        unit = order.unit
+        store = self._stores.get(unit.device)
+        if store is None:
+            return []
+        if unit not in self._units:  # of a step that has ended
+            store.answered(run)
+            return [*store.take()]
+        if store.ask_again(run, unit):
+            return [*store.take()]
+        device, present = unit.device, self._present()
+        store.be_careful(present[device].memory_bytes if device in present else 0)
+        stages = [stage for stage in self._stages if device in stage.devices]
+        store.start_over({array for one in stages for array in self._arrays_of(one, device)})
+        self._out += store.take()
+        self._lose_work(device)
+        return self._go_on()
 
     def lost(self, device: int) -> list[ForSteps]:
         """Note that a device is gone, with everything it held."""
         self._stores.pop(device, None)
         if self.ended:
             return []
-        mine = [unit for unit in self._units if unit.device == device]
-        for unit in mine:
-            self._units.discard(unit)
-            self._taking.pop(unit, None)
-            self.repeated += unit.kind is not UnitKind.SUMS
         left = [stage for stage in self._stages if device in stage.devices]
-        for stage in self._stages:
-            self._lose(stage, device, mine)
+        self._lose_work(device)
         for stage in left:
             stage.devices.remove(device)
         for stage in left:
@@ -155,12 +172,15 @@ class StageStep:
                 self._divide(stage)
         return self._go_on()
 
-    def _lose(self, stage: StageState, device: int, units: Iterable[Unit]) -> None:
-        """Forget what a lost device held of a stage, so that it is done again."""
-        for unit in units:
-            if unit.stage == self._stages.index(stage) and unit.kind is UnitKind.FORWARD:
-                stage.forward.discard(unit.batch)
-        self.repeated += stage.forget(device)
+    def _lose_work(self, device: int) -> None:
+        """Forget what a device was asked for and held, so that it is done again."""
+        for unit in [unit for unit in self._units if unit.device == device]:
+            self._units.discard(unit)
+            self._taking.pop(unit, None)
+            self.repeated += unit.kind is not UnitKind.SUMS
+            if unit.kind is UnitKind.FORWARD:
+                self._stages[unit.stage].forward.discard(unit.batch)
+        self.repeated += sum(stage.forget(device) for stage in self._stages)
 
     def changed(self) -> list[ForSteps]:
         """Note that the fleet changed: a device that came may be what a stage waits for."""
@@ -232,19 +252,21 @@ class StageStep:
         """Take an answer to an order; with the last one of its unit, finish that and go on."""
         unit = order.unit
         unit.answers.pop(run, None)
-        if unit not in self._units:
+        store = self._stores.get(unit.device)
+        if store is None:
             return []
-        if unit.rest:
-            store = self._store(unit.device)
-            store.more_sums(self.work, unit)
-            return [*store.take()]
-        if unit.answers:
-            return []
-        self._units.discard(unit)
-        self._finish(unit)
-        return self._go_on()
+        store.answered(run)
+        if unit in self._units:
+            if unit.rest:
+                store.more_sums(self.work, unit)
+            elif not unit.answers:
+                self._units.discard(unit)
+                self._finish(unit, store)
+                self._out += store.take()
+                return self._go_on()
+        return [*store.take()]
 
-    def _finish(self, unit: Unit) -> None:
+    def _finish(self, unit: Unit, store: StageDevice) -> None:
         """Take what came of a unit, by its kind."""
         stage = self._stages[unit.stage]
         match unit.kind:
@@ -257,6 +279,7 @@ class StageStep:
             case UnitKind.SUMS:
                 generation = self._taking.pop(unit)
                 generation.found, generation.landed = unit.found, True
+                store.drop(generation.sums.values())
 
     def _passed(self, unit: Unit, payload: Any) -> None:
         """Take a forward pass: its output goes to the next stage, or to the PS for the loss."""

@@ -44,14 +44,12 @@ class SumPiece:
         name: the sum's layer and parameter, and the first row.
         array: the sum, as a wire id.
         rows, columns: of the piece.
-        ends: whether it is the sum's last.
     """
 
     name: tuple[int, str, int]
     array: int
     rows: int
     columns: int
-    ends: bool
 
 
 class StageFailedError(CleaveError):

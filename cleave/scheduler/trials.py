@@ -49,7 +49,7 @@ class Trials:
     def run_failed(
         self, session: Session, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Pass a failed run on to another device, and set aside a device that fails all."""
+        """Count a failed run, and set aside a device that fails all."""
         reason = _shown(reason)
         session.counters.failures += 1
         if session.rates is not None:
@@ -57,12 +57,12 @@ class Trials:
         decisions: list[Decision] = []
         if session.setbacks.failed(reason, now_s):
             self._conduct_changed(session)
-            # First, so that the run does not come back to it.
+            # Before the run is done again, so that it does not come back to it.
             decisions += [_aside(session), events.DeviceAside(session.id)]
         elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
             session.noted_s = now_s
             decisions.append(Note(f"{session.name} could not do a run: {reason}"))
-        return [*decisions, events.RunFailed(session.id, run, reason)]
+        return decisions
 
     def tick(
         self, session: Session, now_s: float, *, busy: bool, alone: bool
@@ -118,6 +118,15 @@ class Trials:
         self._conduct_changed(session)
         said = [_aside(session)] if was_aside else []
         return [*sent, *said, _back(session)]
+
+    def trial_run_failed(
+        self, session: Session, trial: Trial, run: int, reason: str, now_s: float
+    ) -> Sequence[Decision]:
+        """Ask again for a run of a trial that a device could not do, or end the trial."""
+        session.counters.failures += 1
+        if again := trial.probe.failed(run, now_s):
+            return [Send(session.id, m) for m in again]
+        return self.failed(session, trial, reason, now_s)
 
     def failed(
         self, session: Session, trial: Trial, reason: str, now_s: float

@@ -224,10 +224,12 @@ class LiveRuntime(Runtime):
         """Return the plain form of a coded result.
 
         Raises:
-            ProtocolError: when it is not valid, or was not agreed on.
+            ProtocolError: when it is not valid, or not allowed yet.
         """
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
+        if not peer.record.may_code:
+            raise ProtocolError("a coded result came before code_results allowed it")
         return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:

@@ -28,20 +28,28 @@ def plain_reason(error: BaseException) -> str:
     return os.strerror(number).lower() if number else str(error) or "no answer"
 
 
-async def open_connection(target: JoinUrl) -> WebSocketConnection:
+async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
     """Connect to a server. With a fingerprint, nothing is sent to any other server.
+
+    Args:
+        target: the server.
+        memory_bytes: what a device offers in its `hello`: longer messages are not taken than fit
+            in there. None for an operator.
 
     Raises:
         CleaveError: when nothing that speaks WebSocket answers there, or it is not the server that
             the URL names.
     """
     address = target.address
+    most_bytes = limits.MAX_MESSAGE_BYTES
+    if memory_bytes is not None:
+        most_bytes = min(most_bytes, limits.MAX_HEADER_BYTES + memory_bytes)
     secured: dict[str, Any] = {"ssl": pinning(target.fingerprint)} if target.fingerprint else {}
     try:
         socket = await connect(
             address,
             compression=None,
-            max_size=limits.MAX_MESSAGE_BYTES,
+            max_size=most_bytes,
             ping_interval=None,
             write_limit=WRITE_LIMIT_BYTES,
             open_timeout=limits.HANDSHAKE_S,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol, runtime_checkable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
 
 from websockets.asyncio.connection import Connection as WebSocket
 from websockets.exceptions import ConnectionClosed
@@ -119,9 +119,7 @@ class WebSocketConnection:
             if isinstance(self._socket, Guarded) and self._socket.cut_because:
                 raise CutError(self._socket.cut_because) from None
             if error.sent is not None and error.sent.code == 1009:
-                raise ProtocolError(
-                    f"a message was over the limit of {limits.MAX_MESSAGE_BYTES} bytes"
-                ) from None
+                raise ProtocolError(f"a message was too long: {error.sent.reason}") from None
             raise ConnectionLostError(_reason(error)) from None
         if isinstance(data, str):
             raise ProtocolError("a message is binary, and this one was text")
@@ -150,7 +148,28 @@ class WebSocketConnection:
 
     async def close(self) -> None:
         """See `Connection.close`."""
-        await self._socket.close()
+        await close_in_time(self._socket.transport, self._socket.close())
+
+
+async def close_in_time(transport: asyncio.Transport, closing: Coroutine[Any, Any, None]) -> None:
+    """Close a WebSocket, and cut it where the other side neither reads nor closes it.
+
+    Args:
+        transport: the WebSocket's.
+        closing: does the closing handshake.
+    """
+    task = asyncio.ensure_future(closing)
+    try:
+        while True:
+            waiting_bytes = transport.get_write_buffer_size()
+            if (await asyncio.wait({task}, timeout=limits.CLOSE_S))[0]:
+                break
+            if not 0 < transport.get_write_buffer_size() < waiting_bytes:
+                transport.abort()  # which ends the handshake
+    finally:
+        if not task.done():
+            task.cancel()
+    task.result()
 
 
 def _reason(error: ConnectionClosed) -> str:

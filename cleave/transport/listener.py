@@ -18,6 +18,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
+from cleave.transport.connection import close_in_time
 from cleave.transport.connection_limits import (
     ConnectionLimits,
     PendingConnections,
@@ -420,7 +421,7 @@ class GuardedConnection(ServerConnection):
     async def close(self, code: int = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
         """Close the connection. If it was turned away, take in nothing more meanwhile."""
         if not self._ending:
-            await super().close(code, reason)
+            await close_in_time(self.transport, super().close(code, reason))
             return
         if self.protocol.state is State.OPEN:
             self._hear_no_more()

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -236,7 +237,8 @@ def join(
             kind=kind,
             graphs=graph_session.available(),
         )
-        connection = await whereabouts.open(home, open_connection)
+        connect = partial(open_connection, memory_bytes=memory_bytes)
+        connection = await whereabouts.open(home, connect)
         computer = ComputeThread(chosen[0].backend, make_session=graphs)
         energy = SessionEnergy(PowerMeter(Sensors()))
         session = DeviceSession(

@@ -16,8 +16,14 @@ from cleave.device import agent as g
 from cleave.device.agent import Agent, AgentSession, Notice, State
 from cleave.device.compute_thread import ComputeThread
 from cleave.device.host.policy import ALLOWED, Cause, Permission
-from cleave.device.session import DeviceSession, DeviceStatus, RefusedError, device_hello
-from cleave.errors import CleaveError, UsageError
+from cleave.device.session import (
+    DeviceSession,
+    DeviceStatus,
+    RefusedError,
+    UnansweredError,
+    device_hello,
+)
+from cleave.errors import CleaveError, ProtocolError, UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyBackend
@@ -423,6 +429,40 @@ def test_waits_are_capped_and_short_again_after_a_long_session() -> None:
     plain = Plain([lost, *[GONE] * 11, long, dict(BYE)])
     plain.run()
     assert plain.sleeps[-3:] == [g.LONGEST_WAIT_S / 4, g.LONGEST_WAIT_S / 4, 0.25]
+
+
+@pytest.mark.parametrize("policy", [True, False])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        RefusedError(Error(ErrorCode.LIMIT, "full", 30.0)),
+        RefusedError(Error(ErrorCode.PROTOCOL, "garbled")),
+        UnansweredError("the server closed the connection"),
+        ProtocolError("it sent a put before the welcome"),
+    ],
+    ids=str,
+)
+def test_before_the_first_welcome_it_comes_back_as_after_it(
+    policy: bool, ends: CleaveError
+) -> None:
+    """The table of the protocol holds for both."""
+    least_s = getattr(ends, "comes_back_s", 0.0)
+    if policy:
+        scene = Scene([ALLOWED] * 5, [{"ends": ends}, {}])
+        states = [state for state, _ in scene.run()]
+        assert [s for s in scene.sleeps if s != g.LOOK_S] == [least_s + 1]
+    else:
+        plain = Plain([{"ends": ends}, dict(BYE)])
+        states = [state for state, _ in plain.run()]
+        assert plain.sleeps == [least_s + 0.25]
+    assert states[:3] == [State.LEFT, State.WAITING, State.READY]
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_before_the_first_welcome_a_refusal_for_good_ends_it(policy: bool) -> None:
+    first: list[dict[str, Any] | Exception] = [{"ends": refused(ErrorCode.DUPLICATE)}]
+    with pytest.raises(RefusedError):
+        Scene([ALLOWED] * 5, first).run() if policy else Plain(first).run()
 
 
 @pytest.mark.parametrize("code", [ErrorCode.CREDENTIAL, ErrorCode.VERSION, ErrorCode.QUARANTINED])

@@ -1,6 +1,6 @@
 """A device process for chaos: joins with a backend of choice, and again when its session ends.
 
-    python -m tests.faults.device URL [--backend invariant] [--probe]
+    python -m tests.faults.device URL [--backend invariant] [--probe] [--failing 0.3]
 
 The product has no backend for tests, so it is built in here. The process ends when nothing answers
 any more.
@@ -11,9 +11,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import signal
+from collections.abc import Callable
 
-from cleave.device.compute_thread import ComputeThread
+from cleave.device.compute_thread import ComputeThread, Outcome
+from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, ProtocolError
 from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend
@@ -33,7 +36,31 @@ _TRIES = 50
 _PAUSE_S = 0.1
 
 
-async def serve(url: str, backend: MatmulBackend, *, probe: bool) -> None:
+class Flaky(ComputeThread):
+    """Answers some orders with `task_error`, drawn by lot.
+
+    Args:
+        backend: what does the others.
+        failing: the share that fails.
+        seed: of the lots.
+    """
+
+    def __init__(self, backend: MatmulBackend, failing: float, seed: int = 0) -> None:
+        super().__init__(backend)
+        self.failed = 0
+        self._failing = failing
+        self._rng = random.Random(seed)
+
+    def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
+        """See `Computer.start`."""
+        if self._rng.random() < self._failing:
+            self.failed += 1
+            done(order, "no memory for that now")
+        else:
+            super().start(order, done)
+
+
+async def serve(url: str, backend: MatmulBackend, *, probe: bool, failing: float = 0.0) -> None:
     """Serve one session after the other until the server cannot be reached any more."""
     target = parse_join_url(url)
     rate = 0.0 if probe else _BYTES_PER_S
@@ -52,7 +79,7 @@ async def serve(url: str, backend: MatmulBackend, *, probe: bool) -> None:
         try:
             connection = await open_connection(target)
             failures = 0
-            computer = ComputeThread(backend)
+            computer = Flaky(backend, failing)
             await DeviceSession(connection, computer, hello, on_idle=give_back).run()
         except (CleaveError, ProtocolError):
             failures += 1
@@ -64,10 +91,11 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--backend", choices=BACKENDS, default="invariant")
     parser.add_argument("--probe", action="store_true", help="have the link measured at joining")
+    parser.add_argument("--failing", type=float, default=0.0, help="the share of failing orders")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
     backend = BACKENDS[options.backend]()
-    asyncio.run(serve(options.url, backend, probe=options.probe))
+    asyncio.run(serve(options.url, backend, probe=options.probe, failing=options.failing))
 
 
 if __name__ == "__main__":

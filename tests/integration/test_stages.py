@@ -36,7 +36,9 @@ from tests.integration.processes import (
     server,
     stages_job,
     started,
+    training,
     training_by_stages,
+    training_job,
     until,
     wait_for_event,
 )
@@ -129,6 +131,38 @@ def test_a_process_trains_beside_weights_in_four_bits(tmp_path: Path, corpus_fil
             started(*command, "--server", place["operator_url"]) as (trainer, lines),
         ):
             wait_for_event(said, "ready")
+            found = losses(lines)
+            assert trainer.wait(PATIENCE_S) == 0
+    assert found == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("failing", [0.03, 0.3])
+@pytest.mark.parametrize("method", [training, training_by_stages], ids=["tiles", "stages"])
+def test_the_only_device_fails_some_of_its_runs(
+    method: Callable[[Path, int], tuple[str, ...]],
+    failing: float,
+    tmp_path: Path,
+    corpus_file: Path,
+) -> None:
+    alone: list[float] = []
+
+    def report(record: Record) -> None:
+        if isinstance(record, StepRecord):
+            alone.append(record.loss)
+
+    steps = 3
+    job = training_job if method is training else stages_job
+    plain = replace(job(corpus_file, steps), method="local")
+    train(plain, RunFolder.create(tmp_path / "runs", "alone"), TrainContext(None, report))
+    with server(tmp_path) as place:
+        url = own_address(place)
+        with (
+            Processes(lambda _: url, 1, ("--probe", "--failing", str(failing))),
+            started(*method(corpus_file, steps), "--server", place["operator_url"]) as (
+                trainer,
+                lines,
+            ),
+        ):
             found = losses(lines)
             assert trainer.wait(PATIENCE_S) == 0
     assert found == pytest.approx(alone, rel=1e-4)

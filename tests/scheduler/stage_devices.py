@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ WIDTH = 2
 TOKENS = 3
 ACTIVATION_BYTES = 6
 WEIGHTS = TrafficKind.WEIGHTS
+LOST = "lost"  # in place of an array that has no value
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,17 @@ def step_work(
 
 @dataclass
 class SymbolicDevice:
-    """A device: what it holds, and the orders that it has not answered yet."""
+    """A device: what it holds, and the orders that it has not answered yet.
+
+    An order that it could not do has `LOST` in place of what it found.
+    """
 
     held: dict[int, Any] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     orders: deque[tuple[StageOrder, int, Any]] = field(default_factory=deque)
+    fails: Callable[[], bool] = lambda: False
+    failed: bool = False
+    sent: list[Any] = field(default_factory=list)
 
     def take(self, message: Any, order: StageOrder | None) -> None:
         match message:
@@ -152,6 +159,7 @@ class SymbolicDevice:
                 assert message.id not in self.held
                 value = message.payload
                 self.held[message.id] = value.value if isinstance(value, Symbol) else value
+                self.sent.append(self.held[message.id])
                 self.sizes[message.id] = payload_bytes(message.payload)
             case messages.Concat():
                 assert message.id not in self.held
@@ -161,11 +169,16 @@ class SymbolicDevice:
                 self.sizes[message.id] = sum(self.sizes.pop(id) for id in message.ids)
             case messages.Drop():
                 for id in message.ids:
-                    del self.held[id], self.sizes[id]
+                    if id in self.held or not self.failed:
+                        del self.held[id], self.sizes[id]
+            case messages.Cancel():
+                self.orders = deque(o for o in self.orders if o[1] not in message.ids)
             case messages.RunGraph():
                 assert order is not None
-                self.orders.append((order, message.id, None))
-                made = self._run(message)
+                lost = self.fails() or any(self.held.get(id) == LOST for id in message.inputs)
+                self.failed |= lost
+                self.orders.append((order, message.id, LOST if lost else None))
+                made = [LOST] * len(message.outputs) if lost else self._run(message)
                 kept = [id for id in message.outputs if id]
                 for id, nbytes in zip(kept, message.output_bytes, strict=True):
                     assert id not in self.held or message.inputs.count(id) == 1
@@ -174,8 +187,10 @@ class SymbolicDevice:
                 assert order is not None
                 value = self.held[message.array]
                 nbytes = 4 * message.rows * message.columns
-                found = Symbol((message.first_row, value), nbytes)
-                if order.name in (names.Y, names.DX, names.LOSS):
+                found: Any = Symbol((message.first_row, value), nbytes)
+                if self.fails() or value == LOST:
+                    self.failed, found = True, LOST
+                elif order.name in (names.Y, names.DX, names.LOSS):
                     found = Symbol(value, nbytes)
                 self.orders.append((order, message.id, found))
             case _:

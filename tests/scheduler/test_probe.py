@@ -40,7 +40,13 @@ def right(order: Compute) -> Buffer:
 class Joining:
     """A device that joins, computing as it likes and as fast as it likes."""
 
-    def __init__(self, product: Product, hello: Hello = HELLO, flops_per_s: float = 1e10) -> None:
+    def __init__(
+        self,
+        product: Product,
+        hello: Hello = HELLO,
+        flops_per_s: float = 1e10,
+        fails: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.manager = SessionManager(verify=True, rng=random.Random(1))
         self.flops = 0
         self.error: messages.Error | None = None
@@ -57,6 +63,12 @@ class Joining:
             now_s += (payload.nbytes if payload is not None else 50) / 1e8 + 1e-4
             for action in core.received(message):
                 assert isinstance(action, Compute), action
+                if fails():
+                    (said,) = core.failed(action.run, "boom")
+                    assert isinstance(said, messages.TaskError)
+                    now_s += 1e-4
+                    inbox += _sent(self.manager.received(1, said, now_s))
+                    continue
                 block = product(action)
                 self.flops += action.flops
                 now_s += action.flops / flops_per_s + block.nbytes / 1e8 + 1e-4
@@ -93,6 +105,29 @@ def test_an_honest_device_is_taken(hello: Hello) -> None:
     assert device.manager.ready_devices == 1
     assert device.rate == 1e10
     assert device.left_bytes == 0
+
+
+@pytest.mark.parametrize("hello", [HELLO, UNKNOWN], ids=["stated", "measured"])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_device_that_fails_now_and_then_is_taken_and_measured_right(
+    hello: Hello, seed: int
+) -> None:
+    rng = random.Random(seed)
+    device = Joining(right, hello, fails=lambda: rng.random() < 0.3)
+    assert device.error is None
+    rates = device.manager.sessions[1].rates
+    assert rates is not None
+    assert rates.downlink_bytes_per_s == pytest.approx(1e8, rel=0.1)
+    assert rates.uplink_bytes_per_s == pytest.approx(1e8, rel=0.1)
+    assert device.rate == 1e10
+    assert device.left_bytes == 0
+
+
+def test_a_device_that_fails_everything_is_not_taken() -> None:
+    device = Joining(right, fails=lambda: True)
+    assert device.error is not None
+    assert device.error.code is ErrorCode.PROTOCOL
+    assert "boom" in device.error.message
 
 
 def summed_in(kind: DType) -> Product:

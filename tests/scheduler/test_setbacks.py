@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cleave
 from cleave.arrays import Buffer, DType
@@ -101,6 +105,7 @@ class Home:
 
     Attributes:
         failing: sessions that answer all that they are asked with `task_error`.
+        fails: says whether another answer is a `task_error` as well.
         asked: by session, runs of real work; trials are not counted.
     """
 
@@ -108,6 +113,7 @@ class Home:
         self.manager = manager or SessionManager()
         self.now_s = 0.0
         self.failing: set[int] = set()
+        self.fails: Callable[[], bool] = lambda: False
         self.asked: dict[int, int] = {}
         self.batches: list[int] = []  # runs of real work that reached a device at once
         self.orders: list[ForRuntime] = []
@@ -169,7 +175,7 @@ class Home:
     def _answer(self, session: int, order: Compute) -> None:
         core = self._cores[session]
         self.asked[session] += order.run < FIRST_ID
-        if session in self.failing:
+        if session in self.failing or self.fails():
             answers = core.failed(order.run, "the kernel\x1b[2J is broken")
         else:
             block = execute(NumpyBackend(), order)
@@ -244,7 +250,60 @@ def test_it_is_tried_without_a_job_ever_later_and_comes_back_with_one_run() -> N
     assert home.manager.sessions[1].setbacks.times == 0
 
 
-def test_a_wrong_answer_in_a_trial_is_a_lie() -> None:
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), failing=st.sampled_from([0.03, 0.3]))
+def test_the_only_device_fails_some_runs_and_every_job_is_done(seed: int, failing: float) -> None:
+    home = Home()
+    home.join(1)
+    rng = random.Random(seed)
+    home.fails = lambda: rng.random() < failing
+    jobs = [home.submit() for _ in range(30)]
+    for _ in range(10):  # seldom anything waits
+        if len(home.done) == len(jobs):
+            break
+        home.pass_time(TRIAL_S)
+    assert sorted(home.done) == jobs
+    assert home.manager.sessions[1].counters.failures < 3 * failing * home.asked[1] + 20
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_trial_asks_again_for_what_failed(seed: int) -> None:
+    home = Home()
+    home.join(1)
+    home.failing.add(1)
+    job = home.submit()
+    assert home.state(1) is DeviceState.ASIDE
+    home.failing.clear()
+    rng = random.Random(seed)
+    left = [ASIDE_AFTER - 2]  # that many at most, so that there are never too many in a row
+
+    def fails() -> bool:
+        left[0] -= 1
+        return left[0] >= 0 and rng.random() < 0.5
+
+    home.fails = fails
+    home.pass_time(TRIAL_S + 1)
+    assert home.state(1) is not DeviceState.ASIDE
+    assert job in home.done
+
+
+WRONG = messages.Result(0, 4, 5, "fp32", 0.0, np.ones((4, 5), np.float32).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (WRONG, ErrorCode.QUARANTINED),
+        (replace(WRONG, rows=5, columns=4), ErrorCode.PROTOCOL),
+        (replace(WRONG, dtype="bf16"), ErrorCode.PROTOCOL),
+        (replace(WRONG, payload=bytes(79)), ErrorCode.PROTOCOL),
+        (messages.Computed(0, 0.0), ErrorCode.PROTOCOL),
+    ],
+    ids=["numbers", "shape", "dtype", "length", "type"],
+)
+def test_a_wrong_answer_in_a_trial_ends_the_session(answer: Message, code: ErrorCode) -> None:
+    """Wrong numbers are a lie, another form is a broken program."""
     home = Home()
     home.join(1)
     home.failing.add(1)
@@ -255,12 +314,12 @@ def test_a_wrong_answer_in_a_trial_is_a_lie() -> None:
     run = next(
         o.message for o in orders if isinstance(o, Send) and isinstance(o.message, messages.Run)
     )
-    wrong = messages.Result(run.id, 4, 5, "fp32", 0.0, np.ones((4, 5), np.float32).tobytes())
-    said = home.manager.received(1, wrong, home.now_s)
+    assert isinstance(answer, messages.Result | messages.Computed)
+    said = home.manager.received(1, replace(answer, id=run.id), home.now_s)
     (error,) = [
         o.message for o in said if isinstance(o, Send) and isinstance(o.message, messages.Error)
     ]
-    assert error.code is ErrorCode.QUARANTINED
+    assert error.code is code
 
 
 def test_it_is_remembered_by_identity() -> None:
@@ -335,6 +394,8 @@ class Failing(ComputeThread):
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: bool) -> None:
+    said: list[str] = []
+
     async def scenario() -> tuple[list[FleetPresence], int, int]:
         runtime = LiveRuntime(SessionManager("secret"))
         runtime.loop = asyncio.get_running_loop()
@@ -347,7 +408,7 @@ def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: 
             runtime.loop.call_soon_threadsafe(changed.set)
 
         fallback = Fallback(NumpyBackend(), 0.05) if local else None
-        fleet = FallbackFleet(Fleet(runtime), tell, fallback)
+        fleet = FallbackFleet(Fleet(runtime), tell, fallback, say=said.append)
         tasks: list[asyncio.Task[Any]] = []
         links = []
 
@@ -379,6 +440,11 @@ def test_a_job_whose_devices_all_fail_falls_back_or_waits_for_a_good_one(local: 
 
     told, asked, gemms = asyncio.run(asyncio.wait_for(scenario(), 60))
     assert told[0] is FleetPresence.ABSENT
+    if not local:
+        assert said[0] == (
+            "box 1 is set aside: its runs fail, the last with: no memory left; "
+            "tried again after 10 s"
+        )
     assert (FleetPresence.LOCAL in told) is local
     assert asked >= ASIDE_AFTER
     assert gemms == (1 if local else 0)

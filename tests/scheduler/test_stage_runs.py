@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,11 @@ from cleave.planner.stages import PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.messages import Feature, Hello, Role
 from cleave.scheduler.admission import Admission, AdmissionResult, SharedSecretAuth
-from cleave.scheduler.instructions import ForRuntime, Send
+from cleave.scheduler.instructions import ForRuntime, Send, TellStep
 from cleave.scheduler.session import DeviceState
 from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.setbacks import ASIDE_AFTER
+from cleave.scheduler.stage_outcomes import StepFailed
 from cleave.scheduler.stage_runs import StagesOn
 from tests.scheduler.stage_devices import step_work
 
@@ -96,6 +99,47 @@ def test_a_programs_devices_are_its_own() -> None:
 
 
 # --- why there are none ---
+
+
+def test_a_device_that_fails_each_order_is_set_aside_and_the_step_says_so() -> None:
+    manager = server(1)
+    come(manager, 1)
+    work = step_work(2, 2, [PlannedStage(0, 2, (1,), loss=True)])
+    orders, asked = manager.begin_step(work, 1.0), 0
+    while not any(isinstance(order, TellStep) for order in orders):
+        run = _orders(orders)[0]
+        asked += 1
+        orders = manager.received(1, messages.TaskError(run.id, "it has no such op"), 2.0)
+    (outcome,) = [order.outcome for order in orders if isinstance(order, TellStep)]
+    assert isinstance(outcome, StepFailed)
+    assert not outcome.final
+    assert "device 1: its runs fail, the last with: it has no such op" in outcome.reason
+    assert asked == ASIDE_AFTER
+    assert manager.state(manager.sessions[1]) is DeviceState.ASIDE
+    assert not manager.sessions[1].expected
+    assert "set aside" in manager.stages.why_none()
+
+
+def test_an_order_that_fails_is_asked_again_and_its_late_followers_cost_nothing() -> None:
+    manager = server(1)
+    come(manager, 1)
+    work = step_work(2, 2, [PlannedStage(0, 2, (1,), loss=True)])
+    runs = _orders(manager.begin_step(work, 1.0))
+    assert len(runs) > 1
+    after = manager.received(1, messages.TaskError(runs[0].id, "busy"), 2.0)
+    said = [o.message for o in after if isinstance(o, Send)]
+    (cancel,) = [message for message in said if isinstance(message, messages.Cancel)]
+    assert set(cancel.ids) == {run.id for run in runs[1:]}
+    assert len(_orders(after)) == 1
+    for run in runs[1:]:  # these crossed with the cancel
+        assert manager.received(1, messages.TaskError(run.id, "no value"), 2.0) == []
+    assert manager.sessions[1].counters.failures == 1
+    assert manager.sessions[1].setbacks.in_a_row == 1
+
+
+def _orders(orders: Iterable[ForRuntime]) -> list[messages.RunGraph | messages.Fetch]:
+    sent = [order.message for order in orders if isinstance(order, Send)]
+    return [m for m in sent if isinstance(m, messages.RunGraph | messages.Fetch)]
 
 
 def test_nobody_is_there() -> None:

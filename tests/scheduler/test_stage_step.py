@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -28,6 +30,7 @@ from cleave.scheduler.stage_outcomes import (
 from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
 from cleave.scheduler.stage_work import StepWork, UnitKind, slice_layer
 from tests.scheduler.stage_devices import (
+    LOST,
     MANY_ROWS,
     SUM_ROWS,
     SymbolicDevice,
@@ -46,11 +49,29 @@ def rates_of(devices: Iterable[int]) -> dict[int, DeviceRates]:
 class Trial:
     """A step on a symbolic fleet, whose devices answer, fail, go and come as a test says."""
 
-    def __init__(self, work: StepWork, devices: int) -> None:
+    def __init__(
+        self,
+        work: StepWork,
+        devices: int,
+        *,
+        memory_bytes: int = 2**30,
+        rng: random.Random | None = None,
+        failing: float = 0.0,
+    ) -> None:
+        draw = (rng or random.Random(0)).random
         self.fleet = SymbolicFleet()
-        self.fleet.devices = {d: SymbolicDevice() for d in range(1, devices + 1)}
+        self.fleet.devices = {
+            d: SymbolicDevice(fails=lambda: draw() < failing) for d in range(1, devices + 1)
+        }
         self.stores: dict[int, StageDevice] = {}
-        self.step = StageStep(work, self.stores, lambda: rates_of(self.fleet.devices), Names())
+
+        def present() -> dict[int, DeviceRates]:
+            return {
+                d: replace(rates, memory_bytes=memory_bytes)
+                for d, rates in rates_of(self.fleet.devices).items()
+            }
+
+        self.step = StageStep(work, self.stores, present, Names())
         self.given: set[Any] = set()
         self._do(self.step.begin())
 
@@ -58,7 +79,7 @@ class Trial:
         self.fleet.carry_out(wanted)
         self.step.validate()
         for device, store in self.stores.items():
-            if device in self.fleet.devices:
+            if device in self.fleet.devices and not store.waits:
                 assert store.occupied_bytes == sum(self.fleet.devices[device].sizes.values())
 
     @property
@@ -74,7 +95,9 @@ class Trial:
 
     def answer(self, device: int) -> None:
         order, run, found = self.fleet.devices[device].orders.popleft()
-        if found is None:
+        if found == LOST:
+            self._do(self.step.refused(order, run))
+        elif found is None:
             self._do(self.step.computed(order, run))
         else:
             self._do(self.step.fetched(order, run, found))
@@ -123,13 +146,15 @@ class Trial:
     def finish(self) -> Any:
         """Let devices answer until the step ends; return how it did."""
         done, of = self.step.tasks()
+        repeated = self.step.repeated
         while not self.step.ended:
             for batch in list(self.outputs):
                 self.give(batch)
             if not self.step.ended:
                 self.answer(min(self.fleet.waiting))
             before, (done, of) = done, self.step.tasks()
-            assert before <= done <= of
+            lost, repeated = repeated, self.step.repeated
+            assert before <= done <= of or lost < repeated
         assert isinstance(self.fleet.told[-1], StepFailed) or done == of
         return self.fleet.told[-1]
 
@@ -280,6 +305,60 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
         trial.join(newcomer + 1)  # one at least is there, and has not failed
         trial.finish()
     check(trial.fleet.told[-1], work)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_orders_that_fail_now_and_then_are_done_again_and_each_counts_once(
+    data: st.DataObject,
+) -> None:
+    """Also on the only device, and on one without memory for two sums of a layer."""
+    loss = data.draw(st.booleans())
+    cuts = sorted(data.draw(st.sets(st.integers(1, LAYERS - 1), max_size=3)))
+    devices = data.draw(st.integers(1, 3))
+    who = [
+        tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1))))
+        for _ in range(len(cuts) + 1)
+    ]
+    count = 0 if loss else data.draw(st.integers(0, 2))
+    slices = [
+        tuple(sorted(data.draw(st.sets(st.integers(1, devices), min_size=1)))) for _ in range(count)
+    ]
+    kept = KeptBatches(data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3)))
+    failing = data.draw(st.sampled_from([0.03, 0.3, 0.6]))
+    roomy = data.draw(st.booleans()) or failing > 0.03
+    work = step_work(
+        LAYERS,
+        data.draw(st.integers(1, 5)),
+        stages_of(cuts, who, loss),
+        data.draw(st.sampled_from([SUM_ROWS, MANY_ROWS])),
+        slices_of(slices),
+        kept_batches=dict.fromkeys(range(1, 9), kept),
+        ps_after=data.draw(st.frozensets(st.integers(0, len(cuts) - 1))) if cuts else frozenset(),
+    )
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    trial = Trial(work, devices, memory_bytes=2**30 if roomy else 0, rng=rng, failing=failing)
+    check(trial.finish(), work)
+    assert not any(store.waits for store in trial.stores.values())
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_failed_order_costs_nothing_else_where_one_failed_before(many: bool) -> None:
+    work = step_work(LAYERS, 6, stages_of([], [(1,)], True), MANY_ROWS if many else SUM_ROWS)
+    trial = Trial(work, 1, rng=random.Random(3), failing=0.3)
+    check(trial.finish(), work)
+    repeated = trial.step.repeated
+    assert repeated <= 2  # what was under way when the first order failed
+    device = trial.fleet.devices[1]
+    assert not any(isinstance(held, tuple) for held in device.held.values())
+
+
+def test_weights_stay_on_a_device_that_fails() -> None:
+    work = step_work(LAYERS, 6, stages_of([], [(1,)], True))
+    trial = Trial(work, 1, rng=random.Random(3), failing=0.3)
+    trial.finish()
+    sent = Counter(value for value in trial.fleet.devices[1].sent if isinstance(value, str))
+    assert all(sent[f"w{layer}"] == 1 for layer in range(0, LAYERS, 2))
 
 
 @pytest.mark.parametrize(

@@ -144,17 +144,23 @@ SPOILED = bytes(CODED.payload[:6]).ljust(len(CODED.payload), b"\0")
             "inflate",
         ),
         ((), CODED, "without the feature"),
+        (("coding", "fast"), CODED, "before code_results"),
     ],
 )
 def test_a_coded_result_that_is_none_ends_its_session_alone(
     features: tuple[str, ...], message: Message, reason: str
 ) -> None:
     async def scenario() -> messages.Error:
-        runtime = LiveRuntime(SessionManager("secret", coding="on"))
+        # On a fast link the feature is agreed on, and results are to come plain.
+        coding = "auto" if "fast" in features else "on"
+        runtime = LiveRuntime(SessionManager("secret", coding=coding))
         runtime.loop = asyncio.get_running_loop()
         near, far = memory_link()
         serving = asyncio.create_task(runtime.session(near))
-        await far.send(codec.encode(replace(said(), features=features)))
+        hello = replace(said(), features=features)
+        if "fast" in features:
+            hello.uplink_bytes_per_s = 1e12
+        await far.send(codec.encode(hello))
         await far.send(codec.encode(message))
         async with asyncio.timeout(PATIENCE_S):
             while not isinstance(answer := codec.decode(await far.receive()), messages.Error):

@@ -6,7 +6,7 @@ import type { Kernel, Matrix, Product } from "../kernels/kernel";
 import { cleanText, decode, encode } from "../protocol/codec";
 import { leastWait_s } from "../protocol/coming_back";
 import { ProtocolError, VersionError } from "../protocol/errors";
-import { HANDSHAKE_S, SILENCE_S, VERSION } from "../protocol/limits";
+import { HANDSHAKE_S, MAX_HEADER_BYTES, SILENCE_S, VERSION } from "../protocol/limits";
 import {
   ByeCode,
   ErrorCode,
@@ -156,6 +156,10 @@ export class Session {
     try {
       if (!(data instanceof ArrayBuffer)) throw new ProtocolError("a message is binary, not text");
       this.#down_bytes += data.byteLength;
+      if (data.byteLength > MAX_HEADER_BYTES + this.hello.memory_bytes) {
+        this.#finish(lost("the server sent a message that is longer than this device takes"));
+        return;
+      }
       const message = decode(new Uint8Array(data));
       if (message.type === "bye") {
         const text = message.reason || "the server said bye";
@@ -163,6 +167,8 @@ export class Session {
       } else if (message.type === "error") {
         const { code, message: text } = message;
         this.#finish({ end: End.REFUSED, text, code, back_s: leastWait_s(message) });
+      } else if (!this.core.welcome && message.type !== "welcome") {
+        throw new ProtocolError(`a device expects no ${message.type} before its welcome`);
       } else {
         this.#act(this.core.received(message));
         if (message.type === "welcome") this.#begin(message);

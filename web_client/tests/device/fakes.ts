@@ -78,8 +78,12 @@ export class FakeSocket implements Socket {
 
   /** The server sends a message. */
   receive(message: Message): void {
-    const bytes = encode(message);
-    this.onmessage?.call(this as never, { data: bytes.buffer } as MessageEvent);
+    this.receiveBytes(encode(message).buffer as ArrayBuffer);
+  }
+
+  /** The server sends what may be no message. */
+  receiveBytes(data: ArrayBuffer): void {
+    this.onmessage?.call(this as never, { data } as MessageEvent);
   }
 
   /** The connection breaks. */

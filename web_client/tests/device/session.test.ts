@@ -88,6 +88,37 @@ test("it says hello, is welcomed, and answers what it is asked", async () => {
   expect(session.counts.blocks).toBe(1);
 });
 
+test.each<Message>([
+  { type: "put", id: 1n, rows: 1, columns: 1, dtype: "fp32", payload: new Uint8Array(4) },
+  { type: "cancel", ids: [1n] },
+  { type: "drop", ids: [1n] },
+  { type: "code_results" },
+])("work before the welcome breaks the protocol: $type", async (early) => {
+  session.run().then((ended) => {
+    ending = ended;
+  });
+  socket.open();
+  socket.receive(early);
+  await settled();
+  expect(socket.types).toEqual(["hello", "error"]);
+  const said = socket.sent.at(-1);
+  expect(said?.type === "error" && said.code).toBe(ErrorCode.PROTOCOL);
+  expect(ending?.end).toBe(End.LOST);
+  expect(ending?.back_s).toBe(0);
+});
+
+test.each([
+  [0, ["hello", "error"]],
+  [1, ["hello"]],
+])("a message that is %i bytes longer than it takes", async (over, types) => {
+  begin();
+  socket.receiveBytes(new ArrayBuffer(2 ** 20 + HELLO.memory_bytes + over));
+  await settled();
+  expect(socket.types).toEqual(types);
+  expect(ending?.end).toBe(End.LOST);
+  expect(ending?.back_s).toBe(0);
+});
+
 test("heartbeats go on while a multiplication takes its time", async () => {
   begin();
   work();

@@ -167,13 +167,13 @@ public final class Session implements Visit {
     @Override
     public void leave(String reason) {
         synchronized (lock) {
-            if (opened) {
+            if (core.welcome() != null) {
                 send(
                         Message.of(MessageType.BYE)
                                 .with("reason", Codec.cleanText(reason))
                                 .with("code", ByeCode.LEAVING.wireName)
                                 .build());
-            } else if (outbox != null) {
+            } else if (outbox != null && !opened) {
                 outbox.cancel(); // still connecting, perhaps to nobody
             }
             finish(Ending.left(reason));
@@ -408,6 +408,11 @@ public final class Session implements Visit {
                 lifeSigns.begin(message.real("heartbeat_s"));
                 break;
             default:
+                if (core.welcome() == null) {
+                    throw new ProtocolException(
+                            "a device expects no " + message.type.wireName
+                                    + " before its welcome");
+                }
                 act(core.received(message));
                 if (core.codesResults()) {
                     outbox.codeResults();

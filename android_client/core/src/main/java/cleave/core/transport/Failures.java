@@ -11,6 +11,9 @@ import javax.net.ssl.SSLPeerUnverifiedException;
 
 /** Why a server was not reached, or a connection broke, for people. */
 final class Failures {
+    private static final int TOO_MANY_REQUESTS = 429;
+    private static final int SERVER_ERRORS = 500;
+
     private final String address;
     private final String fingerprint;
 
@@ -51,9 +54,11 @@ final class Failures {
                             + "ws://?");
         }
         if (status != 0) {
-            return Ending.lost(
+            String text =
                     address + " does not let this device in, or is no Cleave server (HTTP " + status
-                            + ")");
+                            + ")";
+            boolean passes = status == TOO_MANY_REQUESTS || status >= SERVER_ERRORS;
+            return passes ? Ending.lost(text) : Ending.stranger(text);
         }
         String orSecure = address.startsWith("ws:") ? "; a server with TLS has wss://" : "";
         return Ending.lost(

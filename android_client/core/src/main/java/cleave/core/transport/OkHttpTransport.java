@@ -38,6 +38,7 @@ public final class OkHttpTransport implements Transport {
 
     private final String address;
     private final Failures failures;
+    private final long mostReceivedBytes;
     private final Meter meter;
     private final OkHttpClient client;
     private volatile Events latest; // of the connections
@@ -51,7 +52,8 @@ public final class OkHttpTransport implements Transport {
     public OkHttpTransport(String address, String fingerprint, long mostReceivedBytes) {
         this.address = address;
         failures = new Failures(address, fingerprint);
-        meter = new Meter(Math.min(mostReceivedBytes, Limits.MAX_MESSAGE_BYTES));
+        this.mostReceivedBytes = Math.min(mostReceivedBytes, Limits.MAX_MESSAGE_BYTES);
+        meter = new Meter(this.mostReceivedBytes);
         OkHttpClient.Builder builder =
                 new OkHttpClient.Builder()
                         .dispatcher(new Dispatcher(threads()))
@@ -193,7 +195,7 @@ public final class OkHttpTransport implements Transport {
         @Override
         public void onMessage(WebSocket socket, ByteString bytes) {
             meter.reset();
-            if (bytes.size() > Limits.MAX_MESSAGE_BYTES) {
+            if (bytes.size() > mostReceivedBytes) {
                 socket.close(TOO_LARGE, null);
                 listener.ended(Ending.lost("the server sent a message that is over the limit"));
             } else {

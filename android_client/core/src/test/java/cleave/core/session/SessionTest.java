@@ -164,6 +164,18 @@ public class SessionTest {
     }
 
     @Test
+    public void workBeforeTheWelcomeBreaksTheProtocol() throws Exception {
+        begin();
+        server.put(1, 4);
+        Message said = server.next();
+        assertSame(MessageType.ERROR, said.type);
+        assertEquals("protocol", said.text("code"));
+        Ending ending = ending();
+        assertSame(End.LOST, ending.end);
+        assertTrue("it comes back", !ending.isForGood);
+    }
+
+    @Test
     public void heartbeatsDoNotWaitForArithmetic() throws Exception {
         beginWork();
         server.run(5, 1);

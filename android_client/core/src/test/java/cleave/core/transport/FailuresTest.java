@@ -38,6 +38,17 @@ public class FailuresTest {
     }
 
     @Test
+    public void aServerThatIsNotThereNowIsTriedAgainAndAnotherOneIsAStranger() {
+        IOException error = new IOException("x");
+        for (int status : new int[] {429, 500, 503}) {
+            assertSame(End.LOST, failures.ending(error, status, false).end);
+        }
+        for (int status : new int[] {200, 301, 403, 404}) {
+            assertSame(End.STRANGER, failures.ending(error, status, false).end);
+        }
+    }
+
+    @Test
     public void anotherServerIsAStrangerWhateverWrapsThat() {
         SSLHandshakeException wrong = new SSLHandshakeException("x");
         wrong.initCause(new WrongCertificateException("sha256:bb"));
