@@ -233,6 +233,10 @@ class DeviceCore:
         self._results_bytes += order.result_bytes
         return order
 
+    def _free_bytes(self) -> int:
+        """Return what is left of the memory that was offered."""
+        return self.memory_bytes - self.occupied_bytes - self._results_bytes
+
     def _check_room(self, result_bytes: int) -> None:
         if result_bytes > limits.MAX_MESSAGE_BYTES - limits.MAX_HEADER_BYTES:
             raise _CannotRunError(f"a result of {result_bytes} bytes fits no message")
@@ -266,7 +270,7 @@ class DeviceCore:
             if output.replaces is None:
                 self._keep(name, output)
         outputs = [made.get(name) for name in message.outputs]
-        return GraphRun(message.id, graph, inputs, outputs, message.flops)
+        return GraphRun(message.id, graph, inputs, outputs, message.flops, self._free_bytes)
 
     def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
         """Return the outputs of earlier runs, inputs of this one, whose places its outputs take."""
