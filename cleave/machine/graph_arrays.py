@@ -134,4 +134,4 @@ class Operation:
 
     def refused(self, what: str) -> UnboundedError:
         """Return the error for something that makes the size of what it computes unknown."""
-        return UnboundedError(Refusal.SHAPE, f"{self.name}: {what}")
+        return UnboundedError(Refusal.SHAPE, f"{self.name[:60]}: {what[:400]}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
 from typing import Final
 
@@ -20,6 +21,7 @@ from cleave.machine.graph_arrays import (
     INT64,
     ITEM_BYTES,
     LARGEST_NUMBER,
+    LARGEST_RANK,
     MOST_VALUES,
     Attribute,
     Operation,
@@ -148,6 +150,7 @@ class GraphMemory:
 
 
 _MOST_KEPT: Final = 16  # micro-batches of a step have two sizes at most
+_MOST_INTEGERS: Final = 4096  # of an attribute
 
 
 class _Pass:
@@ -527,15 +530,15 @@ def _attribute(message: memoryview) -> Attribute:
             case AttributeField.INTEGER, int():
                 found.integer = _signed(value)
             case AttributeField.INTEGERS, _:
-                found.integers += map(_signed, integers(value))
+                found.integers += map(_signed, islice(integers(value), _MOST_INTEGERS))
+                if len(found.integers) >= _MOST_INTEGERS:
+                    raise UnboundedError(Refusal.SHAPE, "an attribute has too many integers")
             case AttributeField.TEXT, memoryview():
                 found.text = text(value)
-            case AttributeField.TENSOR, memoryview():
-                found.tensor += value
-            case AttributeField.GRAPH, memoryview():
-                found.graph += value
             case _:
                 pass
+    found.tensor = _joined(message, AttributeField.TENSOR)
+    found.graph = _joined(message, AttributeField.GRAPH)
     return found
 
 
@@ -546,12 +549,12 @@ def _tensor(message: bytes | memoryview) -> Sized:
     type, raw = 0, memoryview(b"")
     for number, value in fields(memoryview(message)):
         match number, value:
-            case TensorField.SIZE, _:
-                sizes += map(_signed, integers(value))
+            case TensorField.SIZE, _ if len(sizes) <= LARGEST_RANK:
+                sizes += map(_signed, islice(integers(value), LARGEST_RANK + 1))
             case TensorField.TYPE, int():
                 type = value
             case ((TensorField.INT32 | TensorField.INT64), _) if len(values) <= MOST_VALUES:
-                values += map(_signed, integers(value))
+                values += map(_signed, islice(integers(value), MOST_VALUES + 1))
             case TensorField.BYTES, memoryview():
                 raw = value
             case _:
@@ -580,7 +583,7 @@ def _input(message: memoryview) -> tuple[int, list[int | str]]:
         elif number == TensorTypeField.SHAPE and not isinstance(value, int):
             shapes += 1
             for part, size in _messages(value):
-                if part == ShapeField.SIZE:
+                if part == ShapeField.SIZE and len(sizes) <= LARGEST_RANK:
                     sizes.append(_number(size))
     if not shapes:
         raise UnboundedError(Refusal.SHAPE, "an input has no shape")

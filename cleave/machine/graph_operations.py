@@ -58,7 +58,7 @@ def made_by(operation: Operation, given: Given) -> Made:
     """
     rule = _RULES.get(operation.name)
     if rule is None:
-        raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name}")
+        raise UnboundedError(Refusal.OPERATION, f"graphs have no operation {operation.name[:60]}")
     found = rule(operation, given)
     return Made([found]) if isinstance(found, Sized) else found
 
@@ -107,7 +107,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
             if found[at] == 1:
                 found[at] = size
             elif size not in (1, found[at]):
-                raise operation.refused(f"shapes {list(map(list, shapes))} do not fit")
+                raise operation.refused("the shapes of its inputs do not fit")
     return tuple(found)
 
 
