@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import Queue
+from threading import Thread
 
 import numpy as np
 import pytest
-from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from cleave.machine.graph_writer import ArrayType, Node, written
@@ -61,13 +61,11 @@ def device() -> Iterator[tuple[ServerConnection, subprocess.Popen[bytes]]]:
         done.get()
 
     with serve(handle, "127.0.0.1", 0, compression=None, max_size=None) as server:
-        from threading import Thread
-
         thread = Thread(target=server.serve_forever)
         thread.start()
         port = server.socket.getsockname()[1]
         url = f"ws://127.0.0.1:{port}/ws#c=any"
-        command = [sys.executable, "-m", "cleave_cli.main", "join", url, "--once"]
+        command = [sys.executable, "-m", "cleave_cli", "join", url, "--once"]
         process = subprocess.Popen(
             [*command, "--memory", str(_OFFERED_MB), "--backend", "numpy"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -99,8 +97,8 @@ def test_a_device_takes_no_more_memory_than_it_offered(
     connection, process = device
     hello = _answer(connection)
     assert isinstance(hello, messages.Hello)
-    assert Feature.GRAPHS in hello.features
-    connection.send(b"".join(encode(messages.Welcome(1, 1, 5.0, features=(Feature.GRAPHS,)))))
+    assert Feature.GRAPHS.value in hello.features
+    connection.send(b"".join(encode(messages.Welcome(1, features=(Feature.GRAPHS.value,)))))
     large = [
         run
         for run in all_runs()
@@ -109,8 +107,8 @@ def test_a_device_takes_no_more_memory_than_it_offered(
     assert len(large) > 8
     for number, run in enumerate(large, 1):
         elements = [one[0] if isinstance(one, list) else one for one in run.inputs]
-        if any("bool" in str(kind) for kind in run.name.split("-")) or run.name.endswith("branch"):
-            continue  # its inputs are no numbers
+        if run.name == "hidden-in-a-branch":
+            continue  # it takes a truth value
         for message in _run(number, run.model, elements, len(run.kept)):
             connection.send(b"".join(encode(message)))
         answer = _answer(connection)
@@ -121,7 +119,3 @@ def test_a_device_takes_no_more_memory_than_it_offered(
         connection.send(b"".join(encode(message)))
     assert isinstance(_answer(connection), messages.Computed)
     assert _resident_most(process.pid) < _OFFERED_MB * 10**6 + _BASE_BYTES
-    with pytest.raises(ConnectionClosed):
-        connection.send(b"".join(encode(messages.Bye())))
-        while True:
-            connection.recv(timeout=PATIENCE_S)

@@ -54,7 +54,7 @@ def test_runs_that_are_not_refused_are_graphs_that_onnx_runtime_runs(run: Run) -
 
 def test_many_operations_take_little_time() -> None:
     """A graph has 4096 at most; each with the largest rank is the slowest that there can be."""
-    shape = ["batch", *[1] * 31]
+    shape: list[int | str] = ["batch", *[1] * 31]
     nodes = [Node("Add", [f"a{n}", f"a{n}"], [f"a{n + 1}"]) for n in range(4095)]
     model = written(nodes, {"a0": ArrayType(shape)}, {"a4095": ArrayType(shape)})
     began_s = time.process_time()
@@ -107,7 +107,8 @@ def test_an_operation_takes_no_more_memory_than_that(
 
     from benchmarks.graph_memory import resident_bytes
 
-    rows, row = 3000, ["batch", 1024]
+    rows = 3000
+    row: list[int | str] = ["batch", 1024]
     arrays: dict[str, Any] = {
         "x": np.ones((rows, 1024), np.float32),
         "c": np.ones((rows, 1024), np.bool_),
