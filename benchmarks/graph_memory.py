@@ -40,17 +40,18 @@ def measure(folder: Path) -> dict[str, object]:
         inputs = {name: file[name] for name in file.files}
     sessions = [GraphSession((folder / name).read_bytes()) for name in _GRAPHS]
     Path("/proc/self/clear_refs").write_text("5")  # what it was at most until now is forgotten
-    before, took_s = _resident_bytes("VmRSS"), []
+    before, took_s = resident_bytes("VmRSS"), []
     for session in sessions * _RUNS:
         into = {output: inputs[name] for output, name in session.in_place.items()}
         began_s = time.perf_counter()
         session.run_into(inputs, into)
         took_s.append(time.perf_counter() - began_s)
-    most = _resident_bytes("VmHWM")
+    most = resident_bytes("VmHWM")
     return {"before": before, "most": most, "seconds": took_s[-len(sessions) :]}
 
 
-def _resident_bytes(which: str) -> int:
+def resident_bytes(which: str) -> int:
+    """Return a figure of this process in Linux's words, as VmRSS or VmHWM."""
     found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024

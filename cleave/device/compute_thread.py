@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeAlias
 
-from cleave.arrays import DType
 from cleave.device.core import Order
 from cleave.device.graph_check import check_graph
 from cleave.machine.backends import MatmulBackend, execute
+from cleave.machine.graph_memory import GraphMemory
 from cleave.machine.graph_run import FetchRun, GraphRun, MakeSession, fetch, open_on_cpu, run_graph
-from cleave.machine.graph_session import GraphSession
 from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
 
@@ -86,12 +85,12 @@ def compute(
 ) -> Outcome:
     """Do one order and time it; return an error as text, for the PS gives the work to another.
 
-    A graph is checked before it is made ready.
+    A graph is checked before anything else reads it.
     """
 
-    def make_checked(model: bytes, given: Sequence[DType | None]) -> GraphSession:
+    def make_memory(model: bytes | memoryview) -> GraphMemory:
         check_graph(model)
-        return make_session(model, given)
+        return GraphMemory(model)
 
     began_s = time.perf_counter()
     try:
@@ -99,7 +98,7 @@ def compute(
             case Compute():
                 payload = execute(backend, order).pack()
             case GraphRun():
-                return b"", run_graph(order, make_checked)
+                return b"", run_graph(order, make_session, make_memory)
             case FetchRun():
                 payload = fetch(order)
     except Exception as error:  # noqa: BLE001 - reported to the PS

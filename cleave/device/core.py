@@ -33,6 +33,11 @@ from cleave.protocol.messages import Feature, Message, Op
 Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
+_MOST_FLOPS: Final = 10**15
+"""A PS says what a graph takes, which is shown to people: no device does more than this in a run.
+
+It is what the fastest GPU does in seconds."""
+
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 
@@ -233,6 +238,10 @@ class DeviceCore:
         self._results_bytes += order.result_bytes
         return order
 
+    def _free_bytes(self) -> int:
+        """Return what is left of the memory that was offered."""
+        return self.memory_bytes - self.occupied_bytes - self._results_bytes
+
     def _check_room(self, result_bytes: int) -> None:
         if result_bytes > limits.MAX_MESSAGE_BYTES - limits.MAX_HEADER_BYTES:
             raise _CannotRunError(f"a result of {result_bytes} bytes fits no message")
@@ -266,7 +275,8 @@ class DeviceCore:
             if output.replaces is None:
                 self._keep(name, output)
         outputs = [made.get(name) for name in message.outputs]
-        return GraphRun(message.id, graph, inputs, outputs, message.flops)
+        flops = min(message.flops, _MOST_FLOPS)
+        return GraphRun(message.id, graph, inputs, outputs, flops, self._free_bytes)
 
     def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
         """Return the outputs of earlier runs, inputs of this one, whose places its outputs take."""

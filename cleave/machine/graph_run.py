@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Array, DType
+from cleave.machine.graph_memory import GivenInput, GraphMemory
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.multiplication import StoredArray
@@ -25,11 +27,13 @@ class StoredGraph:
 
     Attributes:
         model: the ONNX model.
-        session: what runs it, from its first run on.
+        memory: what finds the memory that its runs work in, from its first run on.
+        session: what runs it, likewise.
     """
 
     model: bytes | memoryview
     nbytes: int
+    memory: GraphMemory | None = None
     session: GraphSession | None = None
 
 
@@ -102,6 +106,7 @@ class GraphRun:
         graph: the graph.
         inputs, outputs: in the graph's order; None for an output that is not kept.
         flops: that it takes, as the PS says.
+        room: returns the bytes that it may work in, when it begins.
     """
 
     run: int
@@ -109,6 +114,7 @@ class GraphRun:
     inputs: Sequence[GraphInput]
     outputs: Sequence[Kept | None]
     flops: int
+    room: Callable[[], float] = lambda: inf
     result_bytes: int = field(default=0, init=False)
 
 
@@ -141,24 +147,57 @@ MakeSession: TypeAlias = Callable[[bytes, Sequence[DType | None]], GraphSession]
 """Makes a graph ready to be run, for arrays of these dtypes; None for no floating-point numbers."""
 
 
+MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
+"""Reads a graph, and finds the memory that its runs work in."""
+
+
 def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
     """Make a graph ready for the CPU."""
     return GraphSession(narrowed(model, given))
 
 
-def run_graph(order: GraphRun, make_session: MakeSession = open_on_cpu) -> float:
+def run_graph(
+    order: GraphRun,
+    make_session: MakeSession = open_on_cpu,
+    make_memory: MakeMemory = GraphMemory,
+) -> float:
     """Run a graph; return the seconds that it took.
 
     Raises:
-        GraphError: when it cannot be run, or its outputs are not as large as was said.
+        GraphError: when it cannot be run, needs more memory than there is, or its outputs are not
+            as large as was said.
     """
     try:
+        _refuse_too_large(order, make_memory)
         return _run_graph(order, make_session)
     finally:
         for kept in order.outputs:
             if kept is not None and kept.replaces is not None:
                 kept.replaces.value = None
                 kept.replaces = None
+
+
+def _refuse_too_large(order: GraphRun, make_memory: MakeMemory) -> None:
+    """Refuse a run that needs more memory than it may work in, before anything of it is made."""
+    if order.graph.memory is None:
+        order.graph.memory = make_memory(order.graph.model)
+    needed_bytes = order.graph.memory.peak_bytes(
+        [_given(array) for array in order.inputs], [kept is not None for kept in order.outputs]
+    )
+    room_bytes = order.room()
+    if needed_bytes > room_bytes:
+        raise GraphError(
+            f"the run works in {needed_bytes} bytes and {max(room_bytes, 0):.0f} are free: send "
+            f"fewer rows, or drop arrays first"
+        )
+
+
+def _given(array: GraphInput) -> GivenInput:
+    if array is None:
+        return GivenInput(None)
+    if isinstance(array, StoredArray | Concatenated):
+        return GivenInput(array.rows * array.columns, array.dtype is not DType.FP32)
+    return GivenInput(_value(array).size)
 
 
 def _run_graph(order: GraphRun, make_session: MakeSession) -> float:

@@ -83,8 +83,9 @@ class GraphSession:
             _make_shared_memory()
             options.add_session_config_entry("session.use_env_allocators", "1")
         # It would make one of equal casts of a parameter, and hold that from its first use to its
-        # last. Layers that torch exported have nothing else that is there twice.
-        disabled = ["CommonSubexpressionElimination"]
+        # last. Layers that torch exported have nothing else that is there twice. What follows from
+        # constants would be made at once and held to the end, however large it is.
+        disabled = ["CommonSubexpressionElimination", "ConstantFolding"]
         # A graph could name files of this machine as its constants; there is no such folder.
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path",

@@ -51,6 +51,7 @@ class AttributeField(IntEnum):
     TEXT = 4
     TENSOR = 5
     GRAPH = 6
+    INTEGERS = 8
     TENSORS = 10
     GRAPHS = 11
     TYPE = 20
@@ -63,6 +64,8 @@ class TensorField(IntEnum):
 
     SIZE = 1
     TYPE = 2
+    INT32 = 5
+    INT64 = 7
     NAME = 8
     BYTES = 9
     EXTERNAL_DATA = 13

@@ -260,7 +260,7 @@ def test_a_graph_is_made_ready_once() -> None:
 @pytest.mark.parametrize("model", [b"", b"no model", adding()[:-9]])
 def test_what_is_no_graph_is_refused_when_it_is_run(model: bytes) -> None:
     y = Kept(24)
-    with pytest.raises(GraphError, match="refuses the graph"):
+    with pytest.raises(GraphError, match=r"no ONNX model|operations 18 to"):
         _run(_stored(model), [_put(SIX), None], [y])
     assert y.value is None
 

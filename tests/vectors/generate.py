@@ -54,6 +54,7 @@ from cleave.protocol.messages import (
 from tests.protocol import session_example
 from tests.vectors.coded_payloads import CODED, coding_vectors
 from tests.vectors.graph_models import graph_vectors
+from tests.vectors.graph_runs import run_vectors
 
 FOLDER: Final = Path(__file__).parent
 LARGEST_ID: Final = 2**limits.OBJECT_ID_BITS - 1
@@ -1116,6 +1117,7 @@ def build() -> dict[str, str]:
         "faults.json": _fault_vectors(),
         "session.json": _session_vectors(),
         "graphs.json": graph_vectors(),
+        "graph_runs.json": run_vectors(),
         "coding.json": [dict(vector, feature="coding") for vector in coding_vectors()],
     }
     return {

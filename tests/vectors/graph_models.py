@@ -31,14 +31,14 @@ def graph_vectors() -> list[dict[str, Any]]:
             "feature": "graphs",
             "about": about,
             "is_graph": good,
-            "model": _hex(model),
+            "model": hex_of(model),
         }
         for good, models in ((True, _graphs()), (False, _others()))
         for name, about, model in models
     ]
 
 
-def _hex(model: bytes) -> Any:
+def hex_of(model: bytes) -> Any:
     """Bytes as vectors write them: equal operations at the end are one of them, repeated."""
     last = _node("Neg")
     times = 0

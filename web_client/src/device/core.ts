@@ -32,6 +32,9 @@ enum Place {
   GRAPHS,
 }
 
+/** A server says what a graph takes: no device does more than this in one run. */
+const MOST_FLOPS = 1e15;
+
 type OfGraphs = Extract<Message, { type: "graph" | "concat" | "run_graph" | "fetch" }>;
 
 /** What was put, or made, under an id. */
@@ -315,7 +318,7 @@ export class DeviceCore {
     }
     const order = { run: id, graph, inputs, outputs, output_bytes };
     return {
-      running: { bytes: 0, flops, shape: null },
+      running: { bytes: 0, flops: Math.min(Number(flops), MOST_FLOPS), shape: null },
       actions: [...given, { kind: "graph", order }],
     };
   }

@@ -248,7 +248,8 @@ export class Session {
           break;
         case "graph": {
           const { order } = action;
-          this.#answer(order.run, (wanted) => this.graphs?.run(order, wanted));
+          const room = () => this.core.memory_bytes - this.core.occupied_bytes;
+          this.#answer(order.run, (wanted) => this.graphs?.run(order, wanted, room));
           break;
         }
         case "fetch": {

@@ -1,6 +1,7 @@
 /** What a worker that runs graphs does: orders in, answers out, one after another. */
 
 import { checkGraph } from "./graph_check";
+import { GraphMemory } from "./graph_memory";
 import type { OpenGraph } from "./graph_session";
 import { GraphStore } from "./graph_store";
 import { selfTest } from "./self_test";
@@ -17,11 +18,16 @@ export interface Way {
   readonly tested: OpenGraph;
 }
 
-/** Graphs are checked before they are made ready, and what runs them before the first one. */
-function checked(ways: readonly Way[]): OpenGraph {
+/** Graphs are checked before anything else reads them. */
+function memoryOf(model: Uint8Array): GraphMemory {
+  checkGraph(model);
+  return new GraphMemory(model);
+}
+
+/** What runs graphs is tried before the first one. */
+function tried(ways: readonly Way[]): OpenGraph {
   let exact: Promise<OpenGraph> | null = null;
   return async (model) => {
-    checkGraph(model);
     const open = await (exact ??= firstExact(ways));
     return open(model);
   };
@@ -56,7 +62,7 @@ async function obey(store: GraphStore, order: Exclude<Order, Start>): Promise<vo
     case "run":
       return say({
         kind: "done",
-        seconds: await store.run(order.order),
+        seconds: await store.run(order.order, order.room_bytes),
         payload: new Uint8Array(),
       });
     case "fetch": {
@@ -83,7 +89,7 @@ export function serveGraphs(start: (order: Start, lost: Lost) => readonly Way[])
   let last: Promise<void> = Promise.resolve();
   addEventListener("message", ({ data: order }: MessageEvent<Order>) => {
     if (order.kind === "start") {
-      store = new GraphStore(checked(start(order, lost)), now_s);
+      store = new GraphStore(tried(start(order, lost)), now_s, memoryOf);
       return;
     }
     const held = store;

@@ -6,14 +6,23 @@
 import { DType, itemBytes } from "../kernels/kernel";
 import { narrow, widen } from "../kernels/numbers";
 import { GraphError } from "./errors";
+import type { GivenInput, GraphMemory } from "./graph_memory";
 import type { GraphSession, Input, OpenGraph, Value } from "./graph_session";
 import { type FetchOrder, type GraphOrder, IndexType, type Sent } from "./orders";
 
 type Entry =
-  | { readonly kind: "graph"; readonly model: Uint8Array; session: GraphSession | null }
+  | {
+      readonly kind: "graph";
+      readonly model: Uint8Array;
+      memory: Pick<GraphMemory, "peakBytes"> | null;
+      session: GraphSession | null;
+    }
   /** As it came: 16 bits are widened for each run, and take half the memory between. */
   | { readonly kind: "array"; readonly dtype: DType; readonly payload: Uint8Array }
   | { readonly kind: "value"; readonly value: Value };
+
+/** Finds the memory that runs of a graph work in; it throws where the model is no graph. */
+export type MemoryOf = (model: Uint8Array) => Pick<GraphMemory, "peakBytes">;
 
 /** Keeps arrays, and runs graphs on them that write others, or replace some. */
 export class GraphStore {
@@ -22,16 +31,18 @@ export class GraphStore {
   /**
    * @param open makes a graph ready, at its first run
    * @param now_s a clock
+   * @param memoryOf looks at a graph, before anything else does
    */
   constructor(
     private readonly open: OpenGraph,
     private readonly now_s: () => number,
+    private readonly memoryOf: MemoryOf,
   ) {}
 
   /** Keep what was sent. */
   keep(id: bigint, sent: Sent): void {
     if (sent.kind === "graph") {
-      this.#entries.set(id, { kind: "graph", model: sent.payload, session: null });
+      this.#entries.set(id, { kind: "graph", model: sent.payload, memory: null, session: null });
     } else if (sent.kind === "array") {
       this.#entries.set(id, { kind: "array", dtype: sent.dtype, payload: aligned(sent.payload) });
     } else {
@@ -68,15 +79,43 @@ export class GraphStore {
    * Run a graph; all outputs that are wanted are kept then, or none. What they were to replace is
    * lost where it fails. The seconds that it took.
    *
-   * @throws Error when it cannot be run, or its outputs are not as large as was said
+   * @param room_bytes what it may work in
+   * @throws Error when it cannot be run, needs more memory, or its outputs are not as large as was
+   *   said
    */
-  async run(order: GraphOrder): Promise<number> {
+  async run(order: GraphOrder, room_bytes: number): Promise<number> {
     try {
+      this.#refuseTooLarge(order, room_bytes);
       return await this.#run(order);
     } catch (error) {
       for (const id of order.outputs) this.#entries.delete(id);
       throw error;
     }
+  }
+
+  /** Refuse a run that needs more memory than it may work in, before anything of it is made. */
+  #refuseTooLarge({ graph, inputs, outputs }: GraphOrder, room_bytes: number): void {
+    const entry = this.#entries.get(graph);
+    if (entry?.kind !== "graph") throw new GraphError(`graph ${graph} is not here`);
+    entry.memory ??= this.memoryOf(entry.model);
+    const given = inputs.map((id) => this.#given(id));
+    const needed = entry.memory.peakBytes(
+      given,
+      outputs.map((id) => id !== 0n),
+    );
+    if (needed > room_bytes) {
+      throw new GraphError(
+        `the run works in ${needed} bytes and ${Math.max(room_bytes, 0)} are free: send fewer ` +
+          `rows, or drop arrays first`,
+      );
+    }
+  }
+
+  #given(id: bigint): GivenInput {
+    if (id === 0n) return { elements: null, narrow: false };
+    const entry = this.#entry(id);
+    if (entry.kind === "value") return { elements: entry.value.data.length, narrow: false };
+    return { elements: itemsOf(entry), narrow: entry.dtype !== DType.FP32 };
   }
 
   async #run({ graph, inputs, outputs, output_bytes }: GraphOrder): Promise<number> {

@@ -23,9 +23,10 @@ export interface GraphRunner {
   /**
    * Do a run; null where it is not wanted any more when its turn comes.
    *
+   * @param room the bytes that it may work in when its turn comes
    * @throws Error when it cannot be done
    */
-  run(order: GraphOrder, wanted: () => boolean): Promise<Done | null>;
+  run(order: GraphOrder, wanted: () => boolean, room: () => number): Promise<Done | null>;
   fetch(order: FetchOrder, wanted: () => boolean): Promise<Done | null>;
   /** Resolves with the reason if all that was kept is gone. */
   readonly lost: Promise<string>;
@@ -60,12 +61,12 @@ export class GraphThread implements GraphRunner {
     this.#tell({ kind: "forget", ids });
   }
 
-  run(order: GraphOrder, wanted: () => boolean): Promise<Done | null> {
-    return this.#ask({ kind: "run", order }, wanted);
+  run(order: GraphOrder, wanted: () => boolean, room: () => number): Promise<Done | null> {
+    return this.#ask(() => ({ kind: "run", order, room_bytes: room() }), wanted);
   }
 
   fetch(order: FetchOrder, wanted: () => boolean): Promise<Done | null> {
-    return this.#ask({ kind: "fetch", order }, wanted);
+    return this.#ask(() => ({ kind: "fetch", order }), wanted);
   }
 
   close(): void {
@@ -82,13 +83,13 @@ export class GraphThread implements GraphRunner {
     );
   }
 
-  #ask(order: Order, wanted: () => boolean): Promise<Done | null> {
+  #ask(order: () => Order, wanted: () => boolean): Promise<Done | null> {
     return this.#next(async () => {
       if (!wanted()) return null;
       const worker = await this.#loaded();
       const answer = await new Promise<Answer>((resolve) => {
         this.#answered = resolve;
-        worker.postMessage(order);
+        worker.postMessage(order());
       });
       if (answer.kind !== "done") throw new Error(answer.reason);
       return { payload: answer.payload, compute_s: answer.seconds };

@@ -36,6 +36,7 @@ export enum AttributeField {
   TEXT = 4,
   TENSOR = 5,
   GRAPH = 6,
+  INTEGERS = 8,
   TENSORS = 10,
   GRAPHS = 11,
   TYPE = 20,
@@ -46,6 +47,8 @@ export enum AttributeField {
 export enum TensorField {
   SIZE = 1,
   TYPE = 2,
+  INT32 = 5,
+  INT64 = 7,
   NAME = 8,
   BYTES = 9,
   EXTERNAL_DATA = 13,

@@ -23,7 +23,16 @@ export function prepare({ env }: Onnx, wasm: ArrayBuffer, threads: number): void
 
 /** What makes graphs ready on the processor, with a build that was prepared. */
 export function onProcessor(onnx: Onnx): OpenGraph {
-  return (model) => opened(onnx, model, { executionProviders: ["wasm"] });
+  return (model) =>
+    opened(
+      onnx,
+      model,
+      { executionProviders: ["wasm"] },
+      {},
+      // What follows from constants would be made at once and held to the end, however large it is;
+      // of equal arrays one would be held from its first use to its last.
+      { disable_specified_optimizers: "ConstantFolding;CommonSubexpressionElimination" },
+    );
 }
 
 /**
@@ -45,6 +54,7 @@ async function opened(
   model: Uint8Array,
   options: { executionProviders: ["wasm" | "webgpu"]; freeDimensionOverrides?: Sizes },
   more: { readonly [name: string]: string } = {},
+  optimization: { readonly [name: string]: string } = {},
 ): Promise<GraphSession> {
   try {
     const session = await onnx.InferenceSession.create(model, {
@@ -53,7 +63,7 @@ async function opened(
       // As in Python: a plan of memory is held beside what the first run took, and saves no time.
       enableMemPattern: false,
       // What looks like ONNX Runtime's own format was not checked as that, and may be anything.
-      extra: { session: { load_model_format: "ONNX", ...more } },
+      extra: { session: { load_model_format: "ONNX", ...more }, optimization },
     });
     return new OnnxSession(onnx, session);
   } catch (error) {

@@ -24,7 +24,19 @@ const LARGEST_NUMBER = 2 ** 29 - 1; // beyond it readers disagree about which fi
  *
  * @throws ProtobufError where the bytes are no fields, or groups, which only old formats have
  */
-export function* fields(message: Uint8Array): Generator<readonly [number, FieldValue]> {
+export function fields(message: Uint8Array): Generator<readonly [number, FieldValue]> {
+  return allFields(message, false);
+}
+
+/** The same, of which integers are those with a sign that have these bits. */
+export function signedFields(message: Uint8Array): Generator<readonly [number, FieldValue]> {
+  return allFields(message, true);
+}
+
+function* allFields(
+  message: Uint8Array,
+  signed: boolean,
+): Generator<readonly [number, FieldValue]> {
   let at = 0;
   while (at < message.length) {
     const key = varint(message, at);
@@ -36,9 +48,9 @@ export function* fields(message: Uint8Array): Generator<readonly [number, FieldV
     }
     let length: number;
     if (wire === VARINT) {
-      const { value, end } = varint(message, at);
+      const { value, signed: below, end } = varint(message, at);
       at = end;
-      yield [number, value];
+      yield [number, signed ? below : value];
       continue;
     } else if (wire === BYTES) {
       ({ value: length, end: at } = varint(message, at));
@@ -73,14 +85,38 @@ export function* integers(value: FieldValue): Generator<number> {
   }
 }
 
-/** An integer of 64 bits without a sign, and where it ends. */
-function varint(message: Uint8Array, at: number): { value: number; end: number } {
+/**
+ * The same as numbers with a sign, that may be below 0. Those beyond 2^53 lose their last digits.
+ *
+ * @param value a field's value as `signedFields` yields it
+ */
+export function* signedIntegers(value: FieldValue): Generator<number> {
+  if (typeof value === "number") {
+    yield value;
+    return;
+  }
+  let at = 0;
+  while (at < value.length) {
+    const found = varint(value, at);
+    at = found.end;
+    yield found.signed;
+  }
+}
+
+/** An integer of 64 bits without a sign, the same with one, and where it ends. */
+function varint(message: Uint8Array, at: number): { value: number; signed: number; end: number } {
   let value = 0;
+  let missing = 0; // to 2^64 - 1, exact where the integer is a small one below 0
   for (let place = 0; place < LONGEST_VARINT && at + place < message.length; place++) {
     const byte = message[at + place] as number;
     // Of the last byte one bit is left: the others would be beyond 64.
-    value += (byte & (place === LONGEST_VARINT - 1 ? 1 : 0x7f)) * 2 ** (7 * place);
-    if (byte < 0x80) return { value, end: at + place + 1 };
+    const bits = place === LONGEST_VARINT - 1 ? 1 : 0x7f;
+    value += (byte & bits) * 2 ** (7 * place);
+    missing += (bits - (byte & bits)) * 2 ** (7 * place);
+    if (byte < 0x80) {
+      const below = place === LONGEST_VARINT - 1 && (byte & 1) === 1;
+      return { value, signed: below ? -missing - 1 : value, end: at + place + 1 };
+    }
   }
   throw new ProtobufError(`an integer at byte ${at} does not end`);
 }

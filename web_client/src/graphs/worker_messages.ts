@@ -15,7 +15,7 @@ export type Order =
   | { readonly kind: "keep"; readonly id: bigint; readonly sent: Sent }
   | { readonly kind: "join"; readonly id: bigint; readonly ids: readonly bigint[] }
   | { readonly kind: "forget"; readonly ids: readonly bigint[] }
-  | { readonly kind: "run"; readonly order: GraphOrder }
+  | { readonly kind: "run"; readonly order: GraphOrder; readonly room_bytes: number }
   | { readonly kind: "fetch"; readonly order: FetchOrder };
 
 /** From the worker. */

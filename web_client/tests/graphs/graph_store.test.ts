@@ -34,11 +34,13 @@ class Adding implements GraphSession {
 }
 
 const ADDING = 1n;
+const WORKING = 50; // bytes for each input
 
 function stored(session: GraphSession = new Adding()): GraphStore {
   const store = new GraphStore(
     () => Promise.resolve(session),
     () => 0,
+    () => ({ peakBytes: (given) => WORKING * given.length }),
   );
   store.keep(ADDING, { kind: "graph", payload: new Uint8Array() });
   return store;
@@ -49,8 +51,20 @@ function put(store: GraphStore, id: bigint, values: number[], dtype = DType.FP32
 }
 
 function run(store: GraphStore, inputs: bigint[], outputs: bigint[], output_bytes: number[]) {
-  return store.run({ run: 1n, graph: ADDING, inputs, outputs, output_bytes });
+  return store.run({ run: 1n, graph: ADDING, inputs, outputs, output_bytes }, 100);
 }
+
+test("a run that needs more memory than there is is refused, and nothing is made ready", async () => {
+  const store = new GraphStore(
+    () => Promise.reject(new Error("it was made ready")),
+    () => 0,
+    () => ({ peakBytes: () => 101 }),
+  );
+  store.keep(ADDING, { kind: "graph", payload: new Uint8Array() });
+  put(store, 2n, [1, 2]);
+  await expect(run(store, [2n, 0n], [3n, 0n], [8])).rejects.toThrow("101 bytes and 100 are free");
+  expect(() => fetched(store, 3n, 2)).toThrow("not here");
+});
 
 function fetched(store: GraphStore, array: bigint, items: number, out = DType.FP32): number[] {
   const order = { run: 1n, array, first_row: 0, rows: items, columns: 1, out };

@@ -54,6 +54,11 @@ final class OrtGraphs implements OpenGraph {
                     "session.model_external_initializers_file_folder_path", "/dev/null/nothing");
             // What looks like ONNX Runtime's own format was not checked as that.
             options.addConfigEntry("session.load_model_format", "ONNX");
+            // What follows from constants would be made at once and held to the end, however large
+            // it is; of equal arrays one would be held from its first use to its last.
+            options.addConfigEntry(
+                    "optimization.disable_specified_optimizers",
+                    "ConstantFolding;CommonSubexpressionElimination");
             // Threads that spin while they wait would empty the battery.
             options.addConfigEntry("session.intra_op.allow_spinning", "0");
             OrtSession session = environment.createSession(bytes, options);

@@ -124,7 +124,8 @@ public class OrtGraphsTest {
             store.run(
                     new GraphOrder(
                             7, 1, Collections.singletonList((long) x), outputs,
-                            Arrays.asList(1024L, 256L)));
+                            Arrays.asList(1024L, 256L)),
+                    Long.MAX_VALUE);
             ByteBuffer y = store.fetch(new FetchOrder(8, x + 10L, 0, 64, 4, DType.FP32));
             float[] numbers = Numbers.widened(y, DType.FP32);
             assertEquals(256, numbers.length);
@@ -139,7 +140,7 @@ public class OrtGraphsTest {
                 new GraphOrder(
                         7, 1, Collections.singletonList(5L), Arrays.asList(0L, 0L),
                         Collections.emptyList());
-        assertThrows(GraphException.class, () -> store.run(wrong));
+        assertThrows(GraphException.class, () -> store.run(wrong, Long.MAX_VALUE));
     }
 
     @Test

@@ -18,8 +18,11 @@ final class Running {
         this.out = out;
     }
 
+    /** A server says what a graph takes: of more than this no device does so much. */
+    private static final double MOST_FLOPS = 1e15;
+
     /** Of a graph, whose outputs count in the store. */
     static Running graph(double flops) {
-        return new Running(0, flops, 0, 0, null);
+        return new Running(0, Math.min(flops, MOST_FLOPS), 0, 0, null);
     }
 }

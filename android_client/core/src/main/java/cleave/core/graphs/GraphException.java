@@ -1,7 +1,7 @@
 package cleave.core.graphs;
 
 /** A graph cannot be run here. */
-public final class GraphException extends Exception {
+public class GraphException extends Exception {
     private static final long serialVersionUID = 1;
 
     public GraphException(String text) {

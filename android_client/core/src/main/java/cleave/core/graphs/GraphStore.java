@@ -16,9 +16,10 @@ import java.util.Map;
  * thread.
  */
 public final class GraphStore {
-    /** A graph, opened at its first run. */
+    /** A graph, looked at and opened at its first run. */
     private static final class Graph {
         final ByteBuffer model;
+        GraphMemory memory;
         GraphSession session;
 
         Graph(ByteBuffer model) {
@@ -108,11 +109,14 @@ public final class GraphStore {
      * Run a graph; all outputs that are wanted are kept then, or none. What they were to replace is
      * lost where it fails.
      *
-     * @throws GraphException when it cannot be run, or its outputs are not as large as was said
+     * @param roomBytes what it may work in
+     * @throws GraphException when it cannot be run, needs more memory, or its outputs are not as
+     *     large as was said
      */
-    public void run(GraphOrder order) throws GraphException {
+    public void run(GraphOrder order, long roomBytes) throws GraphException {
         boolean done = false;
         try {
+            refuseTooLarge(order, roomBytes);
             runWhole(order);
             done = true;
         } finally {
@@ -151,13 +155,55 @@ public final class GraphStore {
         return Numbers.narrowed(Numbers.widened(elements, dtype), order.out);
     }
 
-    private void runWhole(GraphOrder order) throws GraphException {
+    /** Refuse a run that needs more memory than it may work in, before anything of it is made. */
+    private void refuseTooLarge(GraphOrder order, long roomBytes) throws GraphException {
         Graph graph = graphs.get(order.graph);
         if (graph == null) {
             throw new GraphException("graph " + order.graph + " is not here");
         }
-        if (graph.session == null) {
+        if (graph.memory == null) {
             GraphCheck.check(graph.model);
+            graph.memory = new GraphMemory(graph.model);
+        }
+        List<GraphMemory.Given> given = new ArrayList<>();
+        for (long id : order.inputs) {
+            given.add(given(id));
+        }
+        List<Boolean> kept = new ArrayList<>();
+        for (long id : order.outputs) {
+            kept.add(id != 0);
+        }
+        long needed = graph.memory.peakBytes(given, kept);
+        if (needed > roomBytes) {
+            throw new GraphException(
+                    "the run works in " + needed + " bytes and " + Math.max(roomBytes, 0)
+                            + " are free: send fewer rows, or drop arrays first");
+        }
+    }
+
+    private GraphMemory.Given given(long id) throws GraphException {
+        if (id == 0) {
+            return new GraphMemory.Given(-1, false);
+        }
+        Value value = values.get(id);
+        if (value != null) {
+            return new GraphMemory.Given(value.items(), false);
+        }
+        Sent array = sent.get(id);
+        if (array == null) {
+            throw missing(id);
+        }
+        long items = array.payload.remaining() / array.dtype.itemBytes;
+        return new GraphMemory.Given(items, array.dtype != DType.FP32);
+    }
+
+    private static GraphException missing(long id) {
+        return new GraphException("array " + id + " is not here: what was to make it failed");
+    }
+
+    private void runWhole(GraphOrder order) throws GraphException {
+        Graph graph = graphs.get(order.graph);
+        if (graph.session == null) {
             graph.session = open.open(graph.model);
         }
         List<GraphInput> inputs = graph.session.inputs();
@@ -208,8 +254,7 @@ public final class GraphStore {
         if (value == null) {
             Sent array = sent.get(id);
             if (array == null) {
-                throw new GraphException(
-                        "array " + id + " is not here: what was to make it failed");
+                throw missing(id);
             }
             value = widened(array);
         }

@@ -24,14 +24,23 @@ final class OnnxFields {
     static final int NODE_ATTRIBUTE = 5;
     static final int NODE_DOMAIN = 7;
 
+    static final int ATTRIBUTE_NAME = 1;
+    static final int ATTRIBUTE_INTEGER = 3;
+    static final int ATTRIBUTE_TEXT = 4;
     static final int ATTRIBUTE_TENSOR = 5;
     static final int ATTRIBUTE_GRAPH = 6;
+    static final int ATTRIBUTE_INTEGERS = 8;
     static final int ATTRIBUTE_TENSORS = 10;
     static final int ATTRIBUTE_GRAPHS = 11;
     static final int ATTRIBUTE_SPARSE_TENSOR = 22;
     static final int ATTRIBUTE_SPARSE_TENSORS = 23;
 
     static final int TENSOR_SIZE = 1;
+    static final int TENSOR_TYPE = 2;
+    static final int TENSOR_INT32 = 5;
+    static final int TENSOR_INT64 = 7;
+    static final int TENSOR_NAME = 8;
+    static final int TENSOR_BYTES = 9;
     static final int TENSOR_EXTERNAL_DATA = 13;
     static final int TENSOR_DATA_LOCATION = 14;
 

@@ -73,6 +73,16 @@ final class ProtobufFields {
         return bytes == null ? integer != 0 : bytes.hasRemaining();
     }
 
+    /** Whether its value is an integer. */
+    boolean isInteger() {
+        return bytes == null;
+    }
+
+    /** Its value, where that is an integer, with the sign that its bits have. */
+    long integer() {
+        return integer;
+    }
+
     /** A view of its bytes. */
     ByteBuffer content() throws ProtobufException {
         if (bytes == null) {

@@ -37,6 +37,7 @@ final class GraphThread implements GraphWork {
     private final GraphStore store;
     private final LongPredicate wanted;
     private final Answers answers;
+    private final LongSupplier room;
     private final LongSupplier nanos;
     private final ExecutorService thread =
             Executors.newSingleThreadExecutor(
@@ -46,10 +47,19 @@ final class GraphThread implements GraphWork {
                         return made;
                     });
 
-    /** @param wanted asked before a run begins; if it is not, nothing is answered */
-    GraphThread(OpenGraph open, LongPredicate wanted, Answers answers, LongSupplier nanos) {
+    /**
+     * @param wanted asked before a run begins; if it is not, nothing is answered
+     * @param room the bytes that a run may work in, when it begins
+     */
+    GraphThread(
+            OpenGraph open,
+            LongPredicate wanted,
+            LongSupplier room,
+            Answers answers,
+            LongSupplier nanos) {
         store = new GraphStore(open);
         this.wanted = wanted;
+        this.room = room;
         this.answers = answers;
         this.nanos = nanos;
     }
@@ -84,7 +94,7 @@ final class GraphThread implements GraphWork {
         ask(
                 order.run,
                 () -> {
-                    store.run(order);
+                    store.run(order, room.getAsLong());
                     return ByteBuffer.allocate(0);
                 });
     }

@@ -97,13 +97,21 @@ public final class Session implements Visit {
         graphs =
                 open == null
                         ? null
-                        : new GraphThread(open, this::wants, new GraphAnswers(), nanos);
+                        : new GraphThread(
+                                open, this::wants, this::roomBytes, new GraphAnswers(), nanos);
     }
 
     @Override
     public Counts counts() {
         synchronized (lock) {
             return new Counts(core.blocks(), core.flops(), downBytes, upBytes);
+        }
+    }
+
+    /** What is left of the memory that was offered. */
+    private long roomBytes() {
+        synchronized (lock) {
+            return hello.integer("memory_bytes") - core.takenBytes();
         }
     }
 

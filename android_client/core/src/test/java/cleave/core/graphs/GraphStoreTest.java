@@ -51,6 +51,8 @@ public class GraphStoreTest {
         }
     }
 
+    private static final long ROOM = 1 << 20; // bytes
+
     private final GraphStore store = new GraphStore(model -> new Sum());
 
     public GraphStoreTest() throws Exception {
@@ -121,7 +123,22 @@ public class GraphStoreTest {
         List<Long> outputs = Collections.singletonList(y);
         store.run(
                 new GraphOrder(
-                        7, 1, Arrays.asList(x, w), outputs, Collections.singletonList(bytes)));
+                        7, 1, Arrays.asList(x, w), outputs, Collections.singletonList(bytes)),
+                ROOM);
+    }
+
+    @Test
+    public void aRunThatNeedsMoreMemoryThanThereIsIsRefused() throws Exception {
+        keep(2, DType.FP32, 1, 2, 3);
+        GraphOrder order =
+                new GraphOrder(
+                        7,
+                        1,
+                        Arrays.asList(2L, 0L),
+                        Collections.singletonList(0L),
+                        Collections.emptyList());
+        assertThrows("24 bytes", GraphException.class, () -> store.run(order, 23));
+        store.run(order, 24);
     }
 
     private float[] fetch(long array, long first, long rows) throws GraphException {

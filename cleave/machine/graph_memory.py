@@ -1,0 +1,640 @@
+"""The memory that a run of a graph works in, found before it runs.
+
+A small model may make large arrays. So its operations are gone through with the shapes of its
+inputs, as docs/protocol.md (*Working memory*) has it: the size of every array, in the order in
+which operations run, and which of them are there at the same time. Models are those that
+`check_graph` accepted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import islice
+from math import prod
+from typing import Final
+
+from cleave.machine.graph_arrays import (
+    FLOAT32,
+    FOLLOWED,
+    INT64,
+    ITEM_BYTES,
+    LARGEST_NUMBER,
+    LARGEST_RANK,
+    MOST_VALUES,
+    Attribute,
+    Operation,
+    Refusal,
+    Sized,
+    UnboundedError,
+)
+from cleave.machine.graph_operations import Given, Made, made_by
+from cleave.machine.graph_session import GraphError
+from cleave.machine.onnx_fields import (
+    AttributeField,
+    GraphField,
+    ModelField,
+    NodeField,
+    OpsetField,
+    ShapeField,
+    SizeField,
+    TensorField,
+    TensorTypeField,
+    TypeField,
+    ValueField,
+)
+from cleave.machine.onnx_graph import text
+from cleave.machine.protobuf import ProtobufError, fields, integers
+
+OPSETS: Final = range(18, 24)
+"""Versions of ONNX's operations that the sizes of arrays are known for."""
+
+_VIEWS: Final = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+"""Operations whose output is their input's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenInput:
+    """What a run gives to an input.
+
+    Attributes:
+        elements: how many; None for zeros.
+        narrow: whether they have 16 bits each, and are widened.
+    """
+
+    elements: int | None
+    narrow: bool = False
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A graph as its bytes say it, with its own arrays and operations.
+
+    Attributes:
+        inputs: by name, in order, the type of the elements and the sizes; those that are not fixed
+            have a name.
+        outputs: names in order.
+        constants: by name.
+        operations: in order.
+    """
+
+    inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
+    constants: dict[str, Sized] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+
+
+class GraphMemory:
+    """Finds the working memory of runs of one graph.
+
+    Args:
+        model: a model that `check_graph` accepted.
+
+    Raises:
+        UnboundedError: when it has another version of ONNX's operations, or types that graphs do
+            not have.
+        GraphError: when it is no model.
+    """
+
+    def __init__(self, model: bytes | memoryview) -> None:
+        try:
+            self._graph = _read(memoryview(model))
+        except ProtobufError as error:
+            raise GraphError(f"it is no ONNX model: {error}") from None
+        self._inputs = [name for name in self._graph.inputs if name not in self._graph.constants]
+        self._found: dict[tuple[object, ...], int] = {}
+
+    def peak_bytes(self, given: Sequence[GivenInput], kept: Sequence[bool]) -> int:
+        """Return the memory that a run works in, beside its inputs and the outputs that are kept.
+
+        Args:
+            given: for each input of the graph, in order; constants are no inputs.
+            kept: for each output, in order.
+
+        Raises:
+            UnboundedError: when it is not known before the run, or inputs do not fit.
+        """
+        key = (*given, *kept)
+        if key not in self._found:
+            if len(self._found) >= _MOST_KEPT:
+                self._found.clear()
+            try:
+                self._found[key] = self._peak(given, kept)
+            except ProtobufError as error:  # in a graph inside it
+                raise GraphError(f"it is no ONNX model: {error}") from None
+        return self._found[key]
+
+    def _peak(self, given: Sequence[GivenInput], kept: Sequence[bool]) -> int:
+        graph = self._graph
+        if len(given) != len(self._inputs) or len(kept) != len(graph.outputs):
+            raise UnboundedError(
+                Refusal.SHAPE,
+                f"the graph has {len(self._inputs)} inputs and {len(graph.outputs)} outputs, not "
+                f"{len(given)} and {len(kept)}",
+            )
+        inputs = dict(zip(self._inputs, given, strict=True))
+        sized = {name: _sized(name, *graph.inputs[name], of) for name, of in inputs.items()}
+        found = _Pass(graph, sized, {})
+        narrow = {name for name, of in inputs.items() if of.narrow}
+        whole = {n for n in narrow if _open(graph.inputs[n][1]) or n in found.enclosed}
+        wanted = {name for name, keeps in zip(graph.outputs, kept, strict=True) if keeps}
+        zeros = {
+            name
+            for name, of in inputs.items()
+            if of.elements is None and not found.is_added_to(name, wanted)
+        }
+        held = sum(sized[name].nbytes for name in (*whole, *zeros))
+        widened = {name: sized[name].nbytes for name in narrow - whole}
+        return held + found.peak_bytes(wanted, widened)
+
+
+_MOST_KEPT: Final = 16  # micro-batches of a step have two sizes at most
+_MOST_INTEGERS: Final = 4096  # of an attribute
+
+
+class _Pass:
+    """One way through a graph with inputs of known shapes.
+
+    Args:
+        graph: the graph.
+        inputs: what is known of its inputs.
+        outer: what is known of arrays of graphs around it.
+
+    Attributes:
+        known: what is known of each array, by name.
+        enclosed: names of arrays that graphs inside operations use.
+    """
+
+    def __init__(
+        self, graph: _Graph, inputs: Mapping[str, Sized], outer: Mapping[str, Sized]
+    ) -> None:
+        self.known: dict[str, Sized] = {**outer, **graph.constants, **inputs}
+        self.enclosed: set[str] = set()
+        self._graph = graph
+        self._free = {*graph.constants, *inputs}  # names of what the run does not make
+        self._taken: list[set[str]] = []  # by operation, what it takes
+        self._maker: dict[str, int] = {}
+        self._working: list[int] = []
+        for number, operation in enumerate(graph.operations):
+            taken = {name for name in operation.inputs if name}
+            inner = _enclosed(operation)
+            self.enclosed |= inner
+            made = self._made(operation)
+            if len(operation.outputs) > len(made.outputs):
+                raise operation.refused(f"it has {len(operation.outputs)} outputs")
+            for name, sized in zip(operation.outputs, made.outputs, strict=False):
+                if name:
+                    if name in self._maker or name in self._free:
+                        raise UnboundedError(Refusal.NAME, f"the array {name[:60]} is made twice")
+                    self._maker[name] = number
+                    self.known[name] = sized
+            self._taken.append(taken | inner)
+            self._working.append(made.working_bytes)
+        for name in graph.outputs:
+            if name not in self._maker and name not in self.known:
+                raise UnboundedError(Refusal.NAME, f"nothing makes the output {name[:60]}")
+
+    def _made(self, operation: Operation) -> Made:
+        given: Given = [self._of(name) if name else None for name in operation.inputs]
+        if operation.name in ("Constant", "ConstantOfShape"):
+            return Made([_constant(operation, given)])
+        if operation.name == "If":
+            return self._branches(operation)
+        if operation.name == "Scan":
+            return self._scan(operation, given)
+        return made_by(operation, given)
+
+    def _of(self, name: str) -> Sized:
+        found = self.known.get(name)
+        if found is None:
+            raise UnboundedError(
+                Refusal.NAME, f"the array {name[:60]} is taken before anything makes it"
+            )
+        return found
+
+    def _inside(self, operation: Operation, name: str, inputs: Sequence[Sized]) -> _Pass:
+        """Go through a graph that an operation holds."""
+        attribute = operation.attributes.get(name)
+        if attribute is None:
+            raise operation.refused(f"it has no graph {name}")
+        graph = _graph_of(attribute.graph)
+        if len(inputs) != len(graph.inputs):
+            raise operation.refused(f"its graph has {len(graph.inputs)} inputs")
+        return _Pass(graph, dict(zip(graph.inputs, inputs, strict=True)), self.known)
+
+    def _branches(self, operation: Operation) -> Made:
+        yes, no = (self._inside(operation, n, ()) for n in ("then_branch", "else_branch"))
+        outputs = [[inside.known[name] for name in inside.outputs] for inside in (yes, no)]
+        shapes = [[(one.shape, one.type) for one in each] for each in outputs]
+        if shapes[0] != shapes[1]:
+            raise operation.refused("its branches do not make the same shapes")
+        made = [Sized(*one) for one in shapes[0]]
+        return Made(made, max(inside.peak_bytes(set(), {}) for inside in (yes, no)))
+
+    def _scan(self, operation: Operation, given: Given) -> Made:
+        body = operation.attributes.get("body")
+        rows = operation.integer("num_scan_inputs", 0)
+        arrays = [one for one in given if one is not None]
+        states = len(arrays) - rows
+        if body is None or rows < 1 or states < 0 or len(arrays) < len(given):
+            raise operation.refused("its inputs do not fit its graph")
+        outputs = len(operation.outputs) - states
+        for name, count in (("scan_input_axes", rows), ("scan_output_axes", outputs)):
+            axes = operation.integers(name)
+            if axes is not None and (len(axes) != count or any(axes)):
+                raise operation.refused("it goes along another axis than the first")
+        scanned = arrays[states:]
+        if any(not one.shape for one in scanned) or len({one.shape[0] for one in scanned}) != 1:
+            raise operation.refused("the arrays that it goes along have not as many rows")
+        times = scanned[0].shape[0]
+        held = [Sized(one.shape, one.type) for one in arrays[:states]]
+        inside = self._inside(
+            operation, "body", [*held, *(Sized(one.shape[1:], one.type) for one in scanned)]
+        )
+        found = [inside.known[name] for name in inside.outputs]
+        if len(found) != len(operation.outputs):
+            raise operation.refused(f"its graph has {len(found)} outputs")
+        if [(one.shape, one.type) for one in found[:states]] != [(o.shape, o.type) for o in held]:
+            raise operation.refused("its state changes its shape")
+        rest = [Sized((times, *one.shape), one.type) for one in found[states:]]
+        turning = sum(one.nbytes for one in held)
+        return Made([*held, *rest], inside.peak_bytes(set(), {}) + turning)
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """Return the names of the graph's outputs."""
+        return self._graph.outputs
+
+    def is_added_to(self, name: str, wanted: Set[str]) -> bool:
+        """Say whether an output that is kept is an input plus something, and nothing else takes it.
+
+        Then it is written in the input's memory.
+        """
+        takers = [number for number, taken in enumerate(self._taken) if name in taken]
+        if len(takers) != 1 or name in self.outputs:
+            return False
+        operation = self._graph.operations[takers[0]]
+        return (
+            operation.name == "Add"
+            and operation.inputs.count(name) == 1
+            and operation.outputs[0] in wanted
+            and self.known[operation.outputs[0]].shape == self.known[name].shape
+        )
+
+    def peak_bytes(self, kept: Set[str], widened: Mapping[str, int]) -> int:
+        """Return the most bytes that are there at the same time.
+
+        In the order of the model, or two thirds of those in the order of ONNX Runtime, which runs
+        what it needs as late as it can. The latter order is another one once operations are fused.
+
+        Args:
+            kept: names of outputs that do not count.
+            widened: by input, its bytes in each operation that takes it.
+        """
+        memory = self._memory(kept)
+        as_written = self._most(range(len(self._taken)), memory, kept, widened)
+        late = self._most(self._late(), memory, kept, widened)
+        return max(as_written, late * 2 // 3)
+
+    def _most(
+        self,
+        order: Iterable[int],
+        memory: Mapping[str, str],
+        kept: Set[str],
+        widened: Mapping[str, int],
+    ) -> int:
+        """Return the most bytes that are there where operations run in some order."""
+        owners = [{memory[name] for name in taken if name in memory} for taken in self._taken]
+        uses = Counter(owner for each in owners for owner in each)
+        uses.update(memory.get(name, "") for name in set(self.outputs))  # to the end
+        live = peak = 0
+        for number in order:
+            made = [name for name in self._graph.operations[number].outputs if name]
+            made = [name for name in made if memory[name] == name and name not in kept]
+            live += sum(self.known[name].nbytes for name in made)
+            wide = sum(widened.get(name, 0) for name in self._taken[number])
+            peak = max(peak, live + self._working[number] + wide)
+            uses.subtract(owners[number])
+            ended = {*owners[number], *made} - kept
+            live -= sum(self.known[name].nbytes for name in ended if name and not uses[name])
+        return peak
+
+    def _memory(self, kept: Set[str]) -> dict[str, str]:
+        """Return, by array that a run makes, the one in whose memory it is; empty for inputs.
+
+        A product that is only added to an input, for an output that is kept, is that output's.
+        """
+        found: dict[str, str] = {}
+        ends = {*self.outputs, *self.enclosed}
+        turned = self._turned(ends)
+        takers = Counter(name for taken in self._taken for name in taken)
+        for operation in self._graph.operations:
+            output = operation.outputs[0] if operation.outputs else ""
+            viewed = operation.name in _VIEWS and output not in ends
+            if viewed or output in turned:
+                found[output] = found.get(operation.inputs[0], "")
+                continue
+            if operation.name == "Add" and output in kept:
+                shape = self.known[output].shape
+                others = [name for name in operation.inputs if name not in self._free]
+                for name in others if len(others) == 1 else ():
+                    maker = self._graph.operations[self._maker[name]] if name in found else None
+                    if (
+                        maker is not None
+                        and maker.name == "MatMul"
+                        and len(shape) == 2
+                        and self.known[name].shape == shape
+                        and takers[name] == 1
+                        and name not in ends
+                    ):
+                        found[name] = ""
+            found.update((name, name) for name in operation.outputs if name)
+        return found
+
+    def _turned(self, ends: Set[str]) -> set[str]:
+        """Return the matrices turned round that only products take: these read them as they are.
+
+        Args:
+            ends: arrays that something else takes as well.
+        """
+        found: set[str] = set()
+        others = set(ends)  # what anything but a product takes
+        for operation in reversed(self._graph.operations):
+            if operation.name == "Transpose" and others.isdisjoint(operation.outputs[:1]):
+                turned = self.known[operation.outputs[0]]
+                rank = len(turned.shape)
+                order = operation.integers("perm") or range(rank)[::-1]
+                swaps = [*range(rank - 2), rank - 1, rank - 2]
+                if rank > 1 and turned.type == FLOAT32 and list(order) == swaps:
+                    found.update(operation.outputs)
+                    continue
+            if operation.name != "MatMul":
+                others.update(operation.inputs)
+        return found
+
+    def _late(self) -> Iterator[int]:
+        """Yield the operations, each as late as can be.
+
+        From the last of those that nothing needs, each after all that it needs; of these the one
+        that stands last first.
+        """
+        needs = [
+            sorted({self._maker[name] for name in taken if name in self._maker})
+            for taken in self._taken
+        ]
+        needed = {number for each in needs for number in each}
+        todo = [(number, False) for number in range(len(needs)) if number not in needed]
+        seen: set[int] = set()
+        while todo:
+            number, done = todo.pop()
+            if done:
+                yield number
+            elif number not in seen:
+                seen.add(number)
+                todo.append((number, True))
+                todo.extend((other, False) for other in needs[number] if other not in seen)
+
+
+def _constant(operation: Operation, given: Given) -> Sized:
+    value = operation.attributes.get("value")
+    if operation.name == "Constant":
+        if value is not None:
+            return _tensor(value.tensor)
+        if "value_int" in operation.attributes:
+            return Sized((), INT64, (operation.integer("value_int", 0),))
+        found = operation.integers("value_ints")
+        if found is not None:
+            return _with_values((len(found),), INT64, found)
+        if "value_float" in operation.attributes:
+            return Sized((), FLOAT32)
+        raise operation.refused("it has no value")
+    shape = given[0].values if given and given[0] is not None else None
+    if shape is None:
+        raise operation.refused("its shape is not known before the run")
+    filled = _tensor(value.tensor) if value is not None else Sized((1,), FLOAT32)
+    made = Sized(shape, filled.type)
+    if filled.values and len(filled.values) == 1 and made.elements <= MOST_VALUES:
+        return _with_values(shape, filled.type, filled.values * made.elements)
+    return made
+
+
+def _with_values(shape: Sequence[int], type: int, values: Sequence[int]) -> Sized:
+    known = len(shape) <= 1 and len(values) <= MOST_VALUES and type in FOLLOWED
+    return Sized(tuple(shape), type, tuple(values) if known else None)
+
+
+def _enclosed(operation: Operation) -> set[str]:
+    """Return the names of arrays that graphs inside an operation take and do not make."""
+    found: set[str] = set()
+    for attribute in operation.attributes.values():
+        if attribute.graph:
+            graph = _graph_of(attribute.graph)
+            own = {*graph.inputs, *graph.constants}
+            for inner in graph.operations:
+                found |= {*inner.inputs, *_enclosed(inner)} - own
+                own.update(inner.outputs)
+            found |= {*graph.outputs} - own
+    return found - {""}
+
+
+def _open(sizes: Sequence[int | str]) -> int:
+    """Count the sizes that are not fixed."""
+    return sum(isinstance(size, str) for size in sizes)
+
+
+def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) -> Sized:
+    """Return an input in its shape, whose size that is not fixed follows from its elements."""
+    shown, free = f"the input {name[:60]}", _open(sizes)
+    if given.elements is None:
+        if free:
+            raise UnboundedError(
+                Refusal.SHAPE, f"{shown} cannot be zeros: its shape is {list(sizes)}"
+            )
+        return Sized(tuple(size for size in sizes if isinstance(size, int)), type)
+    fixed = prod(size for size in sizes if isinstance(size, int))
+    batch = given.elements // fixed if free and fixed > 0 else 1
+    if free > 1 or fixed < 0 or batch * fixed != given.elements:
+        raise UnboundedError(
+            Refusal.SHAPE,
+            f"{shown} has the shape {list(sizes)}, and {given.elements} elements came",
+        )
+    return Sized(tuple(size if isinstance(size, int) else batch for size in sizes), type)
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def _read(model: memoryview) -> _Graph:
+    versions = {
+        _last(value, OpsetField.VERSION)
+        for number, value in fields(model)
+        if number == ModelField.OPSET
+    }
+    if len(versions) != 1 or not versions <= set(OPSETS):
+        raise UnboundedError(
+            Refusal.OPSET,
+            f"graphs are of ONNX's operations {OPSETS[0]} to {OPSETS[-1]}, and this one is of "
+            f"{', '.join(map(str, sorted(versions))) or 'none'}",
+        )
+    return _graph_of(_joined(model, ModelField.GRAPH), inside=False)
+
+
+def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
+    """Read a graph; what types inputs have says an operation, where it is inside of one."""
+    graph = _Graph()
+    for number, value in _messages(memoryview(message)):
+        match number:
+            case GraphField.NODE:
+                graph.operations.append(_operation(value))
+            case GraphField.CONSTANT:
+                graph.constants[_name(value, TensorField.NAME)] = _tensor(value)
+            case GraphField.INPUT:
+                name = _name(value, ValueField.NAME)
+                if name in graph.inputs:
+                    raise UnboundedError(Refusal.NAME, f"the input {name[:60]} is there twice")
+                graph.inputs[name] = (0, []) if inside else _input(value)
+            case GraphField.OUTPUT:
+                graph.outputs.append(_name(value, ValueField.NAME))
+            case _:
+                pass
+    return graph
+
+
+def _operation(message: memoryview) -> Operation:
+    operation = Operation()
+    for number, value in _messages(message):
+        match number:
+            case NodeField.INPUT:
+                operation.inputs.append(text(value))
+            case NodeField.OUTPUT:
+                operation.outputs.append(text(value))
+            case NodeField.OPERATION:
+                operation.name = text(value)
+            case NodeField.ATTRIBUTE:
+                name = _name(value, AttributeField.NAME)
+                if name in operation.attributes:
+                    raise UnboundedError(
+                        Refusal.NAME, f"{operation.name}: the attribute {name[:60]} is there twice"
+                    )
+                operation.attributes[name] = _attribute(value)
+            case _:
+                pass
+    return operation
+
+
+def _attribute(message: memoryview) -> Attribute:
+    found = Attribute()
+    for number, value in fields(message):
+        match number, value:
+            case AttributeField.INTEGER, int():
+                found.integer = _signed(value)
+            case AttributeField.INTEGERS, _:
+                found.integers += map(_signed, islice(integers(value), _MOST_INTEGERS))
+                if len(found.integers) >= _MOST_INTEGERS:
+                    raise UnboundedError(Refusal.SHAPE, "an attribute has too many integers")
+            case AttributeField.TEXT, memoryview():
+                found.text = text(value)
+            case _:
+                pass
+    found.tensor = _joined(message, AttributeField.TENSOR)
+    found.graph = _joined(message, AttributeField.GRAPH)
+    return found
+
+
+def _tensor(message: bytes | memoryview) -> Sized:
+    """Return what is known of a constant."""
+    sizes: list[int] = []
+    values: list[int] = []
+    type, raw = 0, memoryview(b"")
+    for number, value in fields(memoryview(message)):
+        match number, value:
+            case TensorField.SIZE, _ if len(sizes) <= LARGEST_RANK:
+                sizes += map(_signed, islice(integers(value), LARGEST_RANK + 1))
+            case TensorField.TYPE, int():
+                type = value
+            case ((TensorField.INT32 | TensorField.INT64), _) if len(values) <= MOST_VALUES:
+                values += map(_signed, islice(integers(value), MOST_VALUES + 1))
+            case TensorField.BYTES, memoryview():
+                raw = value
+            case _:
+                pass
+    found = Sized(tuple(sizes), type)
+    if len(sizes) > 1 or type not in FOLLOWED or found.elements > MOST_VALUES:
+        return found
+    if len(raw):
+        each = ITEM_BYTES[type]
+        values = [
+            _within(int.from_bytes(raw[at : at + each], "little", signed=True))
+            for at in range(0, len(raw), each)
+        ]
+    return Sized(found.shape, type, tuple(values) if len(values) == found.elements else None)
+
+
+def _input(message: memoryview) -> tuple[int, list[int | str]]:
+    """Return the type of an input's elements, and its sizes."""
+    kind = _joined(memoryview(_joined(message, ValueField.TYPE)), TypeField.TENSOR)
+    sizes: list[int | str] = []
+    shapes = 0
+    type = 0
+    for number, value in fields(memoryview(kind)):
+        if number == TensorTypeField.ELEMENT and isinstance(value, int):
+            type = value
+        elif number == TensorTypeField.SHAPE and not isinstance(value, int):
+            shapes += 1
+            for part, size in _messages(value):
+                if part == ShapeField.SIZE and len(sizes) <= LARGEST_RANK:
+                    sizes.append(_number(size))
+    if not shapes:
+        raise UnboundedError(Refusal.SHAPE, "an input has no shape")
+    return type, sizes
+
+
+def _number(size: memoryview) -> int | str:
+    """Return a size, or the name of one that is not fixed."""
+    found: int | str = ""
+    for number, value in fields(size):
+        if number == SizeField.NUMBER and isinstance(value, int):
+            found = _signed(value)
+        elif number == SizeField.NAME and isinstance(value, memoryview):
+            found = text(value)
+    return found
+
+
+def _last(message: int | memoryview, number: int) -> int:
+    found = 0
+    if not isinstance(message, int):
+        for part, value in fields(message):
+            if part == number and isinstance(value, int):
+                found = value
+    return found
+
+
+def _name(message: memoryview, number: int) -> str:
+    """Return a message's name: of several the last counts."""
+    found = ""
+    for part, value in _messages(message):
+        if part == number:
+            found = text(value)
+    return found
+
+
+def _joined(message: memoryview, number: int) -> bytes:
+    """Return a message in a message: of several, one after another, which is all of them."""
+    return b"".join(value for part, value in _messages(message) if part == number)
+
+
+def _messages(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield the fields that are texts, bytes or messages."""
+    for number, value in fields(message):
+        if not isinstance(value, int):
+            yield number, value
+
+
+def _signed(value: int) -> int:
+    return _within(value - 2**64 if value >= 2**63 else value)
+
+
+def _within(value: int) -> int:
+    """Return a number, or the largest that there is."""
+    return max(-LARGEST_NUMBER, min(value, LARGEST_NUMBER))
