@@ -1,6 +1,6 @@
 """Checkpoints: everything that a run needs to go on, written so that no crash can spoil them.
 
-    folder/step-000123/tensors.safetensors    parameters, optimizer state, random state
+    folder/step-000123/tensors.safetensors    parameters, optimizer state
     folder/step-000123/meta.json              format version, checksum, and the caller's own meta
 
 A checkpoint is written under a temporary name and renamed once it is safely on disk, so a folder
@@ -220,29 +220,6 @@ def set_aside(path: Path) -> Path:
             f"({error.strerror}): check that you may write there, or move it away."
         ) from error
     return aside
-
-
-def rng_state() -> dict[str, torch.Tensor]:
-    """Return the state of torch's random generators, as uint8 tensors for a checkpoint."""
-    state = {"rng.cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        for index, cuda in enumerate(torch.cuda.get_rng_state_all()):
-            state[f"rng.cuda.{index}"] = cuda
-    return state
-
-
-def restore_rng(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Set torch's random generators to the state that `rng_state` returned.
-
-    Other names are ignored, and so are generators of accelerators that this machine lacks.
-    """
-    # set_rng_state keeps no reference, but needs memory that is not backed by a file.
-    if "rng.cpu" in tensors:
-        torch.set_rng_state(tensors["rng.cpu"].clone())
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            if f"rng.cuda.{index}" in tensors:
-                torch.cuda.set_rng_state(tensors[f"rng.cuda.{index}"].clone(), index)
 
 
 def _untie(

@@ -39,8 +39,6 @@ from cleave.training.checkpoint import (
     DamagedCheckpointError,
     LoadedCheckpoint,
     load_latest,
-    restore_rng,
-    rng_state,
     save_checkpoint,
     set_aside,
 )
@@ -57,6 +55,7 @@ from cleave.training.data import (
 )
 from cleave.training.disk import Patience
 from cleave.training.documents import read_documents
+from cleave.training.dropout import Chance
 from cleave.training.export import keep_description
 from cleave.training.held_out import HeldOut
 from cleave.training.job import (
@@ -333,6 +332,7 @@ class Trainer:
         self.context = context
         self.patience = context.patience(lambda: self.step)
         self.ranks = context.ranks
+        self.chance = Chance.of(model, job.seed)
         memory = memory_mode(job, model, self.ranks.count)
         sharded = MemoryMode.SHARDED.value
         if sharded in self.ranks.agree(memory.value):  # all share weights, or none does
@@ -527,14 +527,13 @@ class Trainer:
         if self.journal is not None:
             self.journal.begin(self.step)
         rate, factor = self.schedule.rate(self.step), self._factor
-        data, random = self.loader.state(), rng_state()
+        data = self.loader.state()
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
         try:
             with self.fleet.counting_tasks() if self.fleet else nullcontext():
                 loss = self._update(rate, batches)
         except AbandonedError:
             self.loader.restore(data)
-            restore_rng(random)
             self.optimizer.forget_gradients()
             raise
         wall_s = time.perf_counter() - began_s
@@ -603,14 +602,16 @@ class Trainer:
             batches: all micro-batches of the step, or those of this server.
             learned: the tokens of the whole step that are learned.
         """
-        total = 0.0
+        total, first = 0.0, self.shared.first_row
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
-                with self._gathered(left):
+                count = len(batch.ids)
+                with self._gathered(left), self.chance.of_pass(self.step, first, count):
                     loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
                     with self.optimizer.last_pass() if not left else nullcontext():
                         (loss * self._factor).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
+                first += count
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
@@ -760,7 +761,6 @@ class Trainer:
         return {
             **{WEIGHTS + name: values for name, values in weights.items()},
             **self.optimizer.tensors(),
-            **(rng_state() if first else {}),
         }
 
     def _checkpoint_bytes(self) -> int:
@@ -780,7 +780,6 @@ class Trainer:
             scale.restore(checkpoint.meta.get(LOSS_SCALE))
         if scale.updates if scale is not None else checkpoint.step:  # before that it has no state
             self.optimizer.load_tensors(checkpoint.tensors)
-        restore_rng(checkpoint.tensors)
         self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
         self.step = self.saved = checkpoint.step
         self.heldout = HeldOut.of(self.folder.records(), self.step)
