@@ -84,7 +84,8 @@ def test_dropout_depends_on_the_seed_and_on_nothing_else(
     def all_of(name: str, seed: int = 1) -> list[float]:
         settings = {**more, "learning_rate": 0.01, "seed": seed, "warmup_steps": 0}
         job = job_of(base, corpus_file, f"{SMALL},dropout=0.3", schedule="constant", **settings)
-        run, found = run_in(tmp_path, name), []
+        run = run_in(tmp_path, name)
+        found: list[float] = []
         with cleave.emulated(2) as fleet:
             for steps in (4,) if name != "cut" else (1, 3, 4):
                 torch.rand(steps)  # what else this process draws changes nothing
