@@ -34,7 +34,7 @@ _OPEN: Final = _NO_FOLLOW | _BINARY
 _LINK: Final = "it is a link, and Cleave writes through none"
 _FOREIGN: Final = "Cleave did not write what is there"
 
-LOCK: Final = ".lock"
+LOCK: Final = "lock"
 """The name of the file by which a folder is locked."""
 
 _HELD: Final = re.compile(rb"(\d+) (\S+)\n?")

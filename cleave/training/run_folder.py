@@ -7,6 +7,7 @@ checkpoints/     see `checkpoint`
 best/            the checkpoint with the lowest held-out loss, if that is kept
 metrics.jsonl    one JSON object per line, written as the run goes
 loss.png         the curve, drawn from the metrics
+lock             is locked, and names the process, while one uses the folder
 """
 
 import errno
@@ -28,6 +29,7 @@ from cleave.files import (
     LOCK,
     Lock,
     LockedError,
+    make_folder,
     new_folder,
     open_to_append,
     refuse_link,
@@ -123,6 +125,7 @@ class RunFolder:
         try:
             for name in OWN_FOLDERS:
                 refuse_link(self.path / name)
+            make_folder(self.path)
             lock = Lock(self.path / LOCK, wait_s)
         except LockedError as error:
             raise UsageError(

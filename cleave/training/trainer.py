@@ -238,10 +238,12 @@ def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
         CleaveError: on every server, when another process uses it.
     """
     ranks, refused = context.ranks, ""
+    wait_s = _LEAVES_S if ranks.count > 1 else 0.0
     with ExitStack() as held:
         if not ranks.rank:
+            patience = context.patience(lambda: 0)
             try:
-                why = held.enter_context(run.lock(_LEAVES_S if ranks.count > 1 else 0.0))
+                why = patience.insist(lambda: held.enter_context(run.lock(wait_s)))
             except CleaveError as error:
                 refused = str(error)
             else:

@@ -282,6 +282,9 @@ def test_others_load_what_is_exported(
     assert AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"] == ids
     assert torch.equal(logits(open_trained(folder).model, ids), expected)
     assert f"LoRA, {lora}" in (folder / "README.md").read_text()
+    assert f"base_model: {base.name}\n" in (folder / "README.md").read_text()
+    assert str(base) not in (folder / "README.md").read_text()
+    assert (folder / "adapter_model.safetensors").stat().st_mode & 0o444 == 0o444
 
     export_run(run, tmp_path / "merged", merge=True)
     model, report = AutoModelForCausalLM.from_pretrained(

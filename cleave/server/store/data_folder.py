@@ -10,14 +10,13 @@ from types import TracebackType
 from typing import Final
 
 from cleave.errors import CleaveError
-from cleave.files import Lock, LockedError, make_folder, refuse_link, write_atomically
+from cleave.files import LOCK, Lock, LockedError, make_folder, refuse_link, write_atomically
 from cleave.server.auth.codes import CREDENTIAL_BYTES
 
 _STORE: Final = "cleave.db"
 _OPERATOR_TOKEN: Final = "operator.token"
 _VIEWER_TOKEN: Final = "viewer.token"
 _URL: Final = "operator.url"
-_LOCK: Final = "lock"
 
 
 class FolderInUseError(CleaveError):
@@ -39,7 +38,7 @@ class DataFolder:
         self.path = path = path.absolute()
         try:
             make_folder(path, 0o700)
-            self._lock = Lock(path / _LOCK)
+            self._lock = Lock(path / LOCK)
         except LockedError as error:
             raise FolderInUseError(
                 f"another server ({error.holder}) uses the folder {path}; stop it, or give --data "
