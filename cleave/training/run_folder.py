@@ -134,7 +134,7 @@ class RunFolder:
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                raise cannot_write(Path(error.filename), error) from error
+                raise cannot_write(Path(error.filename or self.path), error) from error
             yield error.strerror or str(error)
             return
         with lock:

@@ -41,7 +41,7 @@ class DataFolder:
             self._lock = Lock(path / LOCK)
         except LockedError as error:
             raise FolderInUseError(
-                f"another server ({error.holder}) uses the folder {path}; stop it, or give --data "
+                f"another server uses the folder {path} ({error.holder}); stop it, or give --data "
                 f"another folder"
             ) from None
         except OSError as error:
