@@ -29,7 +29,7 @@ from typing import Final
 from benchmarks.claims import Gap, Section, claims_of, unreached
 from benchmarks.common import machine
 from benchmarks.side_by_side.results import measured_commit, saved
-from cleave.training.run_folder import write_atomically
+from cleave.files import write_atomically
 
 PAGES: Final = ("README.md", "docs/*.md", "docs/decisions/*.md", "docs/how-to/*.md")
 _TAIL: Final = 40  # lines of a benchmark's output on the page

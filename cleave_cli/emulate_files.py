@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import IO, Any
 
 import typer
 
 from cleave.errors import CleaveError, UsageError
+from cleave.files import check_output, open_output
 
 
 class Watch:
@@ -25,10 +27,11 @@ class Watch:
         self._file: IO[str] | None = None
         self._fault: OSError | None = None
         if trace is not None:
-            _opened(trace, "a").close()  # known now, and not when all is done
+            _checked(trace)  # known now, and not when all is done
             self.observers.append(self._trace)
         if log is not None:
-            self._file = _opened(log, "w")
+            _checked(log)
+            self._file = io.TextIOWrapper(io.BufferedWriter(open_output(log)), encoding="utf-8")
             self.observers.append(TraceLog(self._log))
 
     def _log(self, line: str) -> None:
@@ -58,10 +61,15 @@ class Watch:
             raise CleaveError(f"{self._log_path} is not whole: {self._fault.strerror}")
 
 
-def _opened(path: Path, mode: str) -> IO[str]:
+def _checked(path: Path) -> None:
+    """Refuse a file that cannot be written.
+
+    Raises:
+        UsageError: when there is no such folder, or it cannot be written to.
+    """
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
     try:
-        return path.open(mode, encoding="utf-8")
+        check_output(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None

@@ -126,7 +126,10 @@ def train_on_several(
             asked.restart,
             fleet_of,
             fleets.meter if at is None else None,
+            asked.accept_changes,
         )
+        with folder.lock():  # before anything in it changes; the first server takes it then
+            pass
         began = False
         last: list[DoneRecord] = []
 

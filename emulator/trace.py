@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cleave.errors import UsageError
+from cleave.files import write_output
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from emulator.activity import (
@@ -108,8 +109,7 @@ class TraceWriter:
                 heads.append(_meta("thread_sort_index", device, number, {"sort_index": number}))
         document = {"traceEvents": [*heads, *self._events], "displayTimeUnit": "ms"}
         try:
-            with path.open("w", encoding="utf-8") as file:
-                json.dump(document, file, separators=(",", ":"))
+            write_output(path, json.dumps(document, separators=(",", ":")).encode())
         except OSError as error:
             raise UsageError(f"the trace cannot be written to {path}: {error.strerror}") from None
 

@@ -6,13 +6,13 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from cleave.files import write_output
 from profiles.availability import AvailabilityFamily
 from profiles.device_profile import SCHEMA, DeviceKind, DeviceProfile, Origin
 from profiles.performance import Layout
@@ -171,14 +171,9 @@ def write_profile(profile: DeviceProfile, path: Path) -> None:
         ) from None
     values = _without_none(msgspec.to_builtins(profile))
     text = tomli_w.dumps({"schema": SCHEMA, **values})
-    whole = path.resolve()  # a link stays one
-    draft = whole.with_name(f".{whole.name}.new")
     try:
-        draft.write_text(_compact(text), encoding="utf-8")
-        draft.replace(whole)
+        write_output(path, _compact(text).encode())
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
         raise ValueError(f"profile {path} cannot be written: {error.strerror}") from None
 
 

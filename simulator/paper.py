@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from cleave.files import write_output
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import ElementBytes, PsRates
 from cleave.workload.registry import find_model
@@ -213,7 +214,7 @@ def write(
     text = report("Published claims, simulated", _conditions(scope), claims, figures, with_coding)
     if scope is QUICK:
         text = marked_quick(text)
-    (folder / "report.md").write_text(text, encoding="utf-8")
+    write_output(folder / "report.md", text.encode())
     return claims
 
 

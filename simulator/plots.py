@@ -13,6 +13,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from cleave.files import save_figure
 from simulator.method import Outcome
 from simulator.sweep import Row
 
@@ -52,7 +53,7 @@ def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(f"{title}\nhollow: does not fit the devices' memory", fontsize=10)
-    figure.savefig(path, dpi=200)
+    save_figure(figure, path, 200)
 
 
 def _curve(
@@ -101,4 +102,4 @@ def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
     axes.set(xscale="log", xlabel="seconds that losing one device adds, once noticed")
     axes.set_xlim(right=20 * max(seconds for _, seconds in shown))
     figure.suptitle(f"{title}\nhollow: does not fit the devices' memory", fontsize=10)
-    figure.savefig(path, dpi=200)
+    save_figure(figure, path, 200)

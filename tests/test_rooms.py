@@ -11,13 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TOP = ("cleave", "cleave_cli", "emulator", "profiles", "simulator")
-NUMBERS = {"cleave.errors", "cleave.gemm", "profiles"}
+NUMBERS = {"cleave.errors", "cleave.files", "cleave.gemm", "profiles"}
 MAY_IMPORT = {  # the picture in docs/architecture.md
     "cleave.errors": set[str](),
+    "cleave.files": {"cleave.errors"},
     "cleave.gemm": set[str](),
     "cleave.attention_blocks": set[str](),
     "cleave.graph_names": set[str](),
-    "profiles": {"cleave.errors"},
+    "profiles": {"cleave.errors", "cleave.files"},
     "cleave.arrays": {"cleave.errors", "cleave.gemm"},
     "cleave.protocol": {"cleave.errors"},
     "cleave.coding": {"cleave.arrays", "cleave.errors", "cleave.protocol"},
@@ -26,7 +27,7 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
     "cleave.verify": {"cleave.arrays", "cleave.gemm"},
     "cleave.energy": {"cleave.planner", "cleave.workload"} | NUMBERS,
     "cleave.machine": {"cleave.arrays"} | NUMBERS,
-    "cleave.transport": {"cleave.protocol", "cleave.errors"},
+    "cleave.transport": {"cleave.protocol", "cleave.errors", "cleave.files"},
     "cleave.scheduler": {
         "cleave.arrays", "cleave.graph_names", "cleave.planner", "cleave.protocol", "cleave.verify",
     } | NUMBERS,
@@ -38,7 +39,8 @@ MAY_IMPORT = {  # the picture in docs/architecture.md
         "cleave.scheduler", "cleave.verify",
     } | NUMBERS,
     "cleave.graphs": {
-        "cleave.attention_blocks", "cleave.errors", "cleave.graph_names", "cleave.machine",
+        "cleave.attention_blocks", "cleave.errors", "cleave.files", "cleave.graph_names",
+        "cleave.machine",
     },
     "cleave.training": {
         "cleave.arrays", "cleave.fleet", "cleave.graph_names", "cleave.graphs", "cleave.machine",

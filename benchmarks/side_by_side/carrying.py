@@ -33,7 +33,7 @@ from benchmarks.links import (
 )
 from benchmarks.side_by_side.contenders.group import environment
 from benchmarks.side_by_side.setting import Link
-from cleave.training.run_folder import write_atomically
+from cleave.files import write_atomically
 
 DEVICES: Final = 4
 DELAY_S: Final = 0.01

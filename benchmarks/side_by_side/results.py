@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.side_by_side.method import Way
 from benchmarks.side_by_side.row import Key, Row, from_json, to_json
-from cleave.training.run_folder import write_atomically
+from cleave.files import write_atomically
 
 MEASURED_FOLDERS: Final = ("cleave", "cleave_cli", "emulator", "profiles", "benchmarks")
 """What figures of Cleave are measured with. Other changes leave them valid."""

@@ -58,7 +58,7 @@ class SharedJob:
         job: what to train.
         folder: the run folder, which all servers see under this path.
         at: the folder in which relative paths of the job begin.
-        resume, restart: see `cleave.training.trainer.train`.
+        resume, restart, accept_changes: see `cleave.training.trainer.train`.
         fleet_of: opens the server's fleet.
         meter_of: meters it; None where that is done elsewhere.
     """
@@ -70,6 +70,7 @@ class SharedJob:
     restart: bool
     fleet_of: FleetOf
     meter_of: MeterOf | None = None
+    accept_changes: bool = False
 
 
 def train_together(
@@ -294,6 +295,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
                 context,
                 resume=shared.resume or again,
                 restart=shared.restart or again,
+                accept_changes=shared.accept_changes,
             )
     except LostServerError as error:
         report(NoteRecord(str(error)))

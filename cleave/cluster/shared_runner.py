@@ -46,8 +46,11 @@ class SharedRunner(JobRunner):
             bool(request.resume),
             bool(request.resume) and request.restarts(),
             self.fleet_of,
+            accept_changes=request.accept_changes,
         )
         try:
+            with folder.lock():  # before anything in it changes; the first server takes it then
+                pass
             train_together(self.ray, shared, self.servers, context.report, context.stop)
         finally:
             folder.remove_if_empty()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cleave.errors import CleaveError
+from cleave.files import own_folder, write_atomically
 from cleave.transport.connect import plain_reason
 from cleave.transport.join_url import JoinUrl
 
@@ -78,17 +77,10 @@ class SavedCredentials:
         # A server chooses its id freely, so it is hashed, like the name, to be a file's name.
         key = f"{credential.server}\0{credential.name}".encode()
         path = self.folder / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
-        fresh = path.with_suffix(f".{secrets.token_hex(4)}.new")
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(
-                os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
-            ) as file:
-                json.dump(asdict(credential), file)
-            fresh.replace(path)
+            own_folder(self.folder, 0o700)
+            write_atomically(path, json.dumps(asdict(credential)).encode(), 0o600)
         except OSError as error:
-            with suppress(OSError):
-                fresh.unlink()
             raise CleaveError(
                 f"the credential of this device cannot be kept in {self.folder} "
                 f"({plain_reason(error)}): it will need a new join code after this session"

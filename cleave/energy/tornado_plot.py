@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cleave.energy.sensitivity import Bar
 from cleave.errors import UsageError, not_installed
+from cleave.files import save_figure
 
 
 def draw_tornado(
@@ -73,6 +74,6 @@ def draw_tornado(
         axes.set_xlim(min(ends) - room, max(ends) + room)
     axes.spines[["top", "right", "left"]].set_visible(False)
     try:
-        figure.savefig(path, dpi=150)
+        save_figure(figure, path, 150)
     except (OSError, ValueError) as error:
         raise UsageError(f"{str(path)!r} cannot be drawn: {error}; give a .png") from error

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from cleave.files import Lock, make_folder, write_atomically
 from cleave.machine.cache_folder import cache_folder
 
 Kept = TypeVar("Kept")
@@ -59,27 +59,19 @@ class GraphCache:
     @contextmanager
     def _alone(self, path: Path) -> Iterator[None]:
         """Keep other processes from making the same; without a lock where none can be had."""
-        from filelock import FileLock
-
-        lock = FileLock(f"{path}.lock")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except (OSError, NotImplementedError):
+            make_folder(self._folder)
+            lock = Lock(path.with_name(f"{path.name}.lock"), wait_s=math.inf)
+        except OSError:
             yield
             return
-        try:
+        with lock:
             yield
-        finally:
-            lock.release()
 
     def _keep(self, path: Path, made: Any) -> None:
         """Write a file at once: a reader sees all of it or none."""
         try:
-            handle, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.msgpack.encode(made))
-            os.replace(name, path)
+            write_atomically(path, msgspec.msgpack.encode(made), 0o600, sync=False)
         except OSError:
             return  # the next run makes it again
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint
+from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, bytes_of
 from cleave.training.lora import ALL_LINEAR, LoraSpec
 from cleave.training.quantized import QuantizedLinear, quantize_frozen
 from cleave.workload.models.build import (
@@ -38,7 +38,8 @@ _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 FROZEN: Final = "frozen"
 """What a checkpoint calls the digest of the weights that it does not hold."""
 
-_SAMPLES: Final = 4096  # elements of each frozen weight that its digest is of
+_SAMPLES: Final = 4096  # elements of each frozen weight in the digests of earlier versions
+_WHOLE: Final = "sha256:"
 
 
 def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
@@ -168,10 +169,14 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
-def frozen_digest(model: nn.Module) -> str:
-    """Return a digest of the frozen weights, of some thousand elements of each; "" without any.
+def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
+    """Return a digest of the frozen weights; an empty text without any.
 
     Adapters are worth nothing beside other weights, and checkpoints do not hold the frozen ones.
+
+    Args:
+        model: the model.
+        sampled: whether to take some thousand elements of each weight, as earlier versions did.
     """
     found = hashlib.sha256()
     frozen: list[tuple[str, Tensor]] = [
@@ -181,11 +186,17 @@ def frozen_digest(model: nn.Module) -> str:
         if isinstance(module, QuantizedLinear):
             frozen += [(f"{name}.{n}", b) for n, b in module.named_buffers(recurse=False)]
     for name, parameter in frozen:
-        flat = parameter.detach().reshape(-1)
         found.update(f"{name} {tuple(parameter.shape)}".encode())
+        if not sampled:
+            found.update(f" {parameter.dtype}".encode())
+            found.update(bytes_of(parameter))
+            continue
+        flat = parameter.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // _SAMPLES)]
         found.update(np.ascontiguousarray(sample.float().numpy()).tobytes())
-    return found.hexdigest() if frozen else ""
+    if not frozen:
+        return ""
+    return found.hexdigest() if sampled else _WHOLE + found.hexdigest()
 
 
 def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
@@ -199,10 +210,12 @@ def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
     Raises:
         CleaveError: when they are others.
     """
-    if frozen_digest(model) != meta.get(FROZEN, ""):
+    saved = meta.get(FROZEN, "")
+    sampled = bool(saved) and not saved.startswith(_WHOLE)
+    if frozen_digest(model, sampled=sampled) != saved:
         raise CleaveError(
             f"the weights of {name!r} have changed since adapters were trained beside them; put "
-            f"the old ones back"
+            f"the old ones back, or resume with --accept-changes"
         )
 
 

@@ -1,6 +1,6 @@
 """Checkpoints: everything that a run needs to go on, written so that no crash can spoil them.
 
-    folder/step-000123/tensors.safetensors    parameters, optimizer state, random state
+    folder/step-000123/tensors.safetensors    parameters, optimizer state
     folder/step-000123/meta.json              format version, checksum, and the caller's own meta
 
 A checkpoint is written under a temporary name and renamed once it is safely on disk, so a folder
@@ -20,6 +20,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedWriter
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,8 +28,8 @@ from typing import Any, BinaryIO
 import torch
 
 from cleave.errors import CleaveError
+from cleave.files import new_file, new_folder, own_folder, sync_folder
 from cleave.training.disk import DiskFullError, is_full, remedy
-from cleave.training.run_folder import sync_folder
 
 _FORMAT = 1
 _TENSORS = "tensors.safetensors"
@@ -121,14 +122,14 @@ def save_checkpoint(
     final = folder / f"step-{step:06d}"
     temporary = folder / f"{_TEMPORARY}{final.name}-{secrets.token_hex(4)}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        own_folder(folder)
         for leftover in folder.glob(f"{_TEMPORARY}*"):  # of a crash: gigabytes that nobody reads
             shutil.rmtree(leftover, ignore_errors=True)
-        temporary.mkdir()
-        with (temporary / _TENSORS).open("xb") as file:
+        new_folder(temporary)
+        with BufferedWriter(new_file(temporary / _TENSORS)) as file:
             sha256 = _write_tensors(file, stored, fetch)
             _sync(file)
-        with (temporary / _META).open("xb") as file:
+        with BufferedWriter(new_file(temporary / _META)) as file:
             header = {
                 "format": _FORMAT,
                 "step": step,
@@ -192,15 +193,37 @@ def load_latest(
     Damaged ones are passed over: `passed_over` is called with each, or a warning is given if it is
     None. Raises CleaveError as `latest_checkpoint` does.
     """
+    while True:
+        faults: list[DamagedCheckpointError] = []
+        found, removed = None, False
+        for path in _newest_first(folder):
+            try:
+                found = load_checkpoint(path)
+                break
+            except DamagedCheckpointError as error:
+                removed = removed or not path.exists()
+                faults.append(error)
+        if not removed:
+            break
+        # The run that writes them removed one meanwhile, so there is a newer one.
+    for fault in faults:
+        if passed_over is None:
+            warnings.warn(str(fault), stacklevel=2)
+        else:
+            passed_over(fault)
+    return found
+
+
+def held_steps(folder: Path) -> list[int]:
+    """Return the steps whose checkpoints a folder has, latest first."""
+    return sorted({_step_of(path) for path in _newest_first(folder)}, reverse=True)
+
+
+def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
+    """Remove the checkpoints of the steps that are not wanted; warn where one cannot be removed."""
     for path in _newest_first(folder):
-        try:
-            return load_checkpoint(path)
-        except DamagedCheckpointError as error:
-            if passed_over is None:
-                warnings.warn(str(error), stacklevel=2)
-            else:
-                passed_over(error)
-    return None
+        if unwanted(_step_of(path)):
+            _remove(path)
 
 
 def set_aside(path: Path) -> Path:
@@ -220,29 +243,6 @@ def set_aside(path: Path) -> Path:
             f"({error.strerror}): check that you may write there, or move it away."
         ) from error
     return aside
-
-
-def rng_state() -> dict[str, torch.Tensor]:
-    """Return the state of torch's random generators, as uint8 tensors for a checkpoint."""
-    state = {"rng.cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        for index, cuda in enumerate(torch.cuda.get_rng_state_all()):
-            state[f"rng.cuda.{index}"] = cuda
-    return state
-
-
-def restore_rng(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Set torch's random generators to the state that `rng_state` returned.
-
-    Other names are ignored, and so are generators of accelerators that this machine lacks.
-    """
-    # set_rng_state keeps no reference, but needs memory that is not backed by a file.
-    if "rng.cpu" in tensors:
-        torch.set_rng_state(tensors["rng.cpu"].clone())
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            if f"rng.cuda.{index}" in tensors:
-                torch.cuda.set_rng_state(tensors[f"rng.cuda.{index}"].clone(), index)
 
 
 def _untie(

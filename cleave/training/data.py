@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 
 from cleave.errors import UsageError
+from cleave.files import write_atomically
 from cleave.machine.cache_folder import cache_folder
 from cleave.training.conversations import Completion, Conversation, Document
 from cleave.training.documents import read_documents
-from cleave.training.run_folder import write_atomically
 
 Tokens = npt.NDArray[np.int32]
 """A 1-D array of token ids. The first of a document is there as `id | START`. One that is not

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import Final, TypeVar
 
 from cleave.errors import CleaveError
 
@@ -55,15 +55,12 @@ def remedy(error: OSError) -> str:
             return "free some space there"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return "allow this user to write there"
+        case errno.ELOOP:
+            return "remove the link"
+        case errno.EEXIST:
+            return "move it away"
         case _:
             return "check the path and the disk"
-
-
-def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
-    """Write all of these bytes to a file without a buffer."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 class Patience:

@@ -6,33 +6,48 @@ export needs a checkpoint and nothing else: the folder that the model came from 
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
 from cleave.errors import CleaveError, UsageError
+from cleave.files import (
+    LOCK,
+    Lock,
+    LockedError,
+    copy_file,
+    new_file,
+    new_folder,
+    own_folder,
+    refuse_link,
+    write_all,
+    write_atomically,
+)
 from cleave.training.adapters import adapted_model, add_adapters
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.disk import cannot_write
+from cleave.training.held_out import losses_of
 from cleave.training.lora import LoraSpec
 from cleave.training.quantized import dequantize_all
-from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
+from cleave.training.run_folder import BEST, CHECKPOINTS, DESCRIPTION, RunFolder
 from cleave.workload.models.build import ModelSource, quiet_transformers, resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from cleave.training.tokenizer import TextTokenizer
-
-DESCRIPTION: Final = "model"
-"""The folder of a run that describes its model, within it."""
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """In which weights can be written."""
@@ -51,6 +66,8 @@ _DESCRIBING: Final = (
 )
 _OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
 _VERSIONS: Final = ("cleave", "torch", "transformers")
+_PATHS: Final = re.compile(r".*(name_or_path|_file|_dir)")  # keys of JSON files that tools write
+_HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +80,7 @@ class Exported:
         parameters: how many there are.
         dtype: in which they were written.
         whole: whether it is a whole model, and not adapters.
+        remark: what the user should know besides; empty for nothing.
     """
 
     folder: Path
@@ -70,10 +88,16 @@ class Exported:
     parameters: int
     dtype: str
     whole: bool = True
+    remark: str = ""
 
 
 def keep_description(
-    folder: Path, model: PreTrainedModel, source: ModelSource, tokenizer: TextTokenizer
+    folder: Path,
+    model: PreTrainedModel,
+    source: ModelSource,
+    tokenizer: TextTokenizer,
+    *,
+    anew: bool = False,
 ) -> None:
     """Write what describes a model, unless it is there.
 
@@ -82,23 +106,31 @@ def keep_description(
         model: the model.
         source: where it came from: a folder's own files are copied.
         tokenizer: of its texts.
+        anew: whether to replace what is there.
 
     Raises:
         CleaveError: when it cannot be written.
     """
     final = folder / DESCRIPTION
-    if final.exists():
+    if final.exists() and not anew:
         return
     temporary = _beside(final)
     try:
-        temporary.mkdir(parents=True)
+        new_folder(temporary)
         if source.folder is not None:
             for name in _DESCRIBING:
                 if (file := source.folder / name).is_file():
-                    shutil.copyfile(file, temporary / name)
+                    copy_file(file, temporary / name)
         else:
             _describe(temporary, model, tokenizer)
-        temporary.rename(final)
+        refuse_link(final)
+        if final.exists():
+            replaced = _beside(final)
+            final.rename(replaced)
+            temporary.rename(final)
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            temporary.rename(final)
     except OSError as error:
         raise cannot_write(final, error) from error
     finally:
@@ -134,9 +166,12 @@ def export_run(
     best: bool = False,
     dtype: str = "fp32",
     merge: bool = False,
+    while_training: bool = False,
     facts: Mapping[str, str] | None = None,
 ) -> Exported:
     """Write a run's model as a Hugging Face folder; of a run with adapters, the adapters.
+
+    No other process uses the run folder, or writes the new one, meanwhile.
 
     Args:
         run: the run.
@@ -144,10 +179,11 @@ def export_run(
         step, best: see `find_checkpoint`.
         dtype: of the weights, one of `DTYPES`.
         merge: of a run with adapters: write the whole model, with adapters merged into its weights.
+        while_training: whether another process may train in the run folder: it is only read then.
         facts: what the model card says besides.
 
     Raises:
-        UsageError: when the run or the folder is none that can be used.
+        UsageError: when the run or the folder is none that can be used, or another process uses it.
         CleaveError: when a checkpoint is damaged, or the folder cannot be written.
     """
     if dtype not in DTYPES:
@@ -160,33 +196,112 @@ def export_run(
         raise UsageError(
             f"--merge is for runs with adapters (--lora), and {str(run.path)!r} has none"
         )
-    checkpoint = find_checkpoint(run, step, best=best)
-    whole = merge or not adapters
-    base = None if whole else _base_folder(job)
-    held = _merged(job, checkpoint) if merge else weights_of(checkpoint)
-    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in held.items()}
-    temporary = _beside(into)
+    if while_training and into.resolve().is_relative_to(run.path.resolve()):
+        raise UsageError(
+            f"--while-training only reads the run folder; give a folder outside {str(run.path)!r}"
+        )
+    advice = ", or give --while-training and a folder elsewhere to export its newest checkpoint"
+    with nullcontext() if while_training else run.lock(advice=advice):
+        checkpoint = find_checkpoint(run, step, best=best)
+        whole = merge or not adapters
+        base = None if whole else _base_folder(job)
+        held = _merged(job, checkpoint) if merge else weights_of(checkpoint)
+        weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in held.items()}
+        with _new_folder(into) as folder:
+            description = description_of(run)
+            for file in sorted(description.iterdir()):
+                if whole or file.name not in _OF_WHOLE_MODELS:
+                    copy_file(file, folder / file.name)
+            if base is None:
+                _write_weights(folder, weights, DTYPES[dtype])
+            else:
+                _write_adapters(folder, description, job, base, weights)
+            _remove_paths(folder)
+            card = _card(run, job, checkpoint.step, facts or {}, base)
+            with new_file(folder / "README.md") as readme:
+                write_all(readme, card.encode())
+            mode = (folder / "README.md").stat().st_mode
+            for file in folder.iterdir():  # the library of safetensors makes private ones
+                file.chmod(mode)
+    count = sum(tensor.numel() for tensor in weights.values())
+    remark = _lower(run, checkpoint.step) if best else ""
+    return Exported(into, checkpoint.step, count, dtype, whole, remark)
+
+
+@contextmanager
+def _new_folder(into: Path) -> Iterator[Path]:
+    """Return a context manager whose folder takes the place of `into` at its end.
+
+    What a killed export has left is removed.
+
+    Raises:
+        UsageError: when another process writes the same folder.
+        CleaveError: when it cannot be written.
+    """
+    temporary = into.with_name(f".{into.name}.export")
     try:
-        temporary.mkdir(parents=True)
-        description = description_of(run)
-        for file in sorted(description.iterdir()):
-            if whole or file.name not in _OF_WHOLE_MODELS:
-                shutil.copyfile(file, temporary / file.name)
-        if base is None:
-            _write_weights(temporary, weights, DTYPES[dtype])
-        else:
-            _write_adapters(temporary, description, job, base, weights)
-        card = _card(run, job, checkpoint.step, facts or {}, base)
-        (temporary / "README.md").write_text(card, encoding="utf-8")
-        if into.exists():
-            into.rmdir()
-        temporary.rename(into)
+        own_folder(temporary)
+        with Lock(temporary / LOCK) as lock:
+            for file in temporary.iterdir():
+                if file.name != LOCK:
+                    file.unlink()
+            try:
+                yield temporary
+                if os.name == "nt":  # where no folder is renamed that holds an open file
+                    lock.release()
+                    (temporary / LOCK).unlink()
+                if into.exists():
+                    into.rmdir()
+                temporary.rename(into)
+                (into / LOCK).unlink(missing_ok=True)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+    except LockedError as error:
+        raise UsageError(f"{error.holder} exports to {str(into)!r} already") from None
     except OSError as error:
         raise cannot_write(into, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    count = sum(tensor.numel() for tensor in weights.values())
-    return Exported(into, checkpoint.step, count, dtype, whole)
+
+
+def _remove_paths(folder: Path) -> None:
+    """Remove from a model's JSON files where on this machine it, or its tokenizer, came from.
+
+    `adapter_config.json` keeps the folder of the model that adapters belong to: `peft` needs it.
+    """
+    for file in (folder / name for name in _DESCRIBING if name.endswith("config.json")):
+        if not file.is_file():
+            continue
+        values = json.loads(file.read_text(encoding="utf-8"))
+        kept = {
+            key: value
+            for key, value in values.items()
+            if not (_PATHS.fullmatch(key) and isinstance(value, str) and _is_absolute(value))
+        }
+        if kept != values:
+            write_atomically(file, (json.dumps(kept, indent=2) + "\n").encode())
+
+
+def _is_absolute(text: str) -> bool:
+    return PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+
+
+def _public(text: str) -> str:
+    """Return a path without its folders, which may be private; a name of the Hub as it is."""
+    if _HUB.fullmatch(text) and not Path(text).exists():
+        return text
+    return PureWindowsPath(text).name or text
+
+
+def _lower(run: RunFolder, step: int) -> str:
+    """Return a sentence where a held-out loss was lower than that of the best checkpoint."""
+    losses = losses_of(run.records(), 2**63)
+    least = min(losses, key=lambda each: losses[each], default=step)
+    if step not in losses or losses[least] >= losses[step]:
+        return ""
+    return (
+        f"the held-out loss was lower after step {least} ({losses[least]:.4f}, here "
+        f"{losses[step]:.4f}); that checkpoint was not kept"
+    )
 
 
 def _beside(path: Path) -> Path:
@@ -308,7 +423,7 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dty
     with quiet_transformers():
         model.save_pretrained(folder, state_dict=dict(weights))
     if kept is not None:
-        generation.write_bytes(kept)
+        write_atomically(generation, kept)
 
 
 def _write_adapters(
@@ -351,8 +466,8 @@ def _card(
     steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
     evals = [r for r in records if r.get("event") == "eval" and r["step"] <= step]
     rows = [
-        ("model", str(job.get("model"))),
-        ("data", str(job.get("data") or "the source of Python's standard library")),
+        ("model", _public(str(job.get("model")))),
+        ("data", _public(str(job.get("data") or "the source of Python's standard library"))),
         ("steps", f"{step:,} of {job.get('steps', step):,}"),
         ("batch", f"{job.get('batch')} x {job.get('seq')} tokens, x {job.get('accumulate', 1)}"),
         ("travelled in", str(job.get("dtype"))),
@@ -361,21 +476,40 @@ def _card(
     if job.get("lora"):
         rows.append(("adapters", f"LoRA, {job['lora']}" + ("" if base else ", merged")))
     if steps:
-        rows.append(("training loss", f"{steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}"))
+        rows.append(("training loss", f"{_loss(steps[0])} to {_loss(steps[-1])}"))
         rows.append(("tokens", f"{sum(r['tokens'] for r in steps):,}"))
         down, up = (sum(r[f"{way}_bytes"] for r in steps) for way in ("downlink", "uplink"))
         rows.append(("to and from devices", f"{down / 1e9:.3g} GB and {up / 1e9:.3g} GB"))
     if evals:
-        rows.append(
-            ("held-out loss", f"{evals[-1]['eval_loss']:.4f} after step {evals[-1]['step']}")
-        )
+        loss = _loss(evals[-1], "eval_loss")
+        rows.append(("held-out loss", f"{loss} after step {evals[-1]['step']}"))
+    if compared := _compared(steps):
+        rows.append(("compared with another run", compared))
     rows += facts.items()
     rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    library = f"peft\nbase_model: {base}" if base else "transformers"
+    library = f"peft\nbase_model: {base.name}" if base else "transformers"
+    fleet = any(r["downlink_bytes"] for r in steps)
+    where = "a fleet of devices" if fleet else "one machine"
     return (
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- cleave\n---\n\n"
         f"# {run.path.resolve().name}\n\n"
-        "Trained with Cleave on a fleet of devices: the same loss as on one machine.\n\n"
+        f"Trained with Cleave on {where}.\n\n"
         f"| | |\n| --- | --- |\n{table}\n"
     )
+
+
+def _loss(record: Mapping[str, Any], field: str = "loss") -> str:
+    return "not finite" if record[field] is None else f"{record[field]:.4f}"
+
+
+def _compared(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Return how far losses were from those of another run; empty where none was compared."""
+    apart = [
+        math.inf
+        if r["loss"] is None
+        else abs(r["loss"] - r["against_loss"]) / abs(r["against_loss"])
+        for r in steps
+        if r.get("against_loss")
+    ]
+    return f"losses of {len(apart)} steps are at most {max(apart):.1e} off" if apart else ""

@@ -8,6 +8,15 @@ from math import inf
 from typing import Any
 
 
+def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, float]:
+    """Return the held-out losses up to a step, by step; infinity where one was not finite."""
+    return {
+        record["step"]: inf if record["eval_loss"] is None else float(record["eval_loss"])
+        for record in records
+        if record.get("event") == "eval" and record["step"] <= step
+    }
+
+
 @dataclass(slots=True)
 class HeldOut:
     """Follows held-out losses.
@@ -24,9 +33,8 @@ class HeldOut:
     def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
         """Return where a run stood after a step, by its records."""
         found = cls()
-        for record in records:
-            if record.get("event") == "eval" and record["step"] <= step:
-                found.lowest(float(record["eval_loss"]))
+        for loss in losses_of(records, step).values():
+            found.lowest(loss)
         return found
 
     def lowest(self, loss: float) -> bool:

@@ -25,7 +25,6 @@ from cleave.fleet.selection import Kept, SelectiveFleet, Selector, measure_ps
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
 from cleave.planner.methods import Method
-from cleave.training.checkpoint import restore_rng, rng_state
 from cleave.training.data import Batch
 from cleave.training.job import FallbackMode, JobSpec, OffloadMode, Precision
 from cleave.training.journal import Journal, JournaledFleet
@@ -227,7 +226,6 @@ class JobFleet:
 
     def _new_staged(self) -> StagedModel | None:
         """Make what trains the model by stages, from its plain layers; None where it cannot be."""
-        random = rng_state()  # what is tried out is no part of the run
         restore(self._model)
         if self._checkpointing:
             disable_checkpointing(self._model)
@@ -248,7 +246,6 @@ class JobFleet:
                 enable_checkpointing(self._model)
             if self._tiles is not None:
                 send(self._model, self._tiles)
-            restore_rng(random)
 
 
 def _rows(batches: Sequence[Batch], packed: PackedBy | None) -> Rows:

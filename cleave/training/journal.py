@@ -39,9 +39,9 @@ import numpy as np
 
 from cleave.arrays import Array, Buffer, unpack
 from cleave.errors import CleaveError
+from cleave.files import is_ours, open_to_change, own_folder, sync_folder, write_all
 from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side
-from cleave.training.disk import DiskFullError, Patience, cannot_write, is_full, write_all
-from cleave.training.run_folder import sync_folder
+from cleave.training.disk import DiskFullError, Patience, cannot_write, is_full, remedy
 
 _MAGIC: Final = b"CLEAVEJ1"
 _HEADER: Final = struct.Struct("<II20sdQI")  # step, place, key, seconds, payload bytes and crc32
@@ -155,8 +155,9 @@ class Journal:
         """Open a checkpoint's file and read its whole records; remove other files."""
         path = _file_of(self.folder, base)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = FileIO(path, "r+" if path.exists() else "w+")
+            own_folder(self.folder)
+            self._set_aside(path)
+            file = open_to_change(path, _MAGIC)
             end = self._read(file)
             file.truncate(end)
             file.seek(end)
@@ -164,16 +165,27 @@ class Journal:
                 write_all(file, _MAGIC)
             sync_folder(self.folder)
             for other in self.folder.iterdir():
-                if _NAME.fullmatch(other.name) and other != path:
+                if other != path and _is_journal(other):
                     other.unlink()
         except OSError as error:
             kind = DiskFullError if is_full(error) else CleaveError
             raise kind(
                 f"the journal {str(path)!r} cannot be opened ({error.strerror}): "
-                f"free some space there, or go on with --no-journal"
+                f"{remedy(error)}, or go on with --no-journal"
             ) from error
         self._size_bytes = max(end, len(_MAGIC))
         return path, file
+
+    def _set_aside(self, path: Path) -> None:
+        """Rename a file that does not begin as a journal does: nothing of it is overwritten."""
+        if path.is_symlink() or not path.is_file() or is_ours(path, _MAGIC):
+            return
+        aside, number = path.with_name(f"{path.name}.other"), 1
+        while os.path.lexists(aside):
+            number += 1
+            aside = path.with_name(f"{path.name}.other-{number}")
+        path.rename(aside)
+        self._say(f"{path} is damaged or no journal; it is kept as {aside.name}")
 
     def _read(self, file: FileIO) -> int:
         """Note what a file holds; return how many of its bytes are whole records."""
@@ -592,6 +604,10 @@ def holds_beginning(folder: Path) -> bool:
         return False
 
 
+def _is_journal(path: Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None and is_ours(path, _MAGIC)
+
+
 def _file_of(folder: Path, base: int) -> Path:
     """Return the path of the file with the products since the checkpoint of step `base`."""
     return folder / f"step-{base:06d}.blocks"
@@ -599,10 +615,10 @@ def _file_of(folder: Path, base: int) -> Path:
 
 def discard(folder: Path) -> None:
     """Remove a journal, if there is one."""
-    if not folder.is_dir():
+    if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():
-        if _NAME.fullmatch(path.name):
+        if _is_journal(path):
             path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()

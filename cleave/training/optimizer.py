@@ -279,12 +279,10 @@ class Optimizer:
                 squares.append(torch.linalg.vector_norm(parameter.grad.mul_(unscaled)))
                 parameter.grad = None
 
-            random = torch.get_rng_state()
             loss = self._with_hooks(dict.fromkeys(self.parameters, note_norm), backward)
             if self.scale is not None and overflowed:
                 self.scale.overflowed()
                 return loss
-            torch.set_rng_state(random)
             norm = torch.linalg.vector_norm(torch.stack(squares)).item()
             if self.clip:  # as in torch.nn.utils.clip_grad_norm_
                 scale = min(1.0, self.clip / (norm + 1e-6)) if math.isfinite(norm) else math.nan

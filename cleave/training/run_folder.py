@@ -7,16 +7,17 @@ checkpoints/     see `checkpoint`
 best/            the checkpoint with the lowest held-out loss, if that is kept
 metrics.jsonl    one JSON object per line, written as the run goes
 loss.png         the curve, drawn from the metrics
+lock             is locked, and names the process, while one uses the folder
 """
 
+import errno
 import io
 import json
 import math
 import os
-import secrets
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from io import FileIO
@@ -24,7 +25,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.disk import cannot_write, write_all
+from cleave.files import (
+    LOCK,
+    Lock,
+    LockedError,
+    make_folder,
+    new_folder,
+    open_to_append,
+    refuse_link,
+    write_all,
+    write_atomically,
+)
+from cleave.training.disk import cannot_write
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run's checkpoints, within it."""
@@ -32,35 +44,19 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 """The folder of the checkpoint with the lowest held-out loss, within it."""
 
+JOURNAL = "journal"
+"""The folder of finished products, within it; see `cleave.training.journal`."""
 
-def sync_folder(folder: Path) -> None:
-    """Make renames and new names in `folder` survive a power loss (where the system can)."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+DESCRIPTION = "model"
+"""The folder that describes a run's model, within it."""
 
+OWN_FOLDERS = (CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "tensorboard", "wandb", "ray")
+"""The folders of a run folder that are written into, and so are no links."""
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: at any time, a reader sees the old file or the new one.
-
-    The folder is created if it is missing. Raises OSError, and then leaves no file behind.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+_NO_LOCKS = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT,  # one that is only read
+    errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class RunFolder:
         while True:
             path = root / (stem if attempt == 1 else f"{stem}-{attempt}")
             try:
-                path.mkdir(parents=True)
+                new_folder(path)
             except FileExistsError:
                 if name is not None:
                     raise _taken(path) from None
@@ -107,8 +103,42 @@ class RunFolder:
 
     def remove_if_empty(self) -> None:
         """Remove the folder if nothing was written into it, as where the run was refused."""
-        if self.path.is_dir() and not any(self.path.iterdir()):
+        if self.path.is_dir() and {each.name for each in self.path.iterdir()} <= {LOCK}:
+            (self.path / LOCK).unlink(missing_ok=True)
             self.path.rmdir()
+
+    @contextmanager
+    def lock(self, wait_s: float = 0.0, advice: str = "") -> Iterator[str]:
+        """Return a context manager in which no other process may use the folder.
+
+        It yields an empty text, or why the folder cannot be locked: it may be one that this user
+        only reads, or on a file system without locks.
+
+        Args:
+            wait_s: how long to wait for a process that uses it.
+            advice: what a user can do besides while another process uses it.
+
+        Raises:
+            UsageError: when another process uses it.
+            CleaveError: when something in it is a link, or was not written by Cleave.
+        """
+        try:
+            for name in OWN_FOLDERS:
+                refuse_link(self.path / name)
+            make_folder(self.path)
+            lock = Lock(self.path / LOCK, wait_s)
+        except LockedError as error:
+            raise UsageError(
+                f"{error.holder} uses the run folder {str(self.path)!r}: wait until that ends, or "
+                f"stop it{advice}"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise cannot_write(Path(error.filename or self.path), error) from error
+            yield error.strerror or str(error)
+            return
+        with lock:
+            yield ""
 
     @property
     def config_path(self) -> Path:
@@ -153,7 +183,7 @@ class RunFolder:
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
-            with self.metrics_path.open("ab", buffering=0) as file:
+            with open_to_append(self.metrics_path) as file:
                 _append_whole(file, line.encode())
         except OSError as error:
             raise cannot_write(self.metrics_path, error) from error
@@ -175,17 +205,30 @@ class RunFolder:
     def rewind(self, step: int) -> None:
         """Restore the metrics to those after `step`, before the run goes on from there.
 
-        Drops lines that a crash damaged or cut short, and every record with a later "step".
+        Drops lines that a crash damaged or cut short, every record of a later step, and the plot
+        where it shows one.
+
+        Raises:
+            CleaveError: when the metrics cannot be written, or something else is in their place.
         """
+        lines = list(self._lines())
         kept = [
             line
-            for line, record in self._lines()
+            for line, record in lines
             if record is not None and line.endswith(b"\n") and not _is_later(record, step)
         ]
         if not self.metrics_path.exists():
             return
+        begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")  # which a power loss leaves
+        if begin and not begin.startswith(b'{"') and not any(record for _, record in lines):
+            raise CleaveError(
+                f"{str(self.metrics_path)!r} does not hold the metrics of a run: move it away"
+            )
         try:
+            refuse_link(self.metrics_path)
             write_atomically(self.metrics_path, b"".join(kept))
+            if any(record is not None and _is_later(record, step) for _, record in lines):
+                self.plot_path.unlink(missing_ok=True)
         except OSError as error:
             raise cannot_write(self.metrics_path, error) from error
 
@@ -260,7 +303,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_later(record: dict[str, Any], step: int) -> bool:
-    recorded = record.get("step")
+    recorded = record.get("steps" if record.get("event") == "done" else "step")
     return isinstance(recorded, int | float) and recorded > step
 
 

@@ -37,6 +37,8 @@ class JobRequest:
         name: the name of a new run folder; empty for one made from the time.
         restart: with `resume`, whether to begin again at step 1 if no checkpoint is whole.
         begin: with `resume`, whether to begin at step 1 if the run never wrote a checkpoint.
+        accept_changes: with `resume`, whether the run goes on with other data than it had, see
+            `cleave.training.trainer.train`.
     """
 
     job: Mapping[str, Any]
@@ -44,6 +46,7 @@ class JobRequest:
     name: str = ""
     restart: bool = False
     begin: bool = False
+    accept_changes: bool = False
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> JobRequest:
@@ -54,16 +57,19 @@ class JobRequest:
         """
         job, resume, name = values.get("job"), values.get("resume", ""), values.get("name", "")
         restart, begin = values.get("restart", False), values.get("begin", False)
+        accept = values.get("accept_changes", False)
         texts = isinstance(resume, str) and isinstance(name, str)
-        bools = isinstance(restart, bool) and isinstance(begin, bool)
+        bools = all(isinstance(value, bool) for value in (restart, begin, accept))
         if not isinstance(job, dict) or not texts or not bools:
             raise UsageError(
-                "a submitted job is a map with `job`, `resume` or `name` as text, and `restart` "
-                "and `begin` as true or false"
+                "a submitted job is a map with `job`, `resume` or `name` as text, and `restart`, "
+                "`begin` and `accept_changes` as true or false"
             )
         if restart and not resume:
             raise UsageError("--restart goes with --resume: which run is to begin again?")
-        return cls(job, resume, name, restart, begin)
+        if accept and not resume:
+            raise UsageError("--accept-changes goes with --resume: which run is to go on?")
+        return cls(job, resume, name, restart, begin, accept)
 
     def restarts(self) -> bool:
         """Say whether a resumed run begins again at step 1 where no checkpoint is whole."""
@@ -241,7 +247,14 @@ class JobRunner:
         check_memory(spec, self.servers)
         if request.resume:
             folder = RunFolder(Path(request.resume))
-            train(spec, folder, context, resume=True, restart=request.restarts())
+            train(
+                spec,
+                folder,
+                context,
+                resume=True,
+                restart=request.restarts(),
+                accept_changes=request.accept_changes,
+            )
             return
         dataset = prepare(spec, context)  # a job that is refused leaves no folder
         patience = context.patience(lambda: 0)

@@ -43,6 +43,9 @@ class SharedSteps:
         fleet: of this server; None where it computes itself.
         clock: in seconds.
         say: called, on the first server, when sequences are dealt in another way.
+
+    Attributes:
+        first_row: the number, within the step, of the first sequence of this server's part.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class SharedSteps:
         self._dealer = Dealer()
         self._say = say
         self._deserted_since_s: float | None = None
+        self.first_row = 0
 
     @property
     def several(self) -> bool:
@@ -82,6 +86,7 @@ class SharedSteps:
         dealt = self._dealer.next(rows, speeds)
         if dealt != before and not self._ranks.rank:
             self._say(f"the servers do {' + '.join(map(str, dealt))} sequences of each step")
+        self.first_row = sum(dealt[: self._ranks.rank])
         return part_of(batches, dealt, self._ranks.rank)
 
     def turns(self) -> tuple[int, int | None, int]:

@@ -15,8 +15,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from cleave.files import writable_folder, write_all
 from cleave.training.checkpoint import bytes_of
-from cleave.training.disk import Patience, cannot_write, write_all
+from cleave.training.disk import Patience, cannot_write
 
 LEAST_BYTES: Final = 2**20
 """Smaller tensors stay in memory: a file for each costs more than it saves."""
@@ -83,8 +84,6 @@ def check_folder(folder: Path) -> None:
         CleaveError: when that is not possible.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        writable_folder(folder)
     except OSError as error:
         raise cannot_write(folder, error) from error

@@ -11,11 +11,11 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cleave.errors import UsageError
+from cleave.files import write_atomically
 from cleave.machine.cache_folder import cache_folder
 from cleave.training.conversations import Completion, Conversation, Message, Template, rendered
 from cleave.training.data import Tokens, python_fingerprint
 from cleave.training.documents import read_documents
-from cleave.training.run_folder import write_atomically
 
 _END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_ID = 0  # the trainer numbers special tokens first

@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from typing import Any, Final, Protocol, Self
 
 from cleave.errors import UsageError
+from cleave.files import own_folder, refuse_link, write_atomically
 from cleave.training.job import JobSpec
 from cleave.training.records import EvalRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder, write_atomically
+from cleave.training.run_folder import RunFolder
 
 _WANDB_ID: Final = "wandb-run-id"
 """The file of a run folder by which a resumed run goes on with its curves."""
@@ -136,6 +137,7 @@ class _TensorBoard:
     def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        own_folder(run.path / "tensorboard")
         # What was drawn of steps that are done again is not shown.
         self._writer: Any = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
 
@@ -159,6 +161,7 @@ class _Wandb:
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
             raise UsageError("it has no key here; run `wandb login`, or set WANDB_MODE=offline")
         kept = run.path / _WANDB_ID
+        refuse_link(run.path / "wandb")
         if not kept.is_file():
             write_atomically(kept, secrets.token_hex(4).encode())
         self._run: Any = wandb.init(

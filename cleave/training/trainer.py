@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -38,9 +37,9 @@ from cleave.training.checkpoint import (
     WEIGHTS,
     DamagedCheckpointError,
     LoadedCheckpoint,
+    held_steps,
     load_latest,
-    restore_rng,
-    rng_state,
+    remove_checkpoints,
     save_checkpoint,
     set_aside,
 )
@@ -57,8 +56,10 @@ from cleave.training.data import (
 )
 from cleave.training.disk import Patience
 from cleave.training.documents import read_documents
+from cleave.training.dropout import Chance
 from cleave.training.export import keep_description
-from cleave.training.held_out import HeldOut
+from cleave.training.fingerprint import FINGERPRINTS, Fingerprints, in_words
+from cleave.training.held_out import HeldOut, losses_of
 from cleave.training.job import (
     MAY_CHANGE,
     FallbackMode,
@@ -93,7 +94,7 @@ from cleave.training.records import (
     StepRecord,
     to_dict,
 )
-from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
+from cleave.training.run_folder import BEST, CHECKPOINTS, JOURNAL, RunFolder
 from cleave.training.schedule import Decay, Schedule
 from cleave.training.shared_steps import SharedSteps
 from cleave.training.shared_weights import SharedWeights
@@ -110,7 +111,9 @@ from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _TOKENIZER_SIZE = 4096
-JOURNAL = "journal"
+_ALL: Final = 2**31  # checkpoints that are kept
+_LEAVES_S: Final = 60.0  # in which processes of servers that are started again have ended
+_BY_CONTENT: Final = ("model", "data", "eval_data")  # settings that are paths, see `Fingerprints`
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,7 @@ class Dataset:
     source: ModelSource
     tokenizer: TextTokenizer
     corpus: Corpus
+    fingerprints: Fingerprints
 
 
 def prepare(job: JobSpec, context: TrainContext) -> Dataset:
@@ -189,7 +193,8 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
         progress=note,
     )
     corpus.check(job.seq)
-    return Dataset(source, tokenizer, corpus)
+    fingerprints = Fingerprints.of(corpus, tokenizer, source.folder)
+    return Dataset(source, tokenizer, corpus, fingerprints)
 
 
 def train(
@@ -199,9 +204,10 @@ def train(
     *,
     resume: bool = False,
     restart: bool = False,
+    accept_changes: bool = False,
     dataset: Dataset | None = None,
 ) -> DoneRecord:
-    """Train a model as the job says.
+    """Train a model as the job says. No other process uses the run folder meanwhile.
 
     Args:
         job: what to train.
@@ -209,17 +215,60 @@ def train(
         context: the fleet, and what is called with reports.
         resume: whether to go on from the newest whole checkpoint in `run`.
         restart: whether to begin again at step 1 if there is no such checkpoint.
+        accept_changes: whether to resume although data, tokenizer, chat template, model
+            configuration or frozen weights are not those that the run had.
         dataset: the result of `prepare`, if that was called already.
 
     Raises:
         CleaveError: for every problem that the user can solve; no half-written file is left.
     """
-    dataset = dataset or prepare(job, context)
+    with _locked(run, context):
+        dataset = dataset or prepare(job, context)
+        return _train(job, run, context, dataset, resume, restart, accept_changes)
+
+
+@contextmanager
+def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
+    """Return a context manager in which no other process uses a run folder.
+
+    Of several servers the first has the lock. They may have been started again, and the processes
+    before them end a little later.
+
+    Raises:
+        CleaveError: on every server, when another process uses it.
+    """
+    ranks, refused = context.ranks, ""
+    wait_s = _LEAVES_S if ranks.count > 1 else 0.0
+    with ExitStack() as held:
+        if not ranks.rank:
+            patience = context.patience(lambda: 0)
+            try:
+                why = patience.insist(lambda: held.enter_context(run.lock(wait_s)))
+            except CleaveError as error:
+                refused = str(error)
+            else:
+                if why:
+                    context.report(NoteRecord(f"{run.path} is not locked ({why}); use it once"))
+        if refused := ranks.agree(refused)[0]:
+            raise CleaveError(refused)
+        yield
+
+
+def _train(
+    job: JobSpec,
+    run: RunFolder,
+    context: TrainContext,
+    dataset: Dataset,
+    resume: bool,
+    restart: bool,
+    accept_changes: bool,
+) -> DoneRecord:
     damaged: list[DamagedCheckpointError] = []
     checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append) if resume else None
     _check_alike(context.ranks, checkpoint, dataset)
+    changed: list[str] = []
     if checkpoint is not None:
-        _check_same(checkpoint, job, dataset.tokenizer)
+        changed = _changes(checkpoint, job, dataset, context, accepted=accept_changes)
     elif resume and not restart:
         _check_start(job, run, damaged)
     for fault in damaged if not context.ranks.rank else ():
@@ -246,19 +295,29 @@ def train(
     trainer = Trainer(job, spec, model, dataset, run, context, base)
     try:
         if checkpoint is not None:
-            trainer.restore(checkpoint)
-            trainer.write(lambda: run.rewind(base))
+            trainer.restore(checkpoint, changed, accept_changes=accept_changes)
             context.report(NoteRecord(f"resuming after step {checkpoint.step}"))
         elif resume:
             context.report(NoteRecord("no checkpoint is there: starting from the beginning"))
-            trainer.write(lambda: run.rewind(0))
+        if resume:
+            trainer.wind_back(comparable=_comparable(checkpoint, job, changed))
         trainer.write(lambda: run.write_config(job.to_dict()))
         described = model, dataset.source, dataset.tokenizer
-        trainer.write(lambda: keep_description(run.path, *described))
+        anew = bool(changed) or (resume and not base)
+        trainer.write(lambda: keep_description(run.path, *described, anew=anew))
         return trainer.run()
     finally:
         trainer.close()
         restore(model)
+
+
+def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequence[str]) -> bool:
+    """Return whether held-out losses are of the same text as those before a checkpoint."""
+    if checkpoint is None:
+        return False
+    before: Mapping[str, Any] = checkpoint.meta.get("job", {})
+    same_batches = before.get("eval_batches", job.eval_batches) == job.eval_batches
+    return same_batches and "held_out" not in changed
 
 
 def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
@@ -291,13 +350,9 @@ def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dat
     """
     if ranks.count == 1:
         return
-    text = hashlib.sha256()
-    for tokens in (dataset.corpus.train, dataset.corpus.validation):
-        text.update(tokens.data)
     everyone = ranks.agree(
         {
-            "text": text.hexdigest(),
-            "tokenizer": dataset.tokenizer.fingerprint,
+            **asdict(dataset.fingerprints),
             "checkpoint": checkpoint.step if checkpoint is not None else None,
         }
     )
@@ -305,8 +360,9 @@ def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dat
         for name, value in each.items():
             if value != everyone[0][name]:
                 raise CleaveError(
-                    f"server {rank + 1} has another {name} than the first one; model, data and "
-                    f"run folder must be the same on all, as in a folder that all of them see"
+                    f"server {rank + 1} has another {name.replace('_', '-')} than the first one; "
+                    f"model, data and run folder must be the same on all, as in a folder that all "
+                    f"of them see"
                 )
 
 
@@ -333,6 +389,7 @@ class Trainer:
         self.context = context
         self.patience = context.patience(lambda: self.step)
         self.ranks = context.ranks
+        self.chance = Chance.of(model, job.seed)
         memory = memory_mode(job, model, self.ranks.count)
         sharded = MemoryMode.SHARDED.value
         if sharded in self.ranks.agree(memory.value):  # all share weights, or none does
@@ -376,12 +433,13 @@ class Trainer:
         self.model = model.train()
         self._frozen = frozen_digest(model)
         self.corpus = dataset.corpus
-        self.tokenizer = dataset.tokenizer
+        self.fingerprints = dataset.fingerprints
         self.folder = run
         self.trackers = Trackers({}, self._note)
         self.saved: int | None = None  # the step of the last checkpoint
         self.saved_s = context.clock()
         self.heldout = HeldOut()
+        self.kept_loss = math.inf  # of the checkpoint in best/
         self.compared = ComparedRun()
         self.loader = BatchLoader(
             self.corpus.train,
@@ -527,14 +585,13 @@ class Trainer:
         if self.journal is not None:
             self.journal.begin(self.step)
         rate, factor = self.schedule.rate(self.step), self._factor
-        data, random = self.loader.state(), rng_state()
+        data = self.loader.state()
         batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
         try:
             with self.fleet.counting_tasks() if self.fleet else nullcontext():
                 loss = self._update(rate, batches)
         except AbandonedError:
             self.loader.restore(data)
-            restore_rng(random)
             self.optimizer.forget_gradients()
             raise
         wall_s = time.perf_counter() - began_s
@@ -603,14 +660,16 @@ class Trainer:
             batches: all micro-batches of the step, or those of this server.
             learned: the tokens of the whole step that are learned.
         """
-        total = 0.0
+        total, first = 0.0, self.shared.first_row
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
-                with self._gathered(left):
+                count = len(batch.ids)
+                with self._gathered(left), self.chance.of_pass(self.step, first, count):
                     loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
                     with self.optimizer.last_pass() if not left else nullcontext():
                         (loss * self._factor).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
+                first += count
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
@@ -706,6 +765,7 @@ class Trainer:
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
             self._note(f"checkpoint written to {path}")
         self.saved, self.saved_s = self.step, self.context.clock()
+        self._remove_old_best()
         if self.journal is not None:
             self.journal.covered(self.step)
 
@@ -728,7 +788,7 @@ class Trainer:
         return {
             "job": self.job.to_dict(),
             FROZEN: self._frozen,
-            "tokenizer": self.tokenizer.fingerprint,
+            FINGERPRINTS: asdict(self.fingerprints),
             "epoch": loader.epoch,
             "position": loader.position,
             **({LOSS_SCALE: self.optimizer.scale.state()} if self.optimizer.scale else {}),
@@ -737,8 +797,22 @@ class Trainer:
     def _judge(self, loss: float) -> None:
         """Report a held-out loss; keep a checkpoint of the lowest, if that is wanted."""
         self._report(EvalRecord(self.step, loss))
-        if self.ranks.agree(self.heldout.lowest(loss))[0] and self.job.keep_best:
-            self._save(BEST, keep=1)
+        self.heldout.lowest(loss)
+        if self.job.keep_best and self.ranks.agree(loss < self.kept_loss)[0]:
+            self._save(BEST, keep=_ALL)
+            self.kept_loss = loss
+            self._remove_old_best()
+
+    def _remove_old_best(self) -> None:
+        """Keep the best checkpoint, and the best of those that the newest checkpoint may need.
+
+        A run that is killed goes on from its newest checkpoint, and a later best is removed then.
+        """
+        if self.ranks.rank:
+            return
+        held = held_steps(self.folder.path / BEST)
+        kept = {*held[:1], *[step for step in held if step <= (self.saved or 0)][:1]}
+        remove_checkpoints(self.folder.path / BEST, lambda step: step not in kept)
 
     def _has_stalled(self) -> bool:
         """Say whether training is to stop because the held-out loss falls no more."""
@@ -760,19 +834,30 @@ class Trainer:
         return {
             **{WEIGHTS + name: values for name, values in weights.items()},
             **self.optimizer.tensors(),
-            **(rng_state() if first else {}),
         }
 
     def _checkpoint_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
-    def restore(self, checkpoint: LoadedCheckpoint) -> None:
+    def restore(
+        self, checkpoint: LoadedCheckpoint, changed: Sequence[str], *, accept_changes: bool
+    ) -> None:
         """Load the state of a checkpoint and go on from there.
+
+        Args:
+            checkpoint: the checkpoint.
+            changed: the fingerprints that are others now. Another text is read from its beginning.
+            accept_changes: whether frozen weights may be others.
 
         Raises:
             CleaveError: when the checkpoint is of another model.
         """
-        check_frozen(self.model, checkpoint.meta, self.job.model)
+        try:
+            check_frozen(self.model, checkpoint.meta, self.job.model)
+        except CleaveError:
+            if not accept_changes:
+                raise
+            self._note("going on beside other frozen weights than until now")
         load_trained(self.model, checkpoint.tensors, self.job.model)
         self._share_weights()  # before there are moments
         scale = self.optimizer.scale
@@ -780,10 +865,25 @@ class Trainer:
             scale.restore(checkpoint.meta.get(LOSS_SCALE))
         if scale.updates if scale is not None else checkpoint.step:  # before that it has no state
             self.optimizer.load_tensors(checkpoint.tensors)
-        restore_rng(checkpoint.tensors)
-        self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
+        if "text" not in changed:
+            self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
         self.step = self.saved = checkpoint.step
-        self.heldout = HeldOut.of(self.folder.records(), self.step)
+
+    def wind_back(self, *, comparable: bool) -> None:
+        """Remove what later steps left: records, plot, best checkpoint. Find the best before them.
+
+        Args:
+            comparable: whether held-out losses until now are of the same text as later ones.
+        """
+        self.write(lambda: self.folder.rewind(self.step))
+        if not self.ranks.rank:
+            remove_checkpoints(self.folder.path / BEST, lambda best: best > self.step)
+        self.ranks.agree(None)  # the first server has done that
+        if comparable:
+            self.heldout = HeldOut.of(self.folder.records(), self.step)
+            losses = losses_of(self.folder.records(), self.step)
+            best = held_steps(self.folder.path / BEST)
+            self.kept_loss = losses.get(best[0], math.inf) if best else math.inf
 
     def _share_weights(self) -> None:
         """Keep only the weights that this server owns from now on, where that is wanted."""
@@ -848,19 +948,45 @@ def _open_journal(
     return Journal(folder, base, say=say, clock=context.clock, patience=patience)
 
 
-def _check_same(checkpoint: LoadedCheckpoint, job: JobSpec, tokenizer: TextTokenizer) -> None:
-    """Refuse a resumed run with other settings or another tokenizer: its losses would differ."""
-    saved: dict[str, Any] = checkpoint.meta.get("job", {})
+def _changes(
+    checkpoint: LoadedCheckpoint,
+    job: JobSpec,
+    dataset: Dataset,
+    context: TrainContext,
+    *,
+    accepted: bool,
+) -> list[str]:
+    """Return which fingerprints are not those that a checkpoint was made with.
+
+    Raises:
+        CleaveError: when settings are others, or fingerprints and that was not accepted: losses
+            would differ.
+    """
+    meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
+    saved: dict[str, Any] = meta.get("job", {})
     for setting in fields(JobSpec):
         # Checkpoints from before a setting was there were made with its default.
         before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
-        if setting.name not in MAY_CHANGE and before != now:
+        by_content = setting.name in _BY_CONTENT and (accepted or known is not None)
+        if setting.name not in MAY_CHANGE and before != now and not by_content:
             raise CleaveError(
                 f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
                 f"resume with the same settings, or start a new run without --resume"
             )
-    if checkpoint.meta.get("tokenizer") != tokenizer.fingerprint:
-        raise CleaveError(
-            "the checkpoint was made with another tokenizer; resume on the machine, or with the "
-            "Python version, that it was made with"
+    if known is None:  # an earlier version began it
+        known = {"tokenizer": meta.get("tokenizer")}
+        context.report(
+            NoteRecord(
+                "whether the data is the same is not known: an earlier version began the run"
+            )
         )
+    changed = dataset.fingerprints.changed(known)
+    if changed and not accepted:
+        raise CleaveError(
+            f"this run has had {in_words(changed)} until step {checkpoint.step}; put back what it "
+            f"had (the built-in tokenizer and text are those of one Python version), or give "
+            f"--accept-changes to go on with what is there now"
+        )
+    if changed:
+        context.report(NoteRecord(f"going on with {in_words(changed)} than until now"))
+    return changed

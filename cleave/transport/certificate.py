@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError
+from cleave.files import make_folder, open_to_change, write_atomically
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -28,6 +28,7 @@ RENEWED: Final = timedelta(days=90)
 """It is renewed when a server starts less than this before its end."""
 
 _CLOCKS_DIFFER: Final = timedelta(days=1)
+_BEGIN: Final = b"-----BEGIN "
 _NAME_LENGTH: Final = 64  # of a common name, at most
 
 
@@ -86,15 +87,13 @@ def kept(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path
     """
     path = folder / FILE_NAME
     try:
-        if path.exists():
-            path.chmod(0o600)
-            if _serves(path.read_bytes(), needed, now):
-                return path
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        written, temporary = tempfile.mkstemp(dir=folder, prefix=".tls-")  # its mode is 0600
-        with os.fdopen(written, "wb") as file:
-            file.write(make(names, now))
-        os.replace(temporary, path)
+        make_folder(folder, 0o700)
+        if os.path.lexists(path):
+            with open_to_change(path, _BEGIN, 0o600) as file:
+                path.chmod(0o600)
+                if _serves(file.readall(), needed, now):
+                    return path
+        write_atomically(path, make(names, now), 0o600)
     except OSError as error:
         raise UsageError(
             f"the certificate cannot be kept in {folder} ({error.strerror}); give a folder that "

@@ -11,10 +11,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import importlib.util
-import os
 import re
 import ssl
-import tempfile
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cleave.errors import UsageError
+from cleave.files import private_file
 from cleave.transport import addresses, certificate
 
 _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
@@ -227,13 +226,8 @@ def _with_own(host: str, security: Security, now: datetime) -> Exposure:
 
 def _load(context: Any, pem: bytes) -> None:
     """Load a key that is not kept: OpenSSL reads files only, so write a temporary one."""
-    written, path = tempfile.mkstemp(prefix="cleave-tls-")  # its mode is 0600
-    try:
-        with os.fdopen(written, "wb") as file:
-            file.write(pem)
+    with private_file(pem, "cleave-tls-") as path:
         context.load_cert_chain(path)
-    finally:
-        os.unlink(path)
 
 
 def _der(pem: bytes) -> bytes:

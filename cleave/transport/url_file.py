@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from cleave.errors import UsageError
+from cleave.files import private_file
 from cleave.transport.connect import plain_reason
 
 _COMMAND: Final = re.compile(r"cleave join '([^']+)'")
@@ -20,13 +19,8 @@ _COMMAND: Final = re.compile(r"cleave join '([^']+)'")
 def url_file(url: str) -> Iterator[str]:
     """Write a join URL to a file that only this account can read; yield `@FILE`; delete the
     file."""
-    written, path = tempfile.mkstemp(prefix="cleave-join-")  # its mode is 0600
-    try:
-        with os.fdopen(written, "w") as file:
-            file.write(url)
+    with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
-    finally:
-        os.unlink(path)
 
 
 def read_url(text: str) -> str:

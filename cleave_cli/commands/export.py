@@ -29,6 +29,10 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="Of --lora: the whole model, adapters merged into it.")
     ] = False,
+    while_training: Annotated[
+        bool,
+        typer.Option("--while-training", help="Of a run that goes on; give FOLDER as well."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Write a run's model as a folder that transformers loads: from_pretrained(FOLDER).
@@ -49,8 +53,23 @@ def export(
     held = RunFolder(run)
     into = folder or run / "export"
     done = export_run(
-        held, into, step=step, best=best, dtype=dtype, merge=merge, facts=_facts(held)
+        held,
+        into,
+        step=step,
+        best=best,
+        dtype=dtype,
+        merge=merge,
+        while_training=while_training,
+        facts=_facts(held),
     )
+    if done.remark:
+        typer.echo(done.remark, err=True)
+    if not done.whole:
+        typer.echo(
+            "adapter_config.json names the folder of the base model, which peft needs; put the "
+            "model's public name there before you publish the adapters",
+            err=True,
+        )
     if as_json:
         found = {"folder": str(done.folder), "step": done.step, "parameters": done.parameters}
         typer.echo(json.dumps({**found, "dtype": done.dtype, "adapters": not done.whole}))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cleave.errors import UsageError, not_installed
+from cleave.files import writable_folder, write_output
 from cleave_cli.simulating import Jobs, RayAddress, simulation_progress
 
 
@@ -53,8 +54,7 @@ def study(
         raise not_installed("a report with figures", "matplotlib", "train") from None
     by = workers(jobs, ray)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "report.md").touch()  # said before a minute's work, not after it
+        writable_folder(out)  # said before a minute's work, not after it
     except OSError as error:
         raise UsageError(f"cannot write into {out}: {error.strerror}") from None
     scope = small() if quick else published()
@@ -66,7 +66,7 @@ def study(
             save_all(out, found)
             text = report(found, figures, (name for name, _, _ in tornado_files(found)))
             text = marked_quick(text) if quick else text
-            (out / "report.md").write_text(text, encoding="utf-8")
+            write_output(out / "report.md", text.encode())
         except OSError as error:
             raise UsageError(f"cannot write into {out}: {error.strerror}") from None
     if as_json:

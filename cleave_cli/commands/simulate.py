@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cleave.errors import UsageError, not_installed
+from cleave.files import writable_folder
 from cleave_cli.render.form import Csv, Form, form_of, write_csv
 from cleave_cli.render.sweep import Churn, show_sweep
 from cleave_cli.simulating import Jobs, RayAddress, simulation_progress
@@ -221,8 +222,7 @@ def paper(
     if (policy := CodingPolicy.of(coding)) is not CodingPolicy.OFF:
         policies.append(policy)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "report.md").touch()  # said before minutes of work, not after them
+        writable_folder(out)  # said before minutes of work, not after them
         planned = [paper_cells(scope, seed, thorough=thorough, coding=each) for each in policies]
         with simulation_progress(sum(len(each.every) for each in planned)) as progress:
             plain, *coded = [

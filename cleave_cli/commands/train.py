@@ -31,6 +31,7 @@ _NOT_OF_THE_JOB = (
     "name",
     "resume",
     "restart",
+    "accept_changes",
     "attach",
     "grid",
     "servers",
@@ -169,6 +170,13 @@ def train(
         bool,
         typer.Option("--restart", help="With --resume: from step 1 if none is whole."),
     ] = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="With --resume: go on although the data, tokenizer or model is another.",
+        ),
+    ] = False,
     servers: Annotated[
         int, typer.Option(help="Servers that share the work, each with a part of the devices.")
     ] = 1,
@@ -276,6 +284,8 @@ def train(
     request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
     if restart:
         request["restart"] = True
+    if accept_changes:
+        request["accept_changes"] = True
     if server:
         _on_server(server, request, attach, where, grid, display)
     else:

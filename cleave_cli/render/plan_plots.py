@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cleave.errors import UsageError, not_installed
+from cleave.files import save_figure
 from cleave.planner.stage_prediction import in_seconds
 from cleave_cli.options import counted
 from cleave_cli.render.plan_methods import crossing_text
@@ -45,7 +46,7 @@ def _figure(width: float, height: float) -> Figure:
 
 def _save(figure: Figure, path: Path) -> None:
     try:
-        figure.savefig(path, dpi=150)
+        save_figure(figure, path, 150)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot write {path}: {reason}") from None

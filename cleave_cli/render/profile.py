@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cleave.errors import UsageError, not_installed
+from cleave.files import save_figure
 from cleave_cli.options import human_bytes
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def plot(path: Path, profile: DeviceProfile) -> None:
     _plot_sustained(sustained, profile)
     figure.suptitle(f"{profile.title} ({profile.name})")
     try:
-        figure.savefig(path, dpi=120)
+        save_figure(figure, path, 120)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot write {path}: {reason}") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from cleave.errors import UsageError
+from cleave.files import write_output
 
 _DOT_PIXELS: Final = 8  # of a picture: sharp on a screen and on paper
 
@@ -29,8 +30,9 @@ def write_qr_png(text: str, path: Path) -> None:
     import segno
 
     try:
-        with path.open("wb") as file:
-            segno.make(text, error="m", micro=False).save(file, kind="png", scale=_DOT_PIXELS)
+        image = io.BytesIO()
+        segno.make(text, error="m", micro=False).save(image, kind="png", scale=_DOT_PIXELS)
+        write_output(path, image.getvalue())
     except OSError as error:
         raise UsageError(
             f"--png {path} cannot be written ({error.strerror}); name a file in a folder of yours"

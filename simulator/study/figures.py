@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from cleave.energy.tornado_plot import draw_tornado
+from cleave.files import save_figure
 from simulator.study.cells import quantity
 from simulator.study.conditions import CARBON_CLAIM, ENERGY_CLAIM
 from simulator.study.dependence import UTILISATIONS
@@ -80,7 +81,7 @@ def save_energy(path: Path, found: Sequence[SetupStudy]) -> None:
         axes.set(title=study.setup.name, xlabel=f"Wh for {study.setup.steps} steps")
         axes.set_xlim(right=1.15 * axes.get_xlim()[1])
         axes.legend(names.values(), names, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, dpi=_DPI)
+    save_figure(figure, path, _DPI)
 
 
 _COLOURS = (
@@ -122,7 +123,7 @@ def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
         "bars: over all conditions; dots: central case; green: as claimed; grey: does not fit",
         fontsize=10,
     )
-    figure.savefig(path, dpi=_DPI)
+    save_figure(figure, path, _DPI)
 
 
 def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
@@ -143,7 +144,7 @@ def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
             ylabel="J of the GPU over J of the devices",
         )  # fmt: skip
         axes.legend(fontsize=7)
-    figure.savefig(path, dpi=_DPI)
+    save_figure(figure, path, _DPI)
 
 
 def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
@@ -165,7 +166,7 @@ def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # more labels would overlap
         axes.yaxis.set_minor_formatter("{x:g}")
-    figure.savefig(path, dpi=_DPI)
+    save_figure(figure, path, _DPI)
 
 
 def _fitting(study: SetupStudy) -> list[Judged]:

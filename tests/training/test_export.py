@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import cleave
 from cleave.errors import UsageError
+from cleave.training import export
 from cleave.training.checkpoint import load_latest
 from cleave.training.export import export_run
 from cleave.training.job import JobSpec
@@ -49,6 +52,16 @@ def check_weights(model: Any, run: RunFolder) -> None:
         assert torch.equal(parameter, checkpoint.tensors[f"model.{name}"]), name
 
 
+def check_others_may_have(folder: Path, private: Path, *, but: str = "") -> None:
+    """All files are as readable as any, and none says where on this machine something is."""
+    plain = folder.parent / "plain"
+    plain.touch()
+    for path in folder.iterdir():
+        assert path.stat().st_mode == plain.stat().st_mode, path
+        if path.suffix in (".json", ".md", ".jinja") and path.name != but:
+            assert str(private) not in path.read_text(), path
+
+
 def test_a_model_of_the_registry(tmp_path: Path, corpus_file: Path) -> None:
     """Its head is its embedding; and the tokenizer is the built-in one."""
     run = trained(tmp_path, corpus_file, "opt-nano")
@@ -67,7 +80,10 @@ def test_a_model_of_the_registry(tmp_path: Path, corpus_file: Path) -> None:
     found = model.generate(torch.tensor([ids]), max_new_tokens=4, do_sample=False)
     assert found.shape == (1, len(ids) + 4)
     card = (folder / "README.md").read_text()
-    assert f"| data | {corpus_file} |" in card
+    assert f"| data | {corpus_file.name} |" in card
+    assert "Trained with Cleave on one machine." in card
+    assert "same loss" not in card
+    check_others_may_have(folder, tmp_path)
     assert "| steps | 2 of 2 |" in card
     assert "library_name: transformers" in card
 
@@ -79,7 +95,10 @@ def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: 
     small: Any = small_model("llama", vocab_size=300)
     small.save_pretrained(source)
     default_tokenizer(vocab_size=300).library_tokenizer.save(str(source / "tokenizer.json"))
-    (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    told = {"eos_token": "<|endoftext|>", "name_or_path": str(source), "unk_token": "/home"}
+    (source / "tokenizer_config.json").write_text(json.dumps(told))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "_name_or_path": str(source)}))
     run = trained(tmp_path, corpus_file, str(source))
     shutil.rmtree(source)
     done = export_run(run, tmp_path / "out", step=1, dtype="bf16", facts={"devices": "none"})
@@ -89,6 +108,9 @@ def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: 
     assert model.config.num_key_value_heads == small.config.num_key_value_heads
     assert "| devices | none |" in (done.folder / "README.md").read_text()
     assert (done.folder / "tokenizer.json").is_file()
+    assert json.loads((done.folder / "tokenizer_config.json").read_text())["unk_token"] == "/home"
+    assert "| model | source |" in (done.folder / "README.md").read_text()
+    check_others_may_have(done.folder, tmp_path)
 
 
 def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> None:
@@ -107,3 +129,36 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> 
         export_run(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert [path.name for path in taken.iterdir()] == ["thesis.tex"]
+
+
+def test_a_card_says_of_losses_what_the_run_compared(tmp_path: Path, corpus_file: Path) -> None:
+    with cleave.emulated(2) as fleet:
+        plain = trained(tmp_path / "plain", corpus_file, "opt-nano")
+        job = JobSpec(
+            "opt-nano", str(corpus_file), 2, batch=2, seq=16, method="tiles", checkpoint_every=1,
+            against=str(plain.path),
+        )  # fmt: skip
+        run = RunFolder.create(tmp_path / "runs", "fleet")
+        train(job, run, TrainContext(fleet, lambda record: None))
+    card = (export_run(run, tmp_path / "out").folder / "README.md").read_text()
+    assert "Trained with Cleave on a fleet of devices." in card
+    assert re.search(
+        r"compared with another run . losses of 2 steps are at most \d.\de.\d+ off", card
+    )
+    assert str(tmp_path) not in card
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("/home/alice/texts/", "texts"),
+        ("~/texts/diary.txt", "diary.txt"),
+        ("../alice/texts", "texts"),
+        ("C:\\Users\\alice\\diary.txt", "diary.txt"),
+        ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
+        ("opt-125m", "opt-125m"),
+        ("the source of Python's standard library", "the source of Python's standard library"),
+    ],
+)
+def test_cards_have_no_private_paths(given: str, shown: str) -> None:
+    assert export._public(given) == shown

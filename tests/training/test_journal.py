@@ -21,8 +21,8 @@ from cleave.training.disk import Patience
 from cleave.training.job import JobSpec
 from cleave.training.journal import Journal
 from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import JOURNAL, TrainContext, train
+from cleave.training.run_folder import JOURNAL, RunFolder
+from cleave.training.trainer import TrainContext, train
 from emulator.virtual import emulated
 
 SIDES = ((7, 5, 3), (4, 6, 2), (1, 9, 8))  # m, k, n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.training.adapters import add_adapters
 from cleave.training.data import BatchLoader
+from cleave.training.dropout import Chance
 from cleave.training.export import export_run, find_checkpoint
 from cleave.training.job import JobSpec
 from cleave.training.lora import LoraSpec
@@ -71,6 +73,46 @@ def test_what_it_refuses(text: str, says: str) -> None:
 def test_dropout_and_stages_do_not_go_together() -> None:
     with pytest.raises(UsageError, match="--lora has dropout"):
         JobSpec("opt-nano", lora="r=4,dropout=0.1", method="stages")
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"accumulate": 3, "memory": "recompute"}, {"memory": "lean"}, {"method": "tiles"}]
+)
+def test_dropout_depends_on_the_seed_and_on_nothing_else(
+    tmp_path: Path, base: Path, corpus_file: Path, more: dict[str, Any]
+) -> None:
+    def all_of(name: str, seed: int = 1) -> list[float]:
+        settings = {**more, "learning_rate": 0.01, "seed": seed, "warmup_steps": 0}
+        job = job_of(base, corpus_file, f"{SMALL},dropout=0.3", schedule="constant", **settings)
+        run = run_in(tmp_path, name)
+        found: list[float] = []
+        with cleave.emulated(2) as fleet:
+            for steps in (4,) if name != "cut" else (1, 3, 4):
+                torch.rand(steps)  # what else this process draws changes nothing
+                here = fleet if job.method == "tiles" else None
+                found += losses(
+                    replace(job, steps=steps), run, here, resume=steps > 1 and len(found) > 0
+                )
+        return found
+
+    whole = all_of("whole")
+    assert all_of("again") == whole
+    assert all_of("cut") == whole
+    assert all_of("other", seed=2)[1:] != whole[1:]
+
+
+def test_no_two_modules_steps_or_sequences_drop_alike() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
+    chance = Chance.of(model, 3)
+    ones, found = torch.ones(2, 64), []
+    for step, first in ((0, 0), (0, 2), (1, 0)):
+        with chance.of_pass(step, first, 2):
+            found += [values for module in model for values in module(ones)]
+    assert len({tuple(values.tolist()) for values in found}) == len(found)
+    assert {value for values in found for value in values.tolist()} == {0.0, 2.0}
+    with chance.of_pass(0, 1, 1):  # another server does the second sequence alone
+        assert torch.equal(model[0](ones[:1])[0], found[1])
+    assert torch.equal(model.eval()(ones), ones)
 
 
 def save_model(folder: Path, family: str = "llama", **sizes: int) -> Path:
@@ -240,6 +282,9 @@ def test_others_load_what_is_exported(
     assert AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"] == ids
     assert torch.equal(logits(open_trained(folder).model, ids), expected)
     assert f"LoRA, {lora}" in (folder / "README.md").read_text()
+    assert f"base_model: {base.name}\n" in (folder / "README.md").read_text()
+    assert str(base) not in (folder / "README.md").read_text()
+    assert (folder / "adapter_model.safetensors").stat().st_mode & 0o444 == 0o444
 
     export_run(run, tmp_path / "merged", merge=True)
     model, report = AutoModelForCausalLM.from_pretrained(

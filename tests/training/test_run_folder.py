@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.run_folder import RunFolder, write_atomically
+from cleave.files import write_atomically
+from cleave.training.run_folder import RunFolder
 
 NOW = datetime(2026, 5, 9, 4, 5, 6)
 

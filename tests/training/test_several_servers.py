@@ -50,6 +50,7 @@ def test_losses_are_those_of_one_server_whatever_each_has(
         {"dtype": "bf16", "clip": 0.05},
         {"optimizer": "muon", "lora": ""},
         {"lora": "r=4", "keep_best": True},
+        {"lora": "r=4,dropout=0.3"},
         {"batch": 2},  # so that a server has nothing to do
     ],
     ids=str,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from cleave.errors import UsageError
+from cleave.files import write_atomically
 
 if TYPE_CHECKING:
     from cleave.device.session import DeviceStatus
@@ -167,10 +166,6 @@ class DataMeter:
         counts = {span: held.get(span, 0) + more for span in spans}
         self._used = counts[self._span] = max(self._used, counts[self._span])
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".part")
-            with os.fdopen(handle, "w") as file:
-                json.dump(counts, file)
-            os.replace(name, self._path)
+            write_atomically(self._path, json.dumps(counts).encode(), 0o600, sync=False)
         except OSError:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import TypeAlias
 
 from cleave.device.service.units import LABEL, UNIT_NAME, Places, ServiceManager
 from cleave.errors import CleaveError
+from cleave.files import make_folder, new_file, write_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Changes:
 
     def write(self, path: Path, content: bytes, mode: int, owner: str | None = None) -> None:
         missing = [p for p in (path.parent, *path.parent.parents) if not p.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self.folders += missing
         there = path.exists()
         self.before.append(
@@ -68,12 +68,12 @@ def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> N
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            os.chmod(draft, mode)
-            file.write(content)
+        with new_file(draft, mode) as file:
+            draft.chmod(mode)
+            write_all(file, content)
         if owner is not None:
             shutil.chown(draft, owner)
-        os.replace(draft, path)
+        draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise

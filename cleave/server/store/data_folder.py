@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import stat
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from cleave.errors import CleaveError
+from cleave.files import LOCK, Lock, LockedError, make_folder, refuse_link, write_atomically
 from cleave.server.auth.codes import CREDENTIAL_BYTES
 
 _STORE: Final = "cleave.db"
 _OPERATOR_TOKEN: Final = "operator.token"
 _VIEWER_TOKEN: Final = "viewer.token"
 _URL: Final = "operator.url"
-_LOCK: Final = "lock"
 
 
 class FolderInUseError(CleaveError):
@@ -37,16 +35,14 @@ class DataFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        from filelock import FileLock, Timeout
-
         self.path = path = path.absolute()
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = FileLock(path / _LOCK, mode=0o600)
-            self._lock.acquire(blocking=False)
-        except Timeout:
+            make_folder(path, 0o700)
+            self._lock = Lock(path / LOCK)
+        except LockedError as error:
             raise FolderInUseError(
-                f"another server uses the folder {path}; stop it, or give --data another folder"
+                f"another server uses the folder {path} ({error.holder}); stop it, or give --data "
+                f"another folder"
             ) from None
         except OSError as error:
             raise _unusable(path, error) from None
@@ -91,8 +87,9 @@ class DataFolder:
     def _token(self, name: str, whose: str) -> str:
         path = self.path / name
         try:
+            refuse_link(path)
             if not path.exists():
-                _write_new(path, secrets.token_urlsafe(CREDENTIAL_BYTES))
+                write_atomically(path, _line(secrets.token_urlsafe(CREDENTIAL_BYTES)), 0o600)
             mode = stat.S_IMODE(path.stat().st_mode)
             if sys.platform != "win32" and mode & 0o077:
                 raise CleaveError(
@@ -108,13 +105,9 @@ class DataFolder:
 
     def write_url(self, url: str) -> None:
         """Write the operator's URL to its file, for commands on this machine."""
-        fresh = self.path / f"{_URL}.{secrets.token_hex(4)}"
         try:
-            _write_new(fresh, url)
-            fresh.replace(self.url_path)
+            write_atomically(self.url_path, _line(url), 0o600)
         except OSError as error:
-            with suppress(OSError):
-                fresh.unlink()
             raise _unusable(self.url_path, error) from None
 
     def remove_url(self) -> None:
@@ -144,9 +137,8 @@ def default_folder() -> Path:
     return user_data_path("cleave", appauthor=False) / "server"
 
 
-def _write_new(path: Path, text: str) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text + "\n")
+def _line(text: str) -> bytes:
+    return f"{text}\n".encode()
 
 
 def _unusable(path: Path, error: Exception) -> CleaveError:

@@ -6,7 +6,6 @@ last ones may be missing, but the file is consistent.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cleave.errors import CleaveError
+from cleave.files import open_to_change
 from cleave.protocol.device_counters import COUNTER_FIELDS, DeviceCounters
 from cleave.scheduler.conduct import Conduct
 from cleave.server.store.schema import MIGRATIONS, Migration
@@ -26,6 +26,8 @@ BUSY_S: Final = 5.0
 
 CODES_KEPT_S: Final = 30 * 86400.0
 """How long an old join code is known, so that whoever tries it is told what became of it."""
+
+_SQLITE: Final = b"SQLite format 3\0"
 
 
 class AccessStatus(Enum):
@@ -160,7 +162,7 @@ class Store:
         self._lock = threading.Lock()
         try:
             if path is not None:  # made here, so that it is readable to its owner alone
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+                open_to_change(path, _SQLITE, 0o600).close()
             self._db = self._connect(busy_s)
             self._db.execute("PRAGMA foreign_keys = ON")
             self._db.execute("PRAGMA journal_mode = WAL")

@@ -1,0 +1,296 @@
+"""A resumed run: nothing of a part that was thrown away is left, and nothing else is there now."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cleave.errors import CleaveError, UsageError
+from cleave.training.export import export_run, find_checkpoint
+from cleave.training.held_out import losses_of
+from cleave.training.job import JobSpec
+from cleave.training.records import EvalRecord, NoteRecord, Record
+from cleave.training.run_folder import BEST, CHECKPOINTS, DESCRIPTION, JOURNAL, RunFolder
+from cleave.training.run_job import JobRequest, JobRunner
+from cleave.training.tokenizer import default_tokenizer
+from cleave.training.trainer import TrainContext, Trainer, train
+from tests.graphs.models import small_model
+
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+
+
+class KilledError(Exception):
+    """Ends a run in the middle of a step, as SIGKILL would."""
+
+
+def job_of(corpus_file: Path, **more: Any) -> JobSpec:
+    settings: dict[str, Any] = {
+        "model": "opt-nano", "data": str(corpus_file), "steps": 8, "batch": 1, "seq": 8,
+        "method": "local", "eval_every": 1, "eval_batches": 1, "checkpoint_every": 3,
+        "keep_best": True, **more,
+    }  # fmt: skip
+    return JobSpec(**settings)
+
+
+def trained(job: JobSpec, run: RunFolder, kill_at: int = 0, **how: Any) -> list[Record]:
+    """Train, or resume where there is a configuration; return what was reported."""
+    seen: list[Record] = []
+
+    def report(record: Record) -> None:
+        seen.append(record)
+        if kill_at and isinstance(record, EvalRecord) and record.step == kill_at:
+            raise KilledError
+
+    resume = run.config_path.exists()
+    train(job, run, TrainContext(None, report), resume=resume, **how)
+    return seen
+
+
+def notes(seen: list[Record]) -> str:
+    return "; ".join(record.text for record in seen if isinstance(record, NoteRecord))
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in folder.iterdir())
+
+
+@pytest.fixture
+def held_out(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Held-out losses by step, which a test fills."""
+    losses: dict[int, float] = {}
+    monkeypatch.setattr(Trainer, "evaluate", lambda trainer: losses[trainer.step])
+    return losses
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_checkpoint_is_the_best_of_the_run_that_remains(
+    tmp_path: Path, corpus_file: Path, held_out: dict[int, float], seed: int
+) -> None:
+    rng = random.Random(seed)
+    held_out.update((step, round(rng.uniform(1, 9), 3)) for step in range(1, 9))
+    run = RunFolder.create(tmp_path, "mine")
+    job = job_of(corpus_file)
+    with pytest.raises(KilledError):
+        trained(job, run, kill_at=rng.choice([4, 5, 7]))
+    assert len(steps_in(run.path / BEST)) <= 2
+    lost = max(held_out)
+    held_out.update((step, round(rng.uniform(1, 9), 3)) for step in range(1, lost))
+    trained(job, run)
+    losses = losses_of(run.records(), 8)
+    best = min(losses, key=lambda step: losses[step])
+    assert steps_in(run.path / BEST)[-1] == find_checkpoint(run, best=True).step == best
+    assert len(losses) == 8
+
+
+def test_nothing_of_what_was_thrown_away_is_left(
+    tmp_path: Path, corpus_file: Path, held_out: dict[int, float]
+) -> None:
+    held_out.update((step, 9.0 - step) for step in range(1, 9))
+    run = RunFolder.create(tmp_path, "mine")
+    trained(job_of(corpus_file, save_total_limit=9), run)
+    for step in (6, 8):
+        shutil.rmtree(run.path / CHECKPOINTS / f"step-{step:06d}")
+    held_out.update((step, 20.0 + step) for step in range(4, 9))
+    with pytest.raises(KilledError):
+        trained(job_of(corpus_file), run, kill_at=5)
+    assert [record["step"] for record in run.records()] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert not run.plot_path.exists()
+    assert steps_in(run.path / BEST) == [4]  # the best until step 3 had been replaced
+    exported = export_run(run, tmp_path / "out", best=True)
+    assert (exported.step, exported.remark[:40]) == (4, "the held-out loss was lower after step 3")
+
+
+def test_early_stopping_counts_what_remains(
+    tmp_path: Path, corpus_file: Path, held_out: dict[int, float]
+) -> None:
+    held_out.update({1: 5.0, 2: 4.0, 3: 3.0, 4: 1.0, 5: 2.0, 6: 2.0, 7: 2.0, 8: 2.0})
+    run = RunFolder.create(tmp_path, "mine")
+    with pytest.raises(KilledError):
+        trained(job_of(corpus_file, early_stop=3), run, kill_at=5)
+    held_out.update({4: 3.5, 5: 3.5, 6: 3.5})
+    seen = trained(job_of(corpus_file, early_stop=3), run)
+    assert "the last 3 held-out losses are not below 3.0000" in notes(seen)
+    assert find_checkpoint(run, best=True).step == 3
+
+
+# --- what else is there now ----------------------------------------------------------------------
+
+
+def save_model(folder: Path, **config: Any) -> None:
+    small: Any = small_model("llama", vocab_size=300)
+    small.save_pretrained(folder)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, **config}))
+    default_tokenizer(vocab_size=300).library_tokenizer.save(str(folder / "tokenizer.json"))
+    tell(folder, eos_token="<|endoftext|>", chat_template=TEMPLATE)
+
+
+def tell(folder: Path, **config: Any) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def chats(path: Path, answer: str = "yes") -> Path:
+    talk = [{"role": "user", "content": "is it?"}, {"role": "assistant", "content": answer}]
+    path.write_text(f"{json.dumps({'messages': talk})}\n" * 200)
+    return path
+
+
+def _other_tokenizer(folder: Path, data: Path) -> None:
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    whole["model"]["merges"].pop()
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+
+
+def _other_template(folder: Path, data: Path) -> None:
+    tell(folder, eos_token="<|endoftext|>", chat_template=TEMPLATE.replace("<", "("))
+
+
+def _template_in_a_file(folder: Path, data: Path) -> None:
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("<", "["))
+
+
+def _other_config(folder: Path, data: Path) -> None:
+    save_model(folder, rms_norm_eps=0.1)
+
+
+def _other_text(folder: Path, data: Path) -> None:
+    chats(data, "no")
+
+
+CHANGES = {
+    "tokenizer": _other_tokenizer,
+    "chat template": _other_template,
+    "another chat template": _template_in_a_file,
+    "model configuration": _other_config,
+    "training text": _other_text,
+}
+
+
+@pytest.mark.parametrize("said", CHANGES)
+def test_what_changed_under_the_same_path_is_refused_unless_told(tmp_path: Path, said: str) -> None:
+    model, data = tmp_path / "model", chats(tmp_path / "chats.jsonl")
+    save_model(model)
+    run = RunFolder.create(tmp_path, "mine")
+    job = job_of(data, model=str(model), steps=1, eval_every=0, keep_best=False)
+    trained(job, run)
+    CHANGES[said](model, data)
+    before = run.metrics_path.read_bytes()
+    more = replace(job, steps=2)
+    with pytest.raises(CleaveError, match=f"{said}.*or give --accept-changes"):
+        trained(more, run)
+    assert run.metrics_path.read_bytes() == before
+    assert said in notes(trained(more, run, accept_changes=True))
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (run.path / DESCRIPTION / name).read_bytes() == (model / name).read_bytes()
+    trained(replace(job, steps=3), run)  # from now on it is what the run has
+
+
+def test_a_folder_of_texts_and_held_out_text_are_looked_at(
+    tmp_path: Path, corpus_file: Path, held_out: dict[int, float]
+) -> None:
+    held_out.update({1: 1.0, 2: 5.0, 3: 4.0})
+    texts, other = tmp_path / "texts", tmp_path / "held-out.txt"
+    texts.mkdir()
+    for name in "ab":
+        (texts / f"{name}.txt").write_text(f"what is in {name}, and more of it\n" * 99)
+    other.write_text("what was never seen before\n" * 99)
+    run = RunFolder.create(tmp_path, "mine")
+    job = job_of(texts, eval_data=str(other), steps=1)
+    trained(job, run)
+    moved = tmp_path / "moved"
+    texts.rename(moved)
+    job = replace(job, data=str(moved))
+    trained(replace(job, steps=2), run)  # the same text elsewhere
+    other.write_text("what was never seen until now\n" * 99)
+    with pytest.raises(CleaveError, match="has had another held-out text until step 2"):
+        trained(replace(job, steps=3), run)
+    trained(replace(job, steps=3), run, accept_changes=True)
+    assert find_checkpoint(run, best=True).step == 3  # losses of other texts are not compared
+    (moved / "c.txt").write_text("one more\n" * 99)
+    with pytest.raises(CleaveError, match="another training text"):
+        trained(replace(job, steps=4), run)
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, corpus_file: Path) -> None:
+    run = RunFolder.create(tmp_path, "mine")
+    job = job_of(corpus_file, steps=1, keep_best=False, eval_every=0)
+    trained(job, run)
+    meta = run.path / CHECKPOINTS / "step-000001" / "meta.json"
+    header = json.loads(meta.read_text())
+    prints = header["meta"].pop("fingerprints")
+    header["meta"]["tokenizer"] = prints["tokenizer"]
+    meta.write_text(json.dumps(header))
+    again = trained(replace(job, steps=2), run)
+    assert "an earlier version began the run" in notes(again)
+    header["meta"]["tokenizer"] = "of another Python"
+    shutil.rmtree(run.path / CHECKPOINTS / "step-000002")
+    meta.write_text(json.dumps(header))
+    with pytest.raises(CleaveError, match="has had another tokenizer"):
+        trained(replace(job, steps=2), run)
+
+
+def test_other_settings_are_refused_even_so(tmp_path: Path, corpus_file: Path) -> None:
+    run = RunFolder.create(tmp_path, "mine")
+    job = job_of(corpus_file, steps=1, keep_best=False, eval_every=0)
+    trained(job, run)
+    with pytest.raises(CleaveError, match="made with batch 1 and this run has 2"):
+        trained(replace(job, steps=2, batch=2), run, accept_changes=True)
+    with pytest.raises(UsageError, match="--accept-changes goes with --resume"):
+        JobRequest.from_dict({"job": job.to_dict(), "accept_changes": True})
+    request: Mapping[str, Any] = {"job": {"steps": 2}, "resume": str(run.path)}
+    assert not JobRequest.from_dict(request).accept_changes
+    assert JobRequest.from_dict({**request, "accept_changes": True}).accept_changes
+
+
+# --- links -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "metrics.jsonl"])
+def test_a_run_folder_with_a_link_is_refused_and_what_it_leads_to_stays(
+    tmp_path: Path, corpus_file: Path, name: str
+) -> None:
+    run = RunFolder.create(tmp_path, "mine")
+    job = job_of(corpus_file, steps=1, keep_best=False, eval_every=0)
+    trained(job, run)
+    place, elsewhere = run.path / name, tmp_path / "elsewhere"
+    if place.exists():
+        place.rename(elsewhere)
+    else:
+        elsewhere.mkdir()
+    place.symlink_to(elsewhere)
+    before = {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
+    content = elsewhere.read_bytes() if elsewhere.is_file() else b""
+    with pytest.raises(CleaveError, match="it is a link, and Cleave writes through none"):
+        trained(replace(job, steps=2), run)
+    assert before == {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
+    assert not elsewhere.is_file() or elsewhere.read_bytes() == content
+
+
+def test_a_foreign_file_in_place_of_the_metrics_is_left_alone(
+    tmp_path: Path, corpus_file: Path
+) -> None:
+    run = RunFolder.create(tmp_path, "mine")
+    job = job_of(corpus_file, steps=1, keep_best=False, eval_every=0)
+    trained(job, run)
+    run.metrics_path.write_text("years of work\n")
+    with pytest.raises(CleaveError, match="does not hold the metrics of a run: move it away"):
+        trained(replace(job, steps=2), run)
+    assert run.metrics_path.read_text() == "years of work\n"
+
+
+def test_two_jobs_of_one_process_do_not_share_a_run(tmp_path: Path, corpus_file: Path) -> None:
+    run = RunFolder.create(tmp_path, "mine")
+    trained(job_of(corpus_file, steps=1, keep_best=False, eval_every=0), run)
+    arguments = {"job": {"steps": 2}, "resume": str(run.path)}
+    runner, seen = JobRunner(tmp_path), list[dict[str, Any]]()
+    with run.lock(), pytest.raises(CleaveError, match=r"process \d+ uses the run folder"):
+        runner.run(arguments, None, seen.append, lambda: False)
+    runner.run(arguments, None, seen.append, lambda: False)
+    assert [record["step"] for record in seen if record["event"] == "step"] == [2]
