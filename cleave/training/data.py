@@ -60,6 +60,8 @@ class Encoder(Protocol):
     @property
     def eos_id(self) -> int: ...
     @property
+    def begin_ids(self) -> Tokens: ...
+    @property
     def fingerprint(self) -> str: ...
     def encode_batch(self, texts: list[str], /) -> list[Tokens]: ...
     def encode_answers(self, document: Conversation | Completion, /) -> Tokens: ...
@@ -333,13 +335,18 @@ class _Piece:
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
-    """Return the tokens of each document, without a token for its end."""
+    """Return the tokens of each document, without tokens for its beginning and end."""
     texts = [document for document in documents if isinstance(document, str)]
     of_texts = iter(tokenizer.encode_batch(texts))
     return [
         next(of_texts) if isinstance(document, str) else tokenizer.encode_answers(document)
         for document in documents
     ]
+
+
+def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
+    """Return the tokens before a document, which are not learned; a chat template has its own."""
+    return np.empty(0, np.int32) if isinstance(document, Conversation) else ~tokenizer.begin_ids
 
 
 def end_of(document: Document, tokenizer: Encoder) -> Tokens:
@@ -364,6 +371,8 @@ def _encode(
         found = encode_documents([piece.document for piece in batch], tokenizer)
         for piece, tokens in zip(batch, found, strict=True):
             split = validation if piece.validation else train
+            if begins:
+                tokens = np.append(begin_of(piece.document, tokenizer), tokens)
             if piece.last:
                 tokens = np.append(tokens, end_of(piece.document, tokenizer))
             split.append(_marked(tokens) if begins else tokens)

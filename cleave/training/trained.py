@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,20 @@ class TrainedModel:
         config: Any = self.model.config
         return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
+    def check_ids(self, ids: Iterable[int]) -> None:
+        """Refuse tokens that the model has no embedding of.
+
+        Raises:
+            UsageError: when the tokenizer has more tokens than the model, and they are used.
+        """
+        config: Any = self.model.config
+        held = int(getattr(config, "vocab_size", None) or 2**31)
+        if (largest := max(ids, default=0)) >= held:
+            raise UsageError(
+                f"the tokenizer makes the token {largest} of this text, and the model has only "
+                f"{held:,}; use the tokenizer that belongs to the model"
+            )
+
 
 def open_trained(path: Path, step: int = 0) -> TrainedModel:
     """Load a model.
@@ -59,7 +74,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
 
 
 def _of_run(run: RunFolder, step: int) -> TrainedModel:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     checkpoint, folder = find_checkpoint(run, step), description_of(run)
     tokenizer, title = folder_tokenizer(folder), f"{run.path} after step {checkpoint.step}"
@@ -74,6 +89,8 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return _ready(model, tokenizer, title)
 
 

@@ -36,6 +36,7 @@ class Bytes:
 
     vocab_size = 257
     eos_id = EOS
+    begin_ids = np.empty(0, np.int32)
 
     def __init__(self, fingerprint: str = "bytes") -> None:
         self.fingerprint = fingerprint
