@@ -229,6 +229,17 @@ def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
     return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
+def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a model needs beside the parameters that are trained, by name.
+
+    These are parameters that its class froze and buffers that its files have, such as the biases
+    that balance the experts of DeepSeek-V3.
+    """
+    frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
+    fixed = frozen | {n for n, _ in model.named_buffers()}
+    return {n: tensor for n, tensor in model.state_dict().items() if n in fixed}
+
+
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
     """Fill the parameters that are trained from a checkpoint's tensors.
 

@@ -74,17 +74,34 @@ class Corpus:
     train: Tokens
     validation: Tokens
 
-    def check(self, seq_len: int) -> None:
-        """Raise UsageError unless each split holds one sequence of `seq_len` tokens.
+    @property
+    def largest_id(self) -> int:
+        """Return the largest id of a token in both splits."""
+        parts = (np.where(each < 0, ~each, each) & ~START for each in (self.train, self.validation))
+        return max(int(part.max(initial=0)) for part in parts)
 
-        A sequence takes one token more than its length, for the last label.
+    def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
+        """Refuse data in which nothing can be learned, or nothing be judged by.
+
+        Args:
+            seq: tokens of a sequence; it takes one more, for the last label.
+            separate: whether documents of a sequence are kept apart.
+            judged: whether held-out losses are wanted; else the validation split needs no answer.
+
+        Raises:
+            UsageError: when a split has no whole sequence, or none with a token to learn.
         """
         for name, tokens in (("training", self.train), ("validation", self.validation)):
-            if len(tokens) < seq_len + 1:
+            if len(tokens) < seq + 1:
                 raise UsageError(
-                    f"The {name} split has {len(tokens)} tokens and one sequence of {seq_len} "
-                    f"needs {seq_len + 1}: give more text, or a shorter sequence length."
+                    f"The {name} split has {len(tokens)} tokens and one sequence of {seq} "
+                    f"needs {seq + 1}: give more text, or a shorter sequence length."
                 )
+            if name == "training" or judged:
+                try:
+                    _learned_rows(tokens, seq, separate=separate)
+                except UsageError as error:
+                    raise UsageError(f"Of the {name} split: {error}") from None
 
 
 @dataclass(frozen=True)

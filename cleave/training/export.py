@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.adapters import adapted_model, add_adapters
+from cleave.training.adapters import adapted_model, add_adapters, fixed_tensors
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.disk import cannot_write
 from cleave.training.lora import LoraSpec
@@ -163,8 +164,7 @@ def export_run(
     checkpoint = find_checkpoint(run, step, best=best)
     whole = merge or not adapters
     base = None if whole else _base_folder(job)
-    held = _merged(job, checkpoint) if merge else weights_of(checkpoint)
-    weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in held.items()}
+    weights = _merged(job, checkpoint) if merge else weights_of(checkpoint)
     temporary = _beside(into)
     try:
         temporary.mkdir(parents=True)
@@ -175,7 +175,7 @@ def export_run(
         if base is None:
             _write_weights(temporary, weights, DTYPES[dtype])
         else:
-            _write_adapters(temporary, description, job, base, weights)
+            _write_adapters(temporary, description, job, base, weights, DTYPES[dtype])
         card = _card(run, job, checkpoint.step, facts or {}, base)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         if into.exists():
@@ -222,8 +222,23 @@ def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, T
     """Return the weights of a run's model with its adapters merged into them, by parameter."""
     adapted: Any = adapted_model(job, checkpoint)
     dequantize_all(adapted)
-    merged = adapted.merge_and_unload()
-    return {name: parameter.detach() for name, parameter in merged.named_parameters()}
+    _part_shared(adapted)
+    with quiet_transformers():
+        merged = adapted.merge_and_unload()
+    parameters = {name: parameter.detach() for name, parameter in merged.named_parameters()}
+    return {**fixed_tensors(merged), **parameters}
+
+
+def _part_shared(adapted: nn.Module) -> None:
+    """Give adapted layers weights of their own, as the LM head of a model that ties it to tokens.
+
+    Adapters are merged into a weight in place, which would change the other layer as well.
+    """
+    uses = Counter(id(p) for _, p in adapted.named_parameters(remove_duplicate=False))
+    for layer in adapted.modules():
+        inner: Any = getattr(layer, "base_layer", None)
+        if inner is not None and uses[id(inner.weight)] > 1:
+            inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)
 
 
 def _base_folder(job: Mapping[str, Any]) -> Path:
@@ -288,25 +303,51 @@ def description_of(run: RunFolder) -> Path:
     return folder
 
 
-def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Write weights and configuration with the model's own code, which knows names and ties."""
+def described_config(folder: Path, names: Set[str]) -> Any:
+    """Return the configuration of a model whose weights have these names.
+
+    Where LM head and embedding were trained apart, the configuration says so, whatever the file
+    says: as `from_pretrained` does, training goes by the weights.
+
+    Args:
+        folder: describes the model.
+        names: of parameters and buffers, as a checkpoint has them.
+
+    Raises:
+        CleaveError: when the weights are of another model.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    local = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(folder, **local)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    for tied in (None, False):
+        if tied is not None:
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
+        with torch.device("meta"), quiet_transformers():
+            model: Any = AutoModelForCausalLM.from_config(config)
+        wanted = {name for name, _ in model.named_parameters()} | fixed_tensors(model).keys()
+        if wanted == names:
+            return config
+    name = min(wanted ^ names)
+    raise CleaveError(
+        f"the checkpoint and the configuration do not belong together: {name!r} is in one of "
+        f"them only; use the run's own `{DESCRIPTION}` folder, or, if an earlier version wrote "
+        f"the checkpoint, train one step more with --resume"
+    )
+
+
+def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write weights and configuration with the model's own code, which knows names and ties."""
+    from transformers import AutoModelForCausalLM
+
+    config = described_config(folder, weights.keys())
     with torch.device("meta"):  # its own weights are not needed
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    wanted = {name for name, _ in model.named_parameters()}
-    if wanted != weights.keys():
-        name = min(wanted ^ weights.keys())
-        raise CleaveError(
-            f"the checkpoint and the configuration do not belong together: {name!r} is in one of "
-            f"them only; use the run's own `{DESCRIPTION}` folder"
-        )
+    buffers = {name for name, _ in model.named_buffers()}
+    narrow = {n: held if n in buffers else held.to(dtype) for n, held in weights.items()}
     generation = folder / "generation_config.json"
     kept = generation.read_bytes() if generation.is_file() else None
     with quiet_transformers():
-        model.save_pretrained(folder, state_dict=dict(weights))
+        model.save_pretrained(folder, state_dict=narrow)
     if kept is not None:
         generation.write_bytes(kept)
 
@@ -317,6 +358,7 @@ def _write_adapters(
     job: Mapping[str, Any],
     base: Path,
     weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
 ) -> None:
     """Write adapters and their configuration with `peft`'s own code.
 
@@ -326,6 +368,7 @@ def _write_adapters(
         job: the run's settings.
         base: the folder of that model.
         weights: what was trained, by parameter of the model.
+        dtype: in which they are written.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -335,8 +378,9 @@ def _write_adapters(
         plain = replace(LoraSpec.of(job["lora"]), bits=0)
         adapted = add_adapters(AutoModelForCausalLM.from_config(config), plain)
     adapted.peft_config["default"].base_model_name_or_path = str(base)
-    held = {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
-    adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
+    held = {f"base_model.model.{name}": tensor.to(dtype) for name, tensor in weights.items()}
+    with quiet_transformers():
+        adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
 
 
 def _card(

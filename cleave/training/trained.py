@@ -12,7 +12,12 @@ from torch import nn
 
 from cleave.errors import UsageError
 from cleave.training.adapters import ADAPTER_CONFIG, adapted_model, open_adapters
-from cleave.training.export import description_of, find_checkpoint, weights_of
+from cleave.training.export import (
+    described_config,
+    description_of,
+    find_checkpoint,
+    weights_of,
+)
 from cleave.training.run_folder import RunFolder
 from cleave.training.tokenizer import TextTokenizer, folder_tokenizer
 from cleave.workload.models.build import load_folder, quiet_transformers
@@ -74,7 +79,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
 
 
 def _of_run(run: RunFolder, step: int) -> TrainedModel:
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     checkpoint, folder = find_checkpoint(run, step), description_of(run)
     tokenizer, title = folder_tokenizer(folder), f"{run.path} after step {checkpoint.step}"
@@ -82,13 +87,10 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     if job.get("lora"):
         return _ready(adapted_model(job, checkpoint).get_base_model(), tokenizer, title)
     weights = weights_of(checkpoint)
-    local = {"local_files_only": True, "trust_remote_code": False}
+    config = described_config(folder, weights.keys())
     with quiet_transformers():
-        config = AutoConfig.from_pretrained(folder, **local)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+    model.load_state_dict(weights, strict=False)  # a tied weight has two names, and one is there
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return _ready(model, tokenizer, title)

@@ -29,6 +29,7 @@ from cleave.planner.methods import Method
 from cleave.training.adapters import (
     FROZEN,
     check_frozen,
+    fixed_tensors,
     frozen_digest,
     load_adapted,
     load_trained,
@@ -176,11 +177,6 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     else:
         size = min(_TOKENIZER_SIZE, source.spec.vocabulary)
         tokenizer = default_tokenizer(vocab_size=size, progress=note)
-    if tokenizer.vocab_size > source.spec.vocabulary:
-        raise CleaveError(
-            f"the tokenizer of {job.model!r} has {tokenizer.vocab_size} tokens and the model only "
-            f"{source.spec.vocabulary}; the folder's files do not belong together"
-        )
     corpus = build_corpus(
         job.data or None,
         tokenizer,
@@ -188,7 +184,13 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
         min_tokens=job.seq + 1,
         progress=note,
     )
-    corpus.check(job.seq)
+    separate = job.packing == Packing.SEPARATE.value
+    corpus.check(job.seq, separate=separate, judged=bool(job.eval_every))
+    if (largest := corpus.largest_id) >= source.spec.vocabulary:
+        raise CleaveError(
+            f"the tokenizer of {job.model!r} makes the token {largest} of this text, and the model "
+            f"has only {source.spec.vocabulary}; the folder's files do not belong together"
+        )
     return Dataset(source, tokenizer, corpus)
 
 
@@ -757,6 +759,8 @@ class Trainer:
         weights = trained_parameters(self.model) if first or self.weights is not None else {}
         if self.weights is not None:
             weights = self.weights.owned(weights)
+        if first and not self.job.lora:  # else the folder of the frozen weights has the rest
+            weights = {**weights, **fixed_tensors(self.model)}
         return {
             **{WEIGHTS + name: values for name, values in weights.items()},
             **self.optimizer.tensors(),
