@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from cleave.errors import CleaveError
+from cleave.errors import CleaveError, UsageError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import (
@@ -24,7 +24,7 @@ from cleave.fleet.local_fallback import (
     FleetPresence,
 )
 from cleave.fleet.selection import Kept
-from cleave.graphs.packed import called_with, mask_for, packed_by
+from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
 from cleave.planner.methods import Method
 from cleave.training.adapters import (
     FROZEN,
@@ -58,6 +58,7 @@ from cleave.training.data import (
 )
 from cleave.training.disk import Patience
 from cleave.training.documents import read_documents
+from cleave.training.experts import auxiliary_weight
 from cleave.training.export import keep_description
 from cleave.training.held_out import HeldOut
 from cleave.training.job import (
@@ -358,6 +359,9 @@ class Trainer:
         self.journal = _open_journal(job, run, context, base, self.patience)
         separate = job.packing == Packing.SEPARATE.value
         self._packed = packed_by(model) if separate else None
+        self._auxiliary = auxiliary_weight(model)
+        if self._auxiliary:
+            _check_auxiliary(job, self._packed)
         self.fleet: JobFleet | None = None
         if context.fleet is not None and job.method != Method.LOCAL.value:
             self.fleet = JobFleet(
@@ -371,7 +375,7 @@ class Trainer:
                 stop=lambda: context.stop() or self.shared.deserted(),
                 reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
                 packed=self._packed,
-                by_tiles=self.weights is not None,
+                by_tiles=self.weights is not None or self._auxiliary > 0,
             )
         self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self._note)
         self.job = job
@@ -609,7 +613,7 @@ class Trainer:
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
                 with self._gathered(left):
-                    loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
+                    loss = self._loss(batch, whole=True) / (learned / learned_tokens(batch.labels))
                     with self.optimizer.last_pass() if not left else nullcontext():
                         (loss * self._factor).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
@@ -624,16 +628,22 @@ class Trainer:
         """Return what the loss is multiplied by before its backward pass."""
         return self.optimizer.scale.factor if self.optimizer.scale is not None else 1.0
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of all tokens that are learned."""
+    def _loss(self, batch: Batch, *, whole: bool = False) -> Tensor:
+        """Return the mean loss of all tokens that are learned.
+
+        Args:
+            batch: the micro-batch.
+            whole: whether to add what the model's config asks for beside it, as in training.
+        """
         narrow = _NARROW.get(Precision(self.job.dtype))
         kept = self.weights is None  # narrow weights stay until the end, where they may
         with torch.autocast("cpu", narrow, enabled=narrow is not None, cache_enabled=kept):
             mask = mask_for(self._packed, batch.positions)
-            logits = self.model(**called_with(batch.ids, mask, batch.positions)).logits
-        return nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED
+            out = self.model(**called_with(batch.ids, mask, batch.positions))
+        loss = nn.functional.cross_entropy(
+            out.logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED
         )
+        return loss + self._auxiliary * out.aux_loss if whole and self._auxiliary else loss
 
     def evaluate(self) -> float:
         """Return the mean loss on held-out text, in nats per token that is learned."""
@@ -832,6 +842,25 @@ _PRESENCE = {
     FleetPresence.ABSENT: "no device is there to work; training waits",
     FleetPresence.LOCAL: "no device is there to work; training goes on on the parameter server",
 }
+
+
+def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
+    """Refuse what cannot be done with an auxiliary loss of experts.
+
+    Raises:
+        UsageError: when the job trains by stages, or documents are told apart by masks.
+    """
+    asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
+    if job.method == Method.STAGES.value:
+        raise UsageError(
+            f"{asks}, and stages have no such loss; give --method tiles or local, or set "
+            f"output_router_logits to false"
+        )
+    if packed is PackedBy.MASK:
+        raise UsageError(
+            f"{asks}, which does not take the masks of --packing separate; leave that out, or set "
+            f"output_router_logits to false"
+        )
 
 
 def _open_journal(

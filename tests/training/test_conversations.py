@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cleave
-from cleave.errors import UsageError
+from cleave.errors import CleaveError, UsageError
 from cleave.training.conversations import (
     Completion,
     Conversation,
@@ -487,6 +489,46 @@ def test_what_the_tokenizer_puts_before_a_text_is_there_and_not_learned(
     )
     answers = corpus.train[(corpus.train >= 0)]
     assert tokenizer.decode(answers) == ("1 + 1<|endoftext|>2<|endoftext|>It is 6.<|endoftext|>\n")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_held_out_text_without_a_whole_answer_is_refused_before_training(
+    base: Path, tmp_path: Path, own: bool
+) -> None:
+    """Also where it is a part of the data, and only where held-out losses are asked for."""
+    path, other = tmp_path / "some.jsonl", tmp_path / "other.jsonl"
+    long = {"prompt": "word list one two three " * 30, "completion": " y"}
+    short = [{"prompt": f"{n} is ", "completion": "y"} for n in range(40)]
+    last = [long] if own else []
+    path.write_text("".join(json.dumps(record) + "\n" for record in [*short, *last]))
+    other.write_text(json.dumps(long))
+    job = JobSpec(
+        str(base), str(path), 8, batch=2, seq=48, eval_every=5,
+        eval_data="" if own else str(other),
+    )  # fmt: skip
+    said: list[Record] = []
+    with pytest.raises(UsageError, match="validation split: No sequence of 48 tokens has an answ"):
+        prepare(job, TrainContext(None, said.append))
+    assert not any(isinstance(record, StepRecord) for record in said)
+    prepare(replace(job, eval_every=0, eval_data=""), TrainContext(None, said.append))
+
+
+def test_a_token_that_the_model_lacks_is_refused_where_the_text_has_it(
+    base: Path, tmp_path: Path
+) -> None:
+    """A tokenizer may have more, as one to which somebody added a token for padding."""
+    from transformers import AutoTokenizer
+
+    folder = shutil.copytree(base, tmp_path / "more")
+    wrapped = AutoTokenizer.from_pretrained(folder)
+    wrapped.add_special_tokens({"pad_token": "<pad>"})
+    wrapped.save_pretrained(folder)
+    job = JobSpec(str(folder), str(chats(tmp_path / "chats.jsonl")), 1, batch=1, seq=16)
+    prepare(job, TrainContext(None, lambda record: None))
+    path = tmp_path / "text.txt"
+    path.write_text("some <pad> text " * 40)
+    with pytest.raises(CleaveError, match="makes the token 300 .* has only 300"):
+        prepare(replace(job, data=str(path)), TrainContext(None, lambda record: None))
 
 
 # --- training ---

@@ -297,6 +297,24 @@ def test_check_names_the_split_that_is_too_short() -> None:
         corpus.check(100)
 
 
+def test_check_names_the_split_without_an_answer() -> None:
+    """The last tokens, which fill no sequence, do not count; nor does a split nobody looks at."""
+    asked, answered = ~np.ones(10, np.int32), np.ones(10, np.int32)
+    answer_at_the_end = np.append(asked[:9], answered[:1])
+    for held_out in (asked, answer_at_the_end):
+        corpus = Corpus(answered, held_out)
+        corpus.check(4, judged=False)
+        with pytest.raises(UsageError, match="validation split: No sequence of 4 tokens has an an"):
+            corpus.check(4)
+    Corpus(answered, answer_at_the_end).check(9)
+    with pytest.raises(UsageError, match="training split: No sequence of 9 tokens has an answer"):
+        Corpus(asked, answered).check(9, judged=False)
+    first = Corpus(answered, np.where(np.arange(10) % 2, asked, answered | START))
+    first.check(4)
+    with pytest.raises(UsageError, match="validation split"):
+        first.check(4, separate=True)  # where no document's first token is learned
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0, float("nan")])
 def test_a_fraction_that_is_none_is_refused(fraction: float) -> None:
     with pytest.raises(UsageError, match="validation fraction"):
