@@ -21,6 +21,7 @@ _TEXT_SUFFIXES = frozenset((
 ))
 # fmt: on
 _SUFFIXES = _TEXT_SUFFIXES | {".jsonl", ".parquet"}
+_COMPRESSED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4"))
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # Not library source: what is installed beside it, its tests, tables of code points, and what
 # differs between two builds of the same version.
@@ -38,6 +39,7 @@ def read_documents(source: str | None) -> Iterator[Document]:
 
     * a `.jsonl` file: of every line the field "messages", or "prompt" and "completion", or "text",
       or "content"; see `cleave.training.conversations`;
+    * a `.json` file: the same of each object of its list, or of each line where it has no list;
     * a `.parquet` file: the columns of these names;
     * any other file: one document, UTF-8;
     * a folder: its text, `.jsonl` and `.parquet` files and those of its subfolders, sorted by
@@ -79,7 +81,7 @@ def _path_of(source: str) -> Path | None:
             return path
     except OSError as error:
         raise _unreadable(path, error) from error
-    if _DATASET_NAME.fullmatch(source) and path.suffix.lower() not in _SUFFIXES:
+    if _DATASET_NAME.fullmatch(source) and path.suffix.lower() not in _SUFFIXES | {".json"}:
         return None
     where = "" if path.is_absolute() else f" in {str(Path.cwd())!r}"
     raise UsageError(f"There is no file or folder {source!r}{where}: check the path.")
@@ -135,6 +137,8 @@ def _read_file(path: Path) -> Iterator[Document]:
     match path.suffix.lower():
         case ".jsonl":
             yield from _read_jsonl(path)
+        case ".json":
+            yield from _read_json(path)
         case ".parquet":
             yield from _read_parquet(path)
         case _:
@@ -165,12 +169,33 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
         raise _unreadable(path, error) from error
 
 
+def _read_json(path: Path) -> Iterator[Document]:
+    """Yield the documents of a list of objects; of any other file, those of its lines."""
+    if (text := _decoded(path)) is None:
+        raise _not_utf8(path)
+    if not text.lstrip().startswith("["):
+        yield from _read_jsonl(path)
+        return
+    try:
+        records = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{str(path)!r} is not JSON ({error}): write a list of objects, or one in each line."
+        ) from None
+    for number, record in enumerate(records, start=1):
+        yield _document_of(f"Item {number} of {str(path)!r}", record)
+
+
 def _document_of_line(path: Path, number: int, line: str) -> Document:
     where = f"Line {number} of {str(path)!r}"
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON ({error}): every line must be one object.") from None
+    return _document_of(where, record)
+
+
+def _document_of(where: str, record: Any) -> Document:
     if not isinstance(record, dict):
         raise UsageError(f'{where} is not a JSON object: write it as {{"text": ...}}.')
     return _document_at(where, record)
@@ -285,6 +310,8 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
 
 
 def _not_utf8(path: Path) -> UsageError:
+    if path.suffix.lower() in _COMPRESSED:
+        return UsageError(f"{str(path)!r} is compressed: decompress it, and give that file.")
     return UsageError(f"{str(path)!r} is not UTF-8 text: convert it, or give another file.")
 
 

@@ -170,7 +170,7 @@ def read_questions(path: Path) -> list[Question]:
         UsageError: when it is none.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{str(path)!r} cannot be read ({error}); give a CSV file") from error

@@ -48,8 +48,14 @@ _DESCRIBING: Final = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
     "chat_template.jinja",
+    "chat_template.json",
 )
+_MORE_TEMPLATES: Final = "additional_chat_templates"
 _OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
 _VERSIONS: Final = ("cleave", "torch", "transformers")
 
@@ -97,6 +103,8 @@ def keep_description(
             for name in _DESCRIBING:
                 if (file := source.folder / name).is_file():
                     shutil.copyfile(file, temporary / name)
+            if (more := source.folder / _MORE_TEMPLATES).is_dir():
+                shutil.copytree(more, temporary / _MORE_TEMPLATES)
         else:
             _describe(temporary, model, tokenizer)
         temporary.rename(final)
@@ -170,7 +178,9 @@ def export_run(
         temporary.mkdir(parents=True)
         description = description_of(run)
         for file in sorted(description.iterdir()):
-            if whole or file.name not in _OF_WHOLE_MODELS:
+            if file.is_dir():
+                shutil.copytree(file, temporary / file.name)
+            elif whole or file.name not in _OF_WHOLE_MODELS:
                 shutil.copyfile(file, temporary / file.name)
         if base is None:
             _write_weights(temporary, weights, DTYPES[dtype])

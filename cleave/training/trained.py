@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     with quiet_transformers():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(weights, strict=False)  # a tied weight has two names, and one is there
-    if (folder / "generation_config.json").is_file():
+    with suppress(OSError):  # without such a file, or a whole one, the model's config counts
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return _ready(model, tokenizer, title)
 

@@ -41,10 +41,12 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
         """Refuse what cannot be generated.
 
         Raises:
-            UsageError: when the text is empty, or no token has the share.
+            UsageError: when the text is empty, no token has the share, or the seed is none.
         """
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p is {self.top_p:g}; give a share above 0, up to 1")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
         if not self.prompt:
             raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
 

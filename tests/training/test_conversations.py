@@ -499,8 +499,10 @@ def test_held_out_text_without_a_whole_answer_is_refused_before_training(
     path, other = tmp_path / "some.jsonl", tmp_path / "other.jsonl"
     long = {"prompt": "word list one two three " * 30, "completion": " y"}
     short = [{"prompt": f"{n} is ", "completion": "y"} for n in range(40)]
-    last = [long] if own else []
-    path.write_text("".join(json.dumps(record) + "\n" for record in [*short, *last]))
+    if own:  # a fiftieth of all tokens, the last ones, is more than a sequence and less than two
+        long["prompt"] *= 6
+    given = [*short, long] if own else short
+    path.write_text("".join(json.dumps(record) + "\n" for record in given))
     other.write_text(json.dumps(long))
     job = JobSpec(
         str(base), str(path), 8, batch=2, seq=48, eval_every=5,
@@ -527,7 +529,7 @@ def test_a_token_that_the_model_lacks_is_refused_where_the_text_has_it(
     prepare(job, TrainContext(None, lambda record: None))
     path = tmp_path / "text.txt"
     path.write_text("some <pad> text " * 40)
-    with pytest.raises(CleaveError, match="makes the token 300 .* has only 300"):
+    with pytest.raises(CleaveError, match=r"makes the token 300 .* has only 300"):
         prepare(replace(job, data=str(path)), TrainContext(None, lambda record: None))
 
 

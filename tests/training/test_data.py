@@ -107,6 +107,16 @@ def test_half_a_surrogate_pair_does_not_reach_the_tokenizer(tmp_path: Path) -> N
     assert list(read_documents(str(path))) == ["a?b"]
 
 
+def test_json_may_be_a_list_or_lines(tmp_path: Path) -> None:
+    """A folder's JSON files are rather settings than texts, and are passed over."""
+    path = tmp_path / "d.json"
+    for text in (' [{"text": "a"},\n {"text": "b"}]', '{"text": "a"}\n{"text": "b"}\n'):
+        path.write_text("\ufeff" + text, "utf-8")
+        assert list(read_documents(str(path))) == ["a", "b"]
+    (tmp_path / "c.txt").write_text("c")
+    assert list(read_documents(str(tmp_path))) == ["c"]
+
+
 def test_parquet_is_read_by_its_column(tmp_path: Path) -> None:
     path = tmp_path / "d.parquet"
     table = pyarrow.table({"id": [1, 2, 3], "content": ["a", None, "b"]})
@@ -148,6 +158,14 @@ def bad_parquet(columns: dict[str, list[Any]]) -> Callable[[Path], str]:
         (bad_jsonl("[" * 100_000), "Line 2 of .*not JSON"),
         (bad_file("x.jsonl", b"\xff\xfe"), "not UTF-8"),
         (bad_file("x.txt", b"caf\xe9"), "x.txt' is not UTF-8 text: convert it"),
+        (bad_file("x.jsonl.gz", b"\x1f\x8b\x08"), "x.jsonl.gz' is compressed: decompress it"),
+        (bad_file("x.json", b'[{"text": "fine"}, 7]'), "Item 2 of .*not a JSON object"),
+        (bad_file("x.json", b'[{"text": "fine"}, {"text": null}]'), "Item 2 of .*null as"),
+        (
+            bad_file("x.json", b'[{"text": "fine"}'),
+            "x.json' is not JSON .*: write a list of objects",
+        ),
+        (bad_file("x.json", b"\xff\xfe"), "not UTF-8"),
         (bad_file("x.txt", b" \n"), "no text in .*x.txt"),
         (bad_file("x.jsonl", b""), "no text in .*x.jsonl"),
         (bad_file("x.parquet", b"PAR1 and so on"), "cannot be read as Parquet"),

@@ -80,11 +80,16 @@ def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: 
     small.save_pretrained(source)
     default_tokenizer(vocab_size=300).library_tokenizer.save(str(source / "tokenizer.json"))
     (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    for name in ("chat_template.jinja", "additional_chat_templates/tools.jinja"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text("{{ messages[0]['content'] }}")
     run = trained(tmp_path, corpus_file, str(source))
+    assert (run.path / "model" / "additional_chat_templates" / "tools.jinja").is_file()
     shutil.rmtree(source)
     done = export_run(run, tmp_path / "out", step=1, dtype="bf16", facts={"devices": "none"})
     assert (done.step, done.dtype) == (1, "bf16")
-    model, _ = from_pretrained(done.folder)
+    model, tokenizer = from_pretrained(done.folder)
+    assert tokenizer.chat_template.keys() == {"default", "tools"}
     assert model.dtype is torch.bfloat16
     assert model.config.num_key_value_heads == small.config.num_key_value_heads
     assert "| devices | none |" in (done.folder / "README.md").read_text()

@@ -311,7 +311,7 @@ def test_answers_are_the_likeliest_letters(
     tmp_path: Path, always_b: tuple[TrainedModel, Partial, TextTokenizer]
 ) -> None:
     path = tmp_path / "arithmetic_test.csv"
-    path.write_text('1 + 1?,1,2,3,4,B\n"2 + 2, is?",3,2,1,4,D\n3 + 3?,0,6,1,2,B\n')
+    path.write_text('\ufeff1 + 1?,1,2,3,4,B\n"2 + 2, is?",3,2,1,4,D\n3 + 3?,0,6,1,2,B\n')
     questions = read_questions(path)
     assert questions[1] == Question("2 + 2, is?", ("3", "2", "1", "4"), 3)
     used, model, tokenizer = always_b
@@ -342,11 +342,28 @@ def test_what_cannot_be_used_says_why(run: RunFolder, tmp_path: Path) -> None:
         (["eval", str(run.path), "--data", str(tmp_path / "no.txt")], "no file or folder"),
         (["eval", str(tmp_path), "--choices", str(path)], "is no question"),
         (["generate", str(run.path), "--prompt", "x", "--top-p", "0"], "--top-p is 0"),
+        (["generate", str(run.path), "--prompt", "x", "--seed", "-1"], "--seed is -1; give"),
         (["generate", str(tmp_path), "--prompt", "x", "--step", "3"], "--step goes with a run"),
     ):
         done = CliRunner().invoke(app, command)
         assert isinstance(done.exception, UsageError)
         assert said in str(done.exception)
+
+
+def test_odd_bytes_of_a_prompt_end_nothing(run: RunFolder) -> None:
+    """A shell hands over bytes that are no UTF-8 as halves of surrogate pairs."""
+    command = ["generate", str(run.path), "--tokens", "1"]
+    done = CliRunner().invoke(app, [*command, "--prompt", "def \udcff("], catch_exceptions=False)
+    assert done.stdout.startswith("def ?(")
+    done = CliRunner().invoke(app, command, input=b"def \xff(")
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == "what comes on stdin is not UTF-8 text; convert it"
+
+
+def test_a_broken_generation_config_is_as_none(run: RunFolder, tmp_path: Path) -> None:
+    copied = RunFolder(shutil.copytree(run.path, tmp_path / "copied"))
+    (copied.path / "model" / "generation_config.json").write_text("{")
+    assert added(open_trained(copied.path), "def", 2) == added(open_trained(run.path), "def", 2)
 
 
 def test_the_command_goes_on_with_a_text(run: RunFolder) -> None:
