@@ -6,6 +6,7 @@ export needs a checkpoint and nothing else: the folder that the model came from 
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from collections import Counter
@@ -19,7 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.adapters import adapted_model, add_adapters, fixed_tensors
+from cleave.training.adapters import (
+    ADAPTER_CONFIG,
+    adapted_model,
+    add_adapters,
+    fixed_tensors,
+)
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.disk import cannot_write
 from cleave.training.lora import LoraSpec
@@ -391,6 +397,10 @@ def _write_adapters(
     held = {f"base_model.model.{name}": tensor.to(dtype) for name, tensor in weights.items()}
     with quiet_transformers():
         adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
+    path = folder / ADAPTER_CONFIG
+    found = json.loads(path.read_text("utf-8"))
+    found["target_modules"].sort()  # of a set, whose order differs from process to process
+    path.write_text(json.dumps(found, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def _card(

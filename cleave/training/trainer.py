@@ -613,7 +613,7 @@ class Trainer:
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
                 with self._gathered(left):
-                    loss = self._loss(batch, whole=True) / (learned / learned_tokens(batch.labels))
+                    loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
                     with self.optimizer.last_pass() if not left else nullcontext():
                         (loss * self._factor).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
@@ -628,12 +628,10 @@ class Trainer:
         """Return what the loss is multiplied by before its backward pass."""
         return self.optimizer.scale.factor if self.optimizer.scale is not None else 1.0
 
-    def _loss(self, batch: Batch, *, whole: bool = False) -> Tensor:
+    def _loss(self, batch: Batch) -> Tensor:
         """Return the mean loss of all tokens that are learned.
 
-        Args:
-            batch: the micro-batch.
-            whole: whether to add what the model's config asks for beside it, as in training.
+        In training the loss that spreads tokens over experts is added, if the config asks for it.
         """
         narrow = _NARROW.get(Precision(self.job.dtype))
         kept = self.weights is None  # narrow weights stay until the end, where they may
@@ -643,7 +641,8 @@ class Trainer:
         loss = nn.functional.cross_entropy(
             out.logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED
         )
-        return loss + self._auxiliary * out.aux_loss if whole and self._auxiliary else loss
+        spreads = self._auxiliary and self.model.training
+        return loss + self._auxiliary * out.aux_loss if spreads else loss
 
     def evaluate(self) -> float:
         """Return the mean loss on held-out text, in nats per token that is learned."""

@@ -236,6 +236,8 @@ def test_others_load_what_is_exported(
     folder = Path(json.loads(said.stdout)["folder"])
     assert json.loads(said.stdout)["adapters"]
     assert not (folder / "config.json").exists()
+    targets = json.loads((folder / "adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets)
     assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(folder), ids), expected)
     assert AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"] == ids
     assert torch.equal(logits(open_trained(folder).model, ids), expected)

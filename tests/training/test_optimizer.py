@@ -124,7 +124,10 @@ def state_space() -> nn.Module:
     from transformers import MambaConfig, MambaForCausalLM
 
     sizes: Any = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "expand": 2}
-    return MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, time_step_rank=2, **sizes))
+    model: nn.Module = MambaForCausalLM(
+        MambaConfig(vocab_size=VOCABULARY, time_step_rank=2, **sizes)
+    )
+    return model
 
 
 def adapted(targets: str, save: str = "") -> nn.Module:
