@@ -69,7 +69,8 @@ def go_on(
         """Say what the last token adds; return whether to stop, as transformers asks."""
         nonlocal shown, wanted
         whole = text_of(ids[0].tolist())
-        if not whole.endswith(_UNFINISHED) and whole != shown:
+        open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))
+        if not open_ended and whole != shown:
             wanted = say(whole[len(shown) :])
             shown = whole
         return torch.full((len(ids),), not wanted)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cleave.training.run_folder import write_atomically
 _END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_ID = 0  # the trainer numbers special tokens first
 _BYTES = 256
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # as sentencepiece names a token of one byte
 _TRAINING_CHARS = 8_000_000
 # Where a model folder does not say which token ends a text.
 _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
@@ -131,6 +133,13 @@ class TextTokenizer:
                 "template: use a model whose folder has one, or plain text."
             )
         return self._template
+
+    def is_byte(self, token: int) -> bool:
+        """Return True for a byte of a character that has no token; see `decode`.
+
+        One that is no part of a character changes what the bytes before it decode to.
+        """
+        return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
         """Return the text of `ids` (ints, or a 1-D array or tensor).

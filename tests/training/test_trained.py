@@ -238,11 +238,13 @@ def test_half_a_character_comes_with_its_other_half(sentences: Path) -> None:
     pieces = added(opened, "the", 3)
     assert pieces == ["\ufffd\ufffd\ufffd"]  # transformers shows them, too; nothing is kept back
     assert added(opened, "the", 1) == ["\ufffd"]
+    always(model, 3 + ord("a"))  # a later byte that fits no character would take it back
+    assert added(opened, "the", 3) == ["aaa"]
 
 
 def test_a_listener_stops_a_generation(sentences: Path) -> None:
     opened = open_trained(sentences)
-    always(opened.model, 3 + ord("a"))
+    always(opened.model, 3 + 256 + 1)  # "a", after special tokens, bytes and the sign of a space
     heard: list[str] = []
 
     def say(piece: str) -> bool:
