@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cleave.errors import CleaveError, UsageError
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, bytes_of
 from cleave.training.lora import ALL_LINEAR, LoraSpec
+from cleave.training.offloaded_linear import conv1d
 from cleave.training.quantized import QuantizedLinear, quantize_frozen
 from cleave.workload.models.build import (
     ModelSource,
@@ -75,7 +76,7 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
     config = spec.config()
     from peft import get_peft_model
 
-    linear = {name.rpartition(".")[2] for name, m in model.named_modules() if _is_linear(m)}
+    linear = {name.rpartition(".")[2] for name, m in model.named_modules() if is_linear(m)}
     modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} - {""}
     for asked, known in ((spec.targets, linear | {ALL_LINEAR}), (spec.save, modules)):
         if missing := [name for name in asked if name not in known]:
@@ -156,7 +157,7 @@ def _quantize(model: Any, bits: Bits) -> str:
             )
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         return ""
-    kinds = sorted({type(m).__name__ for m in model.modules() if _is_linear(m)})
+    kinds = sorted({type(m).__name__ for m in model.modules() if is_linear(m)})
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return (
         f"no layer of {type(base).__name__} can be quantized: that needs frozen layers of "
@@ -165,8 +166,9 @@ def _quantize(model: Any, bits: Bits) -> str:
     )
 
 
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+def is_linear(module: nn.Module) -> bool:
+    """Return True for a layer that multiplies by a weight, as torch or transformers have it."""
+    return isinstance(module, (nn.Linear, conv1d() or nn.Linear))
 
 
 def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
@@ -240,6 +242,17 @@ def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftM
 def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
     """Return what a checkpoint holds of a model: the parameters that are trained, by name."""
     return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a model needs beside the parameters that are trained, by name.
+
+    These are parameters that its class froze and buffers that its files have, such as the biases
+    that balance the experts of DeepSeek-V3.
+    """
+    frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
+    fixed = frozen | {n for n, _ in model.named_buffers()}
+    return {n: tensor for n, tensor in model.state_dict().items() if n in fixed}
 
 
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:

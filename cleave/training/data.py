@@ -60,6 +60,8 @@ class Encoder(Protocol):
     @property
     def eos_id(self) -> int: ...
     @property
+    def begin_ids(self) -> Tokens: ...
+    @property
     def fingerprint(self) -> str: ...
     def encode_batch(self, texts: list[str], /) -> list[Tokens]: ...
     def encode_answers(self, document: Conversation | Completion, /) -> Tokens: ...
@@ -72,17 +74,34 @@ class Corpus:
     train: Tokens
     validation: Tokens
 
-    def check(self, seq_len: int) -> None:
-        """Raise UsageError unless each split holds one sequence of `seq_len` tokens.
+    @property
+    def largest_id(self) -> int:
+        """Return the largest id of a token in both splits."""
+        parts = (np.where(each < 0, ~each, each) & ~START for each in (self.train, self.validation))
+        return max(int(part.max(initial=0)) for part in parts)
 
-        A sequence takes one token more than its length, for the last label.
+    def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
+        """Refuse data in which nothing can be learned, or nothing be judged by.
+
+        Args:
+            seq: tokens of a sequence; it takes one more, for the last label.
+            separate: whether documents of a sequence are kept apart.
+            judged: whether held-out losses are wanted; else the validation split needs no answer.
+
+        Raises:
+            UsageError: when a split has no whole sequence, or none with a token to learn.
         """
         for name, tokens in (("training", self.train), ("validation", self.validation)):
-            if len(tokens) < seq_len + 1:
+            if len(tokens) < seq + 1:
                 raise UsageError(
-                    f"The {name} split has {len(tokens)} tokens and one sequence of {seq_len} "
-                    f"needs {seq_len + 1}: give more text, or a shorter sequence length."
+                    f"The {name} split has {len(tokens)} tokens and one sequence of {seq} "
+                    f"needs {seq + 1}: give more text, or a shorter sequence length."
                 )
+            if name == "training" or judged:
+                try:
+                    _learned_rows(tokens, seq, separate=separate)
+                except UsageError as error:
+                    raise UsageError(f"Of the {name} split: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -333,13 +352,18 @@ class _Piece:
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
-    """Return the tokens of each document, without a token for its end."""
+    """Return the tokens of each document, without tokens for its beginning and end."""
     texts = [document for document in documents if isinstance(document, str)]
     of_texts = iter(tokenizer.encode_batch(texts))
     return [
         next(of_texts) if isinstance(document, str) else tokenizer.encode_answers(document)
         for document in documents
     ]
+
+
+def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
+    """Return the tokens before a document, which are not learned; a chat template has its own."""
+    return np.empty(0, np.int32) if isinstance(document, Conversation) else ~tokenizer.begin_ids
 
 
 def end_of(document: Document, tokenizer: Encoder) -> Tokens:
@@ -364,6 +388,8 @@ def _encode(
         found = encode_documents([piece.document for piece in batch], tokenizer)
         for piece, tokens in zip(batch, found, strict=True):
             split = validation if piece.validation else train
+            if begins:
+                tokens = np.append(begin_of(piece.document, tokenizer), tokens)
             if piece.last:
                 tokens = np.append(tokens, end_of(piece.document, tokenizer))
             split.append(_marked(tokens) if begins else tokens)

@@ -1,11 +1,12 @@
 """Documents from files, folders, JSONL, Parquet, data sets and Python's own source."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _TEXT_SUFFIXES = frozenset((
 ))
 # fmt: on
 _SUFFIXES = _TEXT_SUFFIXES | {".jsonl", ".parquet"}
+_COMPRESSED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4"))
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # Not library source: what is installed beside it, its tests, tables of code points, and what
 # differs between two builds of the same version.
@@ -37,6 +39,7 @@ def read_documents(source: str | None) -> Iterator[Document]:
 
     * a `.jsonl` file: of every line the field "messages", or "prompt" and "completion", or "text",
       or "content"; see `cleave.training.conversations`;
+    * a `.json` file: the same of each object of its list, or of each line where it has no list;
     * a `.parquet` file: the columns of these names;
     * any other file: one document, UTF-8;
     * a folder: its text, `.jsonl` and `.parquet` files and those of its subfolders, sorted by
@@ -78,7 +81,7 @@ def _path_of(source: str) -> Path | None:
             return path
     except OSError as error:
         raise _unreadable(path, error) from error
-    if _DATASET_NAME.fullmatch(source) and path.suffix.lower() not in _SUFFIXES:
+    if _DATASET_NAME.fullmatch(source) and path.suffix.lower() not in _SUFFIXES | {".json"}:
         return None
     where = "" if path.is_absolute() else f" in {str(Path.cwd())!r}"
     raise UsageError(f"There is no file or folder {source!r}{where}: check the path.")
@@ -134,6 +137,8 @@ def _read_file(path: Path) -> Iterator[Document]:
     match path.suffix.lower():
         case ".jsonl":
             yield from _read_jsonl(path)
+        case ".json":
+            yield from _read_json(path)
         case ".parquet":
             yield from _read_parquet(path)
         case _:
@@ -164,12 +169,33 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
         raise _unreadable(path, error) from error
 
 
+def _read_json(path: Path) -> Iterator[Document]:
+    """Yield the documents of a list of objects; of any other file, those of its lines."""
+    if (text := _decoded(path)) is None:
+        raise _not_utf8(path)
+    if not text.lstrip().startswith("["):
+        yield from _read_jsonl(path)
+        return
+    try:
+        records = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{str(path)!r} is not JSON ({error}): write a list of objects, or one in each line."
+        ) from None
+    for number, record in enumerate(records, start=1):
+        yield _document_of(f"Item {number} of {str(path)!r}", record)
+
+
 def _document_of_line(path: Path, number: int, line: str) -> Document:
     where = f"Line {number} of {str(path)!r}"
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON ({error}): every line must be one object.") from None
+    return _document_of(where, record)
+
+
+def _document_of(where: str, record: Any) -> Document:
     if not isinstance(record, dict):
         raise UsageError(f'{where} is not a JSON object: write it as {{"text": ...}}.')
     return _document_at(where, record)
@@ -177,7 +203,7 @@ def _document_of_line(path: Path, number: int, line: str) -> Document:
 
 def _document_at(where: str, record: dict[str, Any]) -> Document:
     try:
-        return document_of(record)
+        return document_of(record, where)
     except UsageError as error:
         raise UsageError(f"{where} {error}") from None
 
@@ -193,21 +219,19 @@ def _read_parquet(path: Path) -> Iterator[Document]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names
-            fields = next((f for f in FIELDS if set(f) <= set(columns)), None)
-            if fields is None:
+            fields = [name for f in FIELDS if set(f) <= set(columns) for name in f]
+            if not fields:
                 raise UsageError(
                     f"{str(path)!r} has no column {FIELDS_TEXT} but {_listed(columns)}: rename the "
                     f"one that holds the text."
                 )
-            chosen = [name for name in (*fields, "tools") if name in columns]
+            chosen = fields + [name for name in ("tools",) if name in columns]
             row = 0
             for rows in file.iter_batches(columns=chosen, batch_size=1024):
-                for record in rows.to_pylist():
+                for record in rows.to_pylist(maps_as_pydicts="strict"):
                     row += 1
-                    if record[fields[-1]] is None:  # a missing text
-                        continue
-                    yield _document_at(f"Row {row} of {str(path)!r}", record)
-    except (pyarrow.ArrowException, OSError) as error:
+                    yield from _documents_of_row(f"Row {row} of {str(path)!r}", record)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         raise UsageError(
             f"{str(path)!r} cannot be read as Parquet ({_first_line(error)}): check the file."
         ) from error
@@ -233,15 +257,41 @@ def _no_data_sets(name: str) -> UsageError:
     )
 
 
+def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
+    """Yield the document in a row of a table; none where all of its fields are missing.
+
+    The rows of a table all have the same fields, also within messages and tools. Where a record
+    has no such field, the table has a null.
+    """
+    held = [row[name] for names in FIELDS if set(names) <= row.keys() for name in names]
+    if not held or any(value is not None for value in held):
+        yield _document_at(where, {name: _without_nulls(value) for name, value in row.items()})
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value of a table without the fields that are null, also within lists and objects.
+
+    The content of a message stays: chat templates tell by it that a message only calls tools.
+    """
+    match value:
+        case dict():
+            held = value.items()
+            kept = "content" if "role" in value else None
+            return {n: _without_nulls(each) for n, each in held if each is not None or n == kept}
+        case list():
+            return [_without_nulls(each) for each in value]
+    return value
+
+
 def _documents_of_rows(rows: Iterator[dict[str, Any]], name: str) -> Iterator[Document]:
-    while True:
+    for number in itertools.count(1):
         try:
             row = next(rows, None)
         except Exception as error:
             raise _unreachable(name, error) from error
         if row is None:
             return
-        yield _document_at(f"The data set {name!r}", row)
+        yield from _documents_of_row(f"Row {number} of the data set {name!r}", row)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -260,6 +310,8 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
 
 
 def _not_utf8(path: Path) -> UsageError:
+    if path.suffix.lower() in _COMPRESSED:
+        return UsageError(f"{str(path)!r} is compressed: decompress it, and give that file.")
     return UsageError(f"{str(path)!r} is not UTF-8 text: convert it, or give another file.")
 
 
@@ -268,6 +320,3 @@ def _unreachable(name: str, error: Exception) -> UsageError:
         f"There is no file or folder {name!r}, and as a data set it cannot be loaded "
         f"({_first_line(error)}): check the name and the network, or give a local file."
     )
-
-
-# --- tokens ------------------------------------------------------------------------------------

@@ -14,7 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from cleave.errors import UsageError
-from cleave.training.data import IGNORED, encode_documents, end_of, ids_of, labels_of
+from cleave.training.data import (
+    IGNORED,
+    begin_of,
+    encode_documents,
+    end_of,
+    ids_of,
+    labels_of,
+)
 from cleave.training.documents import read_documents
 from cleave.training.trained import TrainedModel
 
@@ -55,7 +62,8 @@ def perplexity(
 
     They are cut into windows, of which each begins with the last token of the one before. So every
     token but the first is predicted once, from those before it in its window. Of conversations, and
-    of prompts with completions, only answers count.
+    of prompts with completions, only answers count. What the tokenizer puts before a text is seen
+    and does not count.
 
     Args:
         trained: the model.
@@ -71,9 +79,11 @@ def perplexity(
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
     parts = []
     for document in read_documents(source):
+        parts.append(begin_of(document, trained.tokenizer))
         parts += encode_documents([document], trained.tokenizer)
         parts.append(end_of(document, trained.tokenizer))
     tokens = np.concatenate(parts)
+    trained.check_ids([int(ids_of(torch.from_numpy(tokens)).max())])
     if not (counted := int((tokens[1:] >= 0).sum())):
         raise UsageError(f"{source!r} has no token to predict; give more text")
     starts = range(0, len(tokens) - 1, seq)
@@ -160,7 +170,7 @@ def read_questions(path: Path) -> list[Question]:
         UsageError: when it is none.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{str(path)!r} cannot be read ({error}); give a CSV file") from error
@@ -204,8 +214,11 @@ def answer(
     with torch.no_grad():
         for number, question in enumerate(questions, 1):
             (ids,) = trained.tokenizer.encode_batch([before + question.asked()])
-            cut += len(ids) > trained.most_tokens
-            given = torch.tensor(ids[-trained.most_tokens :].tolist())[None]
+            begin = trained.tokenizer.begin_ids.tolist()
+            room = trained.most_tokens - len(begin)
+            cut += len(ids) > room
+            trained.check_ids(ids)
+            given = torch.tensor(begin + ids[-room:].tolist())[None]
             model: Any = trained.model
             logits = model(input_ids=given, use_cache=False).logits[0, -1]
             right += int(logits[letters].argmax()) == question.answer

@@ -13,11 +13,33 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from cleave.errors import UsageError
+
 _DIMENSIONS: Final = 3  # experts, outputs, inputs
 _PRODUCTS: Final = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 Product = Callable[[Tensor, Tensor, "Tensor | None", bool], Tensor]
 """Multiplies x by a weight, which is transposed or not, and adds a bias."""
+
+
+def auxiliary_weight(model: nn.Module) -> float:
+    """Return the weight of the loss that spreads tokens over experts; 0 where there is none.
+
+    A model of transformers has that loss where its config says `output_router_logits`.
+
+    Raises:
+        UsageError: when the config asks for the loss, and its weight is not known.
+    """
+    config: Any = getattr(model, "config", None)
+    if not getattr(config, "output_router_logits", False):
+        return 0.0
+    for name in ("router_aux_loss_coef", "aux_loss_coef"):
+        if (weight := getattr(model, name, None)) is not None:
+            return float(weight)
+    raise UsageError(
+        f"the config asks for the auxiliary loss of experts (output_router_logits), whose weight "
+        f"{type(model).__name__} does not name; set output_router_logits to false to train without"
+    )
 
 
 def are_experts(module: nn.Module) -> bool:

@@ -12,7 +12,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -20,7 +21,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cleave.errors import CleaveError, UsageError
 from cleave.files import (
@@ -35,7 +36,12 @@ from cleave.files import (
     write_all,
     write_atomically,
 )
-from cleave.training.adapters import adapted_model, add_adapters
+from cleave.training.adapters import (
+    ADAPTER_CONFIG,
+    adapted_model,
+    add_adapters,
+    fixed_tensors,
+)
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.disk import cannot_write
 from cleave.training.held_out import losses_of
@@ -62,8 +68,14 @@ _DESCRIBING: Final = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
     "chat_template.jinja",
+    "chat_template.json",
 )
+_MORE_TEMPLATES: Final = "additional_chat_templates"
 _OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
 _VERSIONS: Final = ("cleave", "torch", "transformers")
 _PATHS: Final = re.compile(r".*(name_or_path|_file|_dir)")  # keys of JSON files that tools write
@@ -121,6 +133,8 @@ def keep_description(
             for name in _DESCRIBING:
                 if (file := source.folder / name).is_file():
                     copy_file(file, temporary / name)
+            if (more := source.folder / _MORE_TEMPLATES).is_dir():
+                _copy_files(more, temporary / _MORE_TEMPLATES)
         else:
             _describe(temporary, model, tokenizer)
         refuse_link(final)
@@ -135,6 +149,14 @@ def keep_description(
         raise cannot_write(final, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _copy_files(source: Path, into: Path) -> None:
+    """Copy the files of a folder, without folders in it, into a new one."""
+    new_folder(into)
+    for file in source.iterdir():
+        if file.is_file():
+            copy_file(file, into / file.name)
 
 
 def _describe(folder: Path, model: PreTrainedModel, tokenizer: TextTokenizer) -> None:
@@ -205,24 +227,26 @@ def export_run(
         checkpoint = find_checkpoint(run, step, best=best)
         whole = merge or not adapters
         base = None if whole else _base_folder(job)
-        held = _merged(job, checkpoint) if merge else weights_of(checkpoint)
-        weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in held.items()}
+        weights = _merged(job, checkpoint) if merge else weights_of(checkpoint)
         with _new_folder(into) as folder:
             description = description_of(run)
             for file in sorted(description.iterdir()):
-                if whole or file.name not in _OF_WHOLE_MODELS:
+                if file.is_dir():
+                    _copy_files(file, folder / file.name)
+                elif whole or file.name not in _OF_WHOLE_MODELS:
                     copy_file(file, folder / file.name)
             if base is None:
                 _write_weights(folder, weights, DTYPES[dtype])
             else:
-                _write_adapters(folder, description, job, base, weights)
+                _write_adapters(folder, description, job, base, weights, DTYPES[dtype])
             _remove_paths(folder)
             card = _card(run, job, checkpoint.step, facts or {}, base)
             with new_file(folder / "README.md") as readme:
                 write_all(readme, card.encode())
             mode = (folder / "README.md").stat().st_mode
             for file in folder.iterdir():  # the library of safetensors makes private ones
-                file.chmod(mode)
+                if file.is_file():
+                    file.chmod(mode)
     count = sum(tensor.numel() for tensor in weights.values())
     remark = _lower(run, checkpoint.step) if best else ""
     return Exported(into, checkpoint.step, count, dtype, whole, remark)
@@ -243,7 +267,9 @@ def _new_folder(into: Path) -> Iterator[Path]:
         own_folder(temporary)
         with Lock(temporary / LOCK) as lock:
             for file in temporary.iterdir():
-                if file.name != LOCK:
+                if file.is_dir():
+                    shutil.rmtree(file)
+                elif file.name != LOCK:
                     file.unlink()
             try:
                 yield temporary
@@ -337,8 +363,23 @@ def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, T
     """Return the weights of a run's model with its adapters merged into them, by parameter."""
     adapted: Any = adapted_model(job, checkpoint)
     dequantize_all(adapted)
-    merged = adapted.merge_and_unload()
-    return {name: parameter.detach() for name, parameter in merged.named_parameters()}
+    _part_shared(adapted)
+    with quiet_transformers():
+        merged = adapted.merge_and_unload()
+    parameters = {name: parameter.detach() for name, parameter in merged.named_parameters()}
+    return {**fixed_tensors(merged), **parameters}
+
+
+def _part_shared(adapted: nn.Module) -> None:
+    """Give adapted layers weights of their own, as the LM head of a model that ties it to tokens.
+
+    Adapters are merged into a weight in place, which would change the other layer as well.
+    """
+    uses = Counter(id(p) for _, p in adapted.named_parameters(remove_duplicate=False))
+    for layer in adapted.modules():
+        inner: Any = getattr(layer, "base_layer", None)
+        if inner is not None and uses[id(inner.weight)] > 1:
+            inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)
 
 
 def _base_folder(job: Mapping[str, Any]) -> Path:
@@ -403,25 +444,51 @@ def description_of(run: RunFolder) -> Path:
     return folder
 
 
-def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Write weights and configuration with the model's own code, which knows names and ties."""
+def described_config(folder: Path, names: Set[str]) -> Any:
+    """Return the configuration of a model whose weights have these names.
+
+    Where LM head and embedding were trained apart, the configuration says so, whatever the file
+    says: as `from_pretrained` does, training goes by the weights.
+
+    Args:
+        folder: describes the model.
+        names: of parameters and buffers, as a checkpoint has them.
+
+    Raises:
+        CleaveError: when the weights are of another model.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    local = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(folder, **local)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    for tied in (None, False):
+        if tied is not None:
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
+        with torch.device("meta"), quiet_transformers():
+            model: Any = AutoModelForCausalLM.from_config(config)
+        wanted = {name for name, _ in model.named_parameters()} | fixed_tensors(model).keys()
+        if wanted == names:
+            return config
+    name = min(wanted ^ names)
+    raise CleaveError(
+        f"the checkpoint and the configuration do not belong together: {name!r} is in one of "
+        f"them only; use the run's own `{DESCRIPTION}` folder, or, if an earlier version wrote "
+        f"the checkpoint, train one step more with --resume"
+    )
+
+
+def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write weights and configuration with the model's own code, which knows names and ties."""
+    from transformers import AutoModelForCausalLM
+
+    config = described_config(folder, weights.keys())
     with torch.device("meta"):  # its own weights are not needed
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    wanted = {name for name, _ in model.named_parameters()}
-    if wanted != weights.keys():
-        name = min(wanted ^ weights.keys())
-        raise CleaveError(
-            f"the checkpoint and the configuration do not belong together: {name!r} is in one of "
-            f"them only; use the run's own `{DESCRIPTION}` folder"
-        )
+    buffers = {name for name, _ in model.named_buffers()}
+    narrow = {n: held if n in buffers else held.to(dtype) for n, held in weights.items()}
     generation = folder / "generation_config.json"
     kept = generation.read_bytes() if generation.is_file() else None
     with quiet_transformers():
-        model.save_pretrained(folder, state_dict=dict(weights))
+        model.save_pretrained(folder, state_dict=narrow)
     if kept is not None:
         write_atomically(generation, kept)
 
@@ -432,6 +499,7 @@ def _write_adapters(
     job: Mapping[str, Any],
     base: Path,
     weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
 ) -> None:
     """Write adapters and their configuration with `peft`'s own code.
 
@@ -441,6 +509,7 @@ def _write_adapters(
         job: the run's settings.
         base: the folder of that model.
         weights: what was trained, by parameter of the model.
+        dtype: in which they are written.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -450,8 +519,13 @@ def _write_adapters(
         plain = replace(LoraSpec.of(job["lora"]), bits=0)
         adapted = add_adapters(AutoModelForCausalLM.from_config(config), plain)
     adapted.peft_config["default"].base_model_name_or_path = str(base)
-    held = {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
-    adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
+    held = {f"base_model.model.{name}": tensor.to(dtype) for name, tensor in weights.items()}
+    with quiet_transformers():
+        adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
+    path = folder / ADAPTER_CONFIG
+    found = json.loads(path.read_text("utf-8"))
+    found["target_modules"].sort()  # of a set, whose order differs from process to process
+    path.write_text(json.dumps(found, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def _card(

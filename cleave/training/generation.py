@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,25 +10,33 @@ from torch import Tensor
 
 from cleave.errors import UsageError
 from cleave.training.trained import TrainedModel
+from cleave.workload.models.build import quiet_transformers
 
 _UNFINISHED = "\ufffd"  # what half a character decodes to
 
 
-def continued(
+def go_on(
     trained: TrainedModel,
     text: str,
     tokens: int,
+    say: Callable[[str], bool],
     *,
+    chat: bool = False,
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
-) -> Iterator[str]:
-    """Yield what a model adds to a text, in pieces, until it ends it.
+) -> None:
+    """Add to a text until the model ends it, as `generate` of transformers does.
+
+    Tokens that end the text, penalties and the like are those of the model's generation
+    configuration.
 
     Args:
         trained: the model.
-        text: the text.
+        text: what it goes on with.
         tokens: that are added at most.
+        say: called with each piece of text that was added; it returns False to stop.
+        chat: whether the text is a rendered conversation, whose template wrote its first tokens.
         temperature: 0 for the likeliest token each time; else logits are divided by it.
         top_p: of the likeliest tokens that have this share together, one is drawn.
         seed: of the draws.
@@ -37,36 +45,49 @@ def continued(
         UsageError: when the text and what is added do not fit the model.
     """
     (found,) = trained.tokenizer.encode_batch([text])
-    given = torch.tensor(found.tolist())[None]
-    if given.shape[1] + tokens > trained.most_tokens:
+    given = found.tolist() if chat else trained.tokenizer.begin_ids.tolist() + found.tolist()
+    if not given:
+        raise UsageError(f"the tokenizer makes no token of {text!r}; give another text")
+    if len(given) + tokens > trained.most_tokens:
         raise UsageError(
-            f"the text has {given.shape[1]} tokens and {tokens} are to be added, but the model "
+            f"the text has {len(given)} tokens and {tokens} are to be added, but the model "
             f"takes {trained.most_tokens}; give a shorter text, or --tokens"
         )
-    chance = torch.Generator().manual_seed(seed)
+    trained.check_ids(given)
     model: Any = trained.model
-    added: list[int] = []
-    shown, past = "", None
-    for _ in range(tokens):
-        with torch.no_grad():
-            out = model(input_ids=given, past_key_values=past, use_cache=True)
-        past = out.past_key_values
-        token = _chosen(out.logits[0, -1].float(), temperature, top_p, chance)
-        if token == trained.tokenizer.eos_id:
-            return
-        added.append(token)
-        said = trained.tokenizer.decode(added)
-        if not said.endswith(_UNFINISHED):
-            yield said[len(shown) :]
-            shown = said
-        given = torch.tensor([[token]])
+    ends = model.generation_config.eos_token_id
+    ends = trained.tokenizer.eos_id if ends is None else ends
+    over = ends if isinstance(ends, list) else [ends]
 
+    def text_of(ids: list[int]) -> str:
+        return trained.tokenizer.decode(ids[:-1] if ids[-1] in over else ids, special=False)
 
-def _chosen(logits: Tensor, temperature: float, top_p: float, chance: torch.Generator) -> int:
-    """Return the next token."""
-    if not temperature:
-        return int(logits.argmax())
-    shares, order = (logits / temperature).softmax(0).sort(descending=True)
-    # A token counts if those before it have less than the share.
-    shares[shares.cumsum(0) - shares >= top_p] = 0.0
-    return int(order[torch.multinomial(shares, 1, generator=chance)])
+    shown = trained.tokenizer.decode(given, special=False)
+    wanted = True
+
+    def added(ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Say what the last token adds; return whether to stop, as transformers asks."""
+        nonlocal shown, wanted
+        whole = text_of(ids[0].tolist())
+        open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))
+        if not open_ended and whole != shown:
+            wanted = say(whole[len(shown) :])
+            shown = whole
+        return torch.full((len(ids),), not wanted)
+
+    drawing = {"temperature": temperature, "top_p": top_p} if temperature else {}
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(seed)
+        ids = model.generate(
+            torch.tensor([given]),
+            attention_mask=torch.ones(1, len(given), dtype=torch.long),
+            max_new_tokens=tokens,
+            do_sample=bool(temperature),
+            num_beams=1,
+            eos_token_id=ends,
+            pad_token_id=trained.tokenizer.eos_id,  # of batches, and this is none
+            stopping_criteria=[added],
+            **drawing,
+        )
+    if wanted and (rest := text_of(ids[0].tolist())[len(shown) :]):
+        say(rest)  # what no later token finished

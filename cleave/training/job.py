@@ -180,6 +180,11 @@ class JobSpec:
     against: str = ""
 
     def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, str) and value != value.encode("utf-8", "replace").decode():
+                raise UsageError(
+                    f"--{_flag(name)} is {value!r}, which is not UTF-8; rename the file or folder"
+                )
         for name in ("steps", "batch", "seq", "accumulate", "eval_batches", "save_total_limit"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 1 or more")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cleave.errors import CleaveError
+from cleave.training.adapters import is_linear
 from cleave.training.gradient_sums import GradientSums
 from cleave.training.job import JobSpec, OptimizerKind
 from cleave.training.loss_scale import LossScale
@@ -49,7 +50,7 @@ class UpdateRule:
 
         Args:
             parameter: the parameter.
-            hidden: whether it is neither an embedding nor the LM head.
+            hidden: whether it is the matrix of a hidden layer.
         """
         decay = self.weight_decay if parameter.ndim > 1 else 0.0
         match self.kind:
@@ -59,7 +60,7 @@ class UpdateRule:
                 )
             case OptimizerKind.ADAFACTOR:
                 return torch.optim.Adafactor([parameter], weight_decay=decay)
-            case OptimizerKind.MUON if parameter.ndim == _MATRIX and hidden:
+            case OptimizerKind.MUON if hidden:
                 return torch.optim.Muon(
                     [parameter],
                     weight_decay=decay,
@@ -128,9 +129,9 @@ class Optimizer:
             self._owners = weights.owners
         self._sums: GradientSums | None = None
         self._found: list[str] = []  # parameters that have a gradient on any server
-        outer = _outer_parameters(model)
+        hidden = _hidden_matrices(model)
         self._optimizers = {
-            name: rule.optimizer(parameter, hidden=id(parameter) not in outer)
+            name: rule.optimizer(parameter, hidden=id(parameter) in hidden)
             for name, parameter in self.parameters.items()
             if self._owners[name] == self._ranks.rank
         }
@@ -366,11 +367,15 @@ def _completed(sums: GradientSums, name: str, parameter: Tensor) -> None:
     sums.complete(name)
 
 
-def _outer_parameters(model: Any) -> set[int]:
-    """Return the `id` of the parameters of embeddings and the LM head of a transformers' model."""
-    found = set()
+def _hidden_matrices(model: Any) -> set[int]:
+    """Return the `id` of the weights of linear layers, but for those of the LM head.
+
+    Embeddings are no such layers, of tokens, positions or else; nor are 2-D parameters that no
+    matrix product has, as those of state space models. A head that is tied is an embedding.
+    """
+    found = {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
     for get in ("get_input_embeddings", "get_output_embeddings"):
         module = getattr(model, get)() if hasattr(model, get) else None
         if module is not None:
-            found |= {id(parameter) for parameter in module.parameters()}
+            found -= {id(parameter) for parameter in module.parameters()}
     return found

@@ -96,8 +96,10 @@ class RunFolder:
         Raises:
             UsageError: when it is one of these.
         """
-        if name in ("", ".", "..") or set(name) & set("/\\\0"):
-            raise UsageError(f"{name!r} is not a name for a run: use one without slashes.")
+        if name in ("", ".", "..") or set(name) & set("/\\") or not name.isprintable():
+            raise UsageError(
+                f"{name!r} is not a name for a run: use one of visible characters without slashes."
+            )
         if (root / name).exists():
             raise _taken(root / name)
 

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from cleave.errors import UsageError
 from cleave.files import write_atomically
 from cleave.machine.cache_folder import cache_folder
-from cleave.training.conversations import Completion, Conversation, Message, Template, rendered
+from cleave.training.chat_template import ChatTemplate
+from cleave.training.conversations import Completion, Conversation, rendered
 from cleave.training.data import Tokens, python_fingerprint
 from cleave.training.documents import read_documents
 
 _END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_ID = 0  # the trainer numbers special tokens first
 _BYTES = 256
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # as sentencepiece names a token of one byte
 _TRAINING_CHARS = 8_000_000
 # Where a model folder does not say which token ends a text.
 _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
@@ -28,7 +31,9 @@ _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 class TextTokenizer:
     """A tokenizer: text to token ids and back."""
 
-    def __init__(self, tokenizer: Tokenizer, eos_id: int, template: Template | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, eos_id: int, template: ChatTemplate | None = None
+    ) -> None:
         """Wrap a copy of `tokenizer`.
 
         Args:
@@ -43,8 +48,13 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._eos_id = eos_id
         self._vocab_size = 1 + max(self._tokenizer.get_vocab().values())
-        recipe = f"{eos_id}\n{self._tokenizer.to_str()}"
+        self._library = self._tokenizer.to_str()
+        self._begin = _begin_of(self._tokenizer)
+        begun = f" {self._begin}" if self._begin else ""
+        recipe = f"{eos_id}{begun}\n{self._library}"
         self._fingerprint = hashlib.sha256(recipe.encode()).hexdigest()
+        # What is left of it without special tokens is offsets without the spaces of words.
+        self._tokenizer.post_processor = None
 
     @property
     def vocab_size(self) -> int:
@@ -56,9 +66,14 @@ class TextTokenizer:
         return self._eos_id
 
     @property
+    def begin_ids(self) -> Tokens:
+        """Return the tokens that the tokenizer puts before every text, as `<s>`; often none."""
+        return np.array(self._begin, np.int32)
+
+    @property
     def library_tokenizer(self) -> Tokenizer:
         """Return a copy of what the `tokenizers` library has of it."""
-        return Tokenizer.from_str(self._tokenizer.to_str())
+        return Tokenizer.from_str(self._library)
 
     @property
     def fingerprint(self) -> str:
@@ -78,17 +93,29 @@ class TextTokenizer:
         Raises:
             UsageError: when there is no chat template, or it cannot render the conversation.
         """
-        if isinstance(document, Completion):
-            text = document.text
-            answers = [(len(document.prompt), len(text))]
-        else:
-            text, answers = rendered(document, self._chat_template())
+        if isinstance(document, Conversation):
+            try:
+                return self._conversation(document)
+            except UsageError as error:
+                place = f"{document.where}: " if document.where else ""
+                raise UsageError(f"{place}{error}") from error
+        return self._learned(document.text, [(len(document.prompt), len(document.text))])
+
+    def _conversation(self, document: Conversation) -> Tokens:
+        template = self._chat_template()
+        if marked := template.marked(document.messages, document.tools):
+            ids, learned = (np.array(each, np.int32) for each in marked)
+            return np.where(learned, ids, ~ids)
+        return self._learned(*rendered(document, template))
+
+    def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
+        """Return the ids of a text; those without a character of an answer are not learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
-        starts = np.array([start for start, _ in encoding.offsets], np.int64)
+        starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
         learned = np.zeros(len(ids), np.bool_)
         for first, stop in answers:
-            learned |= (starts >= first) & (starts < stop)
+            learned |= (starts < stop) & ((starts >= first) | (ends > first))
         return np.where(learned, ids, ~ids)
 
     def question(self, text: str) -> str:
@@ -99,7 +126,7 @@ class TextTokenizer:
         """
         return self._chat_template()([{"role": "user", "content": text}], None, True)
 
-    def _chat_template(self) -> Template:
+    def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             raise UsageError(
                 'There are conversations ("messages", or --chat), and the tokenizer has no chat '
@@ -107,9 +134,21 @@ class TextTokenizer:
             )
         return self._template
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids` (ints, or a 1-D array or tensor), including special tokens."""
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+    def is_byte(self, token: int) -> bool:
+        """Return True for a byte of a character that has no token; see `decode`.
+
+        One that is no part of a character changes what the bytes before it decode to.
+        """
+        return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
+
+    def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
+        """Return the text of `ids` (ints, or a 1-D array or tensor).
+
+        Args:
+            ids: the tokens.
+            special: whether special tokens are a part of the text.
+        """
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special)
 
 
 def default_tokenizer(
@@ -167,39 +206,20 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
     return TextTokenizer(tokenizer, eos_id, _template_of(folder))
 
 
-def _template_of(folder: Path) -> Template | None:
+def _template_of(folder: Path) -> ChatTemplate | None:
     """Return what renders conversations for the model of a folder; None where nothing does."""
     stated = _json_object(folder / "tokenizer_config.json").get("chat_template")
     if not stated and not (folder / "chat_template.jinja").is_file():
         return None
-    loaded: list[Any] = []
+    return ChatTemplate(folder)
 
-    def render(messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool) -> str:
-        from transformers import AutoTokenizer
 
-        try:
-            if not loaded:
-                loaded.append(
-                    AutoTokenizer.from_pretrained(
-                        folder, local_files_only=True, trust_remote_code=False
-                    )
-                )
-            return str(
-                loaded[0].apply_chat_template(
-                    list(messages),
-                    tools=None if tools is None else list(tools),
-                    tokenize=False,
-                    add_generation_prompt=prompt,
-                )
-            )
-        except Exception as error:  # what templates raise is no closed list
-            raise UsageError(
-                f"The chat template in {str(folder)!r} cannot render a conversation "
-                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
-                "check the roles of its messages and their order."
-            ) from error
-
-    return render
+def _begin_of(tokenizer: Tokenizer) -> list[int]:
+    """Return what a tokenizer puts before every text."""
+    alone = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    before = (n for n in range(len(whole)) if whole[n : n + len(alone)] == alone)
+    return whole[: next(before, 0)]
 
 
 def _train(vocab_size: int) -> Tokenizer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,12 @@ from torch import nn
 
 from cleave.errors import UsageError
 from cleave.training.adapters import ADAPTER_CONFIG, adapted_model, open_adapters
-from cleave.training.export import description_of, find_checkpoint, weights_of
+from cleave.training.export import (
+    described_config,
+    description_of,
+    find_checkpoint,
+    weights_of,
+)
 from cleave.training.run_folder import RunFolder
 from cleave.training.tokenizer import TextTokenizer, folder_tokenizer
 from cleave.workload.models.build import load_folder, quiet_transformers
@@ -37,6 +44,20 @@ class TrainedModel:
         config: Any = self.model.config
         return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
+    def check_ids(self, ids: Iterable[int]) -> None:
+        """Refuse tokens that the model has no embedding of.
+
+        Raises:
+            UsageError: when the tokenizer has more tokens than the model, and they are used.
+        """
+        config: Any = self.model.config
+        held = int(getattr(config, "vocab_size", None) or 2**31)
+        if (largest := max(ids, default=0)) >= held:
+            raise UsageError(
+                f"the tokenizer makes the token {largest} of this text, and the model has only "
+                f"{held:,}; use the tokenizer that belongs to the model"
+            )
+
 
 def open_trained(path: Path, step: int = 0) -> TrainedModel:
     """Load a model.
@@ -59,7 +80,7 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
 
 
 def _of_run(run: RunFolder, step: int) -> TrainedModel:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     checkpoint, folder = find_checkpoint(run, step), description_of(run)
     tokenizer, title = folder_tokenizer(folder), f"{run.path} after step {checkpoint.step}"
@@ -67,13 +88,12 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     if job.get("lora"):
         return _ready(adapted_model(job, checkpoint).get_base_model(), tokenizer, title)
     weights = weights_of(checkpoint)
-    local = {"local_files_only": True, "trust_remote_code": False}
+    config = described_config(folder, weights.keys())
     with quiet_transformers():
-        config = AutoConfig.from_pretrained(folder, **local)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+    model.load_state_dict(weights, strict=False)  # a tied weight has two names, and one is there
+    with suppress(OSError):  # without such a file, or a whole one, the model's config counts
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return _ready(model, tokenizer, title)
 
 

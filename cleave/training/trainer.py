@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from cleave.errors import CleaveError
+from cleave.errors import CleaveError, UsageError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import (
@@ -23,11 +23,12 @@ from cleave.fleet.local_fallback import (
     FleetPresence,
 )
 from cleave.fleet.selection import Kept
-from cleave.graphs.packed import called_with, mask_for, packed_by
+from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
 from cleave.planner.methods import Method
 from cleave.training.adapters import (
     FROZEN,
     check_frozen,
+    fixed_tensors,
     frozen_digest,
     load_adapted,
     load_trained,
@@ -57,6 +58,7 @@ from cleave.training.data import (
 from cleave.training.disk import Patience
 from cleave.training.documents import read_documents
 from cleave.training.dropout import Chance
+from cleave.training.experts import auxiliary_weight
 from cleave.training.export import keep_description
 from cleave.training.fingerprint import FINGERPRINTS, Fingerprints, in_words
 from cleave.training.held_out import HeldOut, losses_of
@@ -180,11 +182,6 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     else:
         size = min(_TOKENIZER_SIZE, source.spec.vocabulary)
         tokenizer = default_tokenizer(vocab_size=size, progress=note)
-    if tokenizer.vocab_size > source.spec.vocabulary:
-        raise CleaveError(
-            f"the tokenizer of {job.model!r} has {tokenizer.vocab_size} tokens and the model only "
-            f"{source.spec.vocabulary}; the folder's files do not belong together"
-        )
     corpus = build_corpus(
         job.data or None,
         tokenizer,
@@ -192,7 +189,13 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
         min_tokens=job.seq + 1,
         progress=note,
     )
-    corpus.check(job.seq)
+    separate = job.packing == Packing.SEPARATE.value
+    corpus.check(job.seq, separate=separate, judged=bool(job.eval_every))
+    if (largest := corpus.largest_id) >= source.spec.vocabulary:
+        raise CleaveError(
+            f"the tokenizer of {job.model!r} makes the token {largest} of this text, and the model "
+            f"has only {source.spec.vocabulary}; the folder's files do not belong together"
+        )
     fingerprints = Fingerprints.of(corpus, tokenizer, source.folder)
     return Dataset(source, tokenizer, corpus, fingerprints)
 
@@ -413,6 +416,9 @@ class Trainer:
         self.journal = _open_journal(job, run, context, base, self.patience)
         separate = job.packing == Packing.SEPARATE.value
         self._packed = packed_by(model) if separate else None
+        self._auxiliary = auxiliary_weight(model)
+        if self._auxiliary:
+            _check_auxiliary(job, self._packed)
         self.fleet: JobFleet | None = None
         if context.fleet is not None and job.method != Method.LOCAL.value:
             self.fleet = JobFleet(
@@ -426,7 +432,7 @@ class Trainer:
                 stop=lambda: context.stop() or self.shared.deserted(),
                 reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
                 packed=self._packed,
-                by_tiles=self.weights is not None,
+                by_tiles=self.weights is not None or self._auxiliary > 0,
             )
         self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self._note)
         self.job = job
@@ -682,15 +688,20 @@ class Trainer:
         return self.optimizer.scale.factor if self.optimizer.scale is not None else 1.0
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of all tokens that are learned."""
+        """Return the mean loss of all tokens that are learned.
+
+        In training the loss that spreads tokens over experts is added, if the config asks for it.
+        """
         narrow = _NARROW.get(Precision(self.job.dtype))
         kept = self.weights is None  # narrow weights stay until the end, where they may
         with torch.autocast("cpu", narrow, enabled=narrow is not None, cache_enabled=kept):
             mask = mask_for(self._packed, batch.positions)
-            logits = self.model(**called_with(batch.ids, mask, batch.positions)).logits
-        return nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED
+            out = self.model(**called_with(batch.ids, mask, batch.positions))
+        loss = nn.functional.cross_entropy(
+            out.logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED
         )
+        spreads = self._auxiliary and self.model.training
+        return loss + self._auxiliary * out.aux_loss if spreads else loss
 
     def evaluate(self) -> float:
         """Return the mean loss on held-out text, in nats per token that is learned."""
@@ -831,6 +842,8 @@ class Trainer:
         weights = trained_parameters(self.model) if first or self.weights is not None else {}
         if self.weights is not None:
             weights = self.weights.owned(weights)
+        if first and not self.job.lora:  # else the folder of the frozen weights has the rest
+            weights = {**weights, **fixed_tensors(self.model)}
         return {
             **{WEIGHTS + name: values for name, values in weights.items()},
             **self.optimizer.tensors(),
@@ -928,6 +941,25 @@ _PRESENCE = {
     FleetPresence.ABSENT: "no device is there to work; training waits",
     FleetPresence.LOCAL: "no device is there to work; training goes on on the parameter server",
 }
+
+
+def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
+    """Refuse what cannot be done with an auxiliary loss of experts.
+
+    Raises:
+        UsageError: when the job trains by stages, or documents are told apart by masks.
+    """
+    asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
+    if job.method == Method.STAGES.value:
+        raise UsageError(
+            f"{asks}, and stages have no such loss; give --method tiles or local, or set "
+            f"output_router_logits to false"
+        )
+    if packed is PackedBy.MASK:
+        raise UsageError(
+            f"{asks}, which does not take the masks of --packing separate; leave that out, or set "
+            f"output_router_logits to false"
+        )
 
 
 def _open_journal(

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from cleave.errors import UsageError
 from cleave.fleet.local_fallback import AbandonedError
+from cleave.training.conversations import clean
 from cleave.training.records import AnsweredRecord, PredictedRecord, ProgressRecord, TextRecord
 from cleave.training.trained import TrainedModel, open_trained
 
@@ -21,12 +22,12 @@ Stop = Callable[[], bool]
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Goes on with a text; see `cleave.training.generation.continued`.
+    """Goes on with a text; see `cleave.training.generation.go_on`.
 
     Attributes:
         prompt: the text.
         chat: whether it is a question to a chat model.
-        tokens, temperature, top_p, seed: as `continued` takes them.
+        tokens, temperature, top_p, seed: as `go_on` takes them.
     """
 
     prompt: str
@@ -40,25 +41,37 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
         """Refuse what cannot be generated.
 
         Raises:
-            UsageError: when the text is empty, or no token has the share.
+            UsageError: when the text is empty, no token has the share, or the seed is none.
         """
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p is {self.top_p:g}; give a share above 0, up to 1")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
         if not self.prompt:
             raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
         """Report what the model adds, as it comes; of a chat, only that."""
-        from cleave.training.generation import continued
+        from cleave.training.generation import go_on
 
-        text = trained.tokenizer.question(self.prompt) if self.chat else self.prompt
+        prompt = clean(self.prompt)
         if not self.chat:
-            report(TextRecord(text))
-        settings: Any = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
-        for piece in continued(trained, text, self.tokens, **settings):
+            report(TextRecord(prompt))
+
+        def say(piece: str) -> bool:
             report(TextRecord(piece))
-            if stop():
-                return
+            return not stop()
+
+        go_on(
+            trained,
+            trained.tokenizer.question(prompt) if self.chat else prompt,
+            self.tokens,
+            say,
+            chat=self.chat,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+        )
 
 
 class Prediction(Struct, frozen=True, forbid_unknown_fields=True):

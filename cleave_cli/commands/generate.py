@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cleave.errors import UsageError
 from cleave_cli.render.say import printable
 from cleave_cli.trained_model import Devices, Model, Server, Step, use
 
@@ -43,7 +44,10 @@ def generate(
     """
     from cleave.training.uses import Generation, UseRequest
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise UsageError("what comes on stdin is not UTF-8 text; convert it") from error
     wanted = Generation(text, chat, tokens, temperature, top_p, seed)
     wanted.check()
 

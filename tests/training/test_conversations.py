@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cleave
-from cleave.errors import UsageError
+from cleave.errors import CleaveError, UsageError
 from cleave.training.conversations import (
     Completion,
     Conversation,
@@ -28,6 +30,7 @@ from cleave.training.data import (
     BatchLoader,
     Tokens,
     build_corpus,
+    ids_of,
     validation_batches,
 )
 from cleave.training.documents import read_documents
@@ -65,6 +68,13 @@ TURNS = [
 ]
 
 
+def parts(*given: Any) -> dict[str, Any]:
+    """Return a message whose content is a list; strings at its beginning are parts of text."""
+    first, *rest = given
+    text = {"type": "text", "text": first} if isinstance(first, str) else first
+    return {"role": "user", "content": [text, *rest]}
+
+
 TOOL = {"name": "add"}
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": "2 2"}]}
 
@@ -85,6 +95,15 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "ar
             {"messages": TURNS, "tools": [{"name": "f"}]},
             Conversation(tuple(TURNS), ({"name": "f"},)),
         ),
+        (
+            {"messages": TURNS, "tools": '[{"name": "f"}]'},
+            Conversation(tuple(TURNS), ({"name": "f"},)),
+        ),
+        ({"messages": TURNS, "tools": []}, Conversation(tuple(TURNS))),
+        (
+            {"messages": [parts("What ", {"type": "text", "text": "now?"}), TURNS[2]]},
+            Conversation((said("user", "What now?"), TURNS[2])),
+        ),
     ],
 )
 def test_what_a_record_holds(record: dict[str, Any], document: Any) -> None:
@@ -99,7 +118,20 @@ def test_what_a_record_holds(record: dict[str, Any], document: Any) -> None:
         ({"text": 1}, 'has int as "text", not a string'),
         ({"prompt": "a", "completion": TURNS}, "not both strings, or both lists"),
         ({"messages": "hello"}, 'not a list of objects with a "role"'),
-        ({"messages": [{"role": "user"}]}, 'not a list of objects with a "role"'),
+        ({"messages": [{"content": "a"}]}, 'not a list of objects with a "role"'),
+        ({"messages": [{"role": "assistant"}]}, 'has no "content" in message 1'),
+        (
+            {"messages": [*TURNS, {"role": "user", "content": 7}]},
+            'int as the "content" of mess.* 6',
+        ),
+        ({"messages": None}, 'has null as "messages": give it a value'),
+        ({"text": None}, 'has null as "text": give it a value'),
+        ({"prompt": None, "completion": "a"}, 'has null as "prompt": give it a value'),
+        ({"messages": TURNS, "tools": {"name": "f"}}, '"tools" that are not a list of objects'),
+        ({"messages": TURNS, "tools": "f("}, '"tools" that are no JSON'),
+        ({"messages": [*TURNS, parts("a", {"type": "image"})]}, "the type 'image' in message 6"),
+        ({"messages": [*TURNS, parts("a", "b")]}, "has str in message 6, and only parts"),
+        ({"messages": [*TURNS, parts({"type": "text"})]}, 'null as the "text" of a part of mes'),
         ({"messages": TURNS[:2]}, "nothing is to be learned"),
     ],
 )
@@ -110,6 +142,69 @@ def test_records_that_are_refused_say_where(
     path.write_text(json.dumps({"text": "fine"}) + "\n" + json.dumps(record) + "\n")
     with pytest.raises(UsageError, match=f"Line 2 of .*{says}"):
         list(read_documents(str(path)))
+
+
+def test_halves_of_surrogate_pairs_are_nowhere_in_a_conversation(tmp_path: Path) -> None:
+    half = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"arguments": {"a\ud83d": "\ude00"}}],
+    }
+    records: list[dict[str, Any]] = [
+        {"messages": [said("user", "hi \ud83d"), half], "tools": [{"name": "\ud83d"}]},
+        {"prompt": "hi \ud83d", "completion": "\ude00 half"},
+        {"prompt": [said("user", "\ud83d")], "completion": [said("assistant", "\ude00")]},
+    ]
+    path = tmp_path / "halves.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    first, second, third = read_documents(str(path))
+    call = {"role": "assistant", "content": None, "tool_calls": [{"arguments": {"a?": "?"}}]}
+    assert first == Conversation((said("user", "hi ?"), call), ({"name": "?"},))
+    assert second == Completion("hi ?", "? half")
+    assert third == Conversation((said("user", "?"), said("assistant", "?")))
+
+
+def calls(**arguments: Any) -> dict[str, Any]:
+    function = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [function]}
+
+
+def test_what_a_table_fills_with_null_is_not_there(tmp_path: Path) -> None:
+    """A null content stays where a message calls tools; a column may hold null in some rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    records: list[dict[str, Any]] = [
+        {"messages": TURNS},
+        {"messages": [{**said("user", "a"), "name": "ann"}, calls(x=1), said("tool", "2")]},
+        {"messages": [said("user", "b"), calls(y={"z": ["s"]})], "tools": [{"p": {"x": "int"}}]},
+        {"messages": [said("user", "b"), calls()], "tools": [{"p": {"y": "str"}}, {"q": 1}]},
+        {"text": "plain"},
+        {"prompt": "a", "completion": "b"},
+    ]
+    lines, table = tmp_path / "some.jsonl", tmp_path / "some.parquet"
+    lines.write_text("".join(json.dumps(record) + "\n" for record in records))
+    names = {name: None for record in records for name in record}
+    pq.write_table(pa.Table.from_pylist([{**names, **record} for record in [*records, {}]]), table)
+    assert [repr(each) for each in read_documents(str(table))] == [
+        repr(each).replace("Line", "Row").replace("jsonl", "parquet")
+        for each in read_documents(str(lines))
+    ]
+
+
+def test_maps_of_a_table_are_objects(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    message = [("role", pa.string()), ("content", pa.string())]
+    kind = pa.list_(pa.struct([*message, ("extra", pa.map_(pa.string(), pa.string()))]))
+    told = [{**said("user", "a"), "extra": [("k", "v")]}, {**said("assistant", "b"), "extra": None}]
+    path = tmp_path / "maps.parquet"
+    pq.write_table(pa.table({"messages": pa.array([told], kind)}), path)
+    (found,) = read_documents(str(path))
+    assert found == Conversation(
+        ({**said("user", "a"), "extra": {"k": "v"}}, said("assistant", "b"))
+    )
 
 
 def test_parquet_and_jsonl_hold_the_same(tmp_path: Path) -> None:
@@ -146,6 +241,57 @@ def test_a_template_that_changes_earlier_turns_is_refused() -> None:
 
     with pytest.raises(UsageError, match="renders message 3 of a conversation in another way"):
         rendered(Conversation(tuple(TURNS)), forgetful)
+
+
+def thinking(messages: Sequence[Message], tools: Any, prompt: bool) -> str:
+    """Render as Qwen 3 does: a place for thoughts in the last answer and in no other."""
+    text = ""
+    for number, m in enumerate(messages):
+        last = m["role"] == "assistant" and number + 1 == len(messages)
+        thoughts = "<think>\n\n</think>\n\n" if last else ""
+        text += f"<|{m['role']}|>\n{thoughts}{m['content'].strip()}<|end|>\n"
+    return text + ("<|assistant|>\n" if prompt else "")
+
+
+def thoughtful(messages: Sequence[Message], tools: Any, prompt: bool) -> str:
+    """Render as DeepSeek R1 does: a prompt ends where thoughts begin, an answer has none."""
+    text = "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in messages)
+    return text + ("<|assistant|><think>\n" if prompt else "")
+
+
+def unopened(messages: Sequence[Message], tools: Any, prompt: bool) -> str:
+    """Render as Mistral does: nothing opens an answer, and a user's message closes itself."""
+    ends = {"user": ("[INST] ", " [/INST]"), "assistant": (" ", "</s>")}
+    return "<s>" + "".join(m["content"].join(ends[m["role"]]) for m in messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "answers"),
+    [
+        (chatml, ["first<|endoftext|>\n", "<|endoftext|>\n", "first<|endoftext|>\n"]),
+        (
+            thinking,
+            ["first<|end|>\n", "<|end|>\n", "<think>\n\n</think>\n\nfirst<|end|>\n"],
+        ),
+        (thoughtful, ["first<|end|>", "<|end|>", "first<|end|>"]),
+        (unopened, [" first</s>", " </s>", " first</s>"]),
+    ],
+)
+@pytest.mark.parametrize("begins", [False, True])
+def test_answers_are_found_whatever_a_template_adds_to_them(
+    template: Any, answers: list[str], begins: bool
+) -> None:
+    """Also where one begins the chat, or is empty, or says what another says."""
+    turns = [said("user", "first"), *(said("assistant", a) for a in ("first", ""))]
+    turns[2:2] = [said("user", "why")]
+    turns += [said("user", "more"), said("assistant", "first")]
+    messages = tuple(turns[begins:])
+    text, found = rendered(Conversation(messages), template)
+    assert text == template(messages, None, False)
+    said_by_assistant = [text[first:stop] for first, stop in found]
+    if begins and template is unopened:  # its first space cannot be told from what opens a chat
+        answers = ["first</s>", *answers[1:]]
+    assert said_by_assistant == answers
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +349,70 @@ def test_a_template_that_raises_says_why(base: Path, tmp_path: Path) -> None:
         folder_tokenizer(folder).encode_answers(Conversation(tuple(TURNS)))
 
 
+def with_template(base: Path, folder: Path, template: str, text: str = "") -> TextTokenizer:
+    """Return the tokenizer of a copy of a folder, with another template and first token."""
+    from tokenizers import processors
+    from transformers import AutoTokenizer
+
+    wrapped = AutoTokenizer.from_pretrained(base)
+    wrapped.chat_template = template
+    if text:
+        ids = [(text, wrapped.convert_tokens_to_ids(text))]
+        wrapped.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{text} $A {text}", special_tokens=ids
+        )
+    wrapped.save_pretrained(folder)
+    return folder_tokenizer(folder)
+
+
+def test_answers_that_a_template_marks_are_those(base: Path, tmp_path: Path) -> None:
+    marking = CHATML.replace(
+        "{{ m.content }}<|endoftext|>",
+        "{% if m.role == 'assistant' %}{%- generation -%}{{ m.content }}!{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}<|endoftext|>",
+    )
+    tokenizer = with_template(base, tmp_path / "marking", marking)
+    tokens = tokenizer.encode_answers(Conversation(tuple(TURNS)))
+    assert learned(tokenizer, tokens) == "It is 4.!6, of course.!"
+    assert whole(tokenizer, tokens).startswith("<|system|>Be short.<|endoftext|>\n<|user|>What")
+
+
+def test_a_template_that_wants_parts_gets_them(base: Path, tmp_path: Path) -> None:
+    """As those of models that see images; transformers is given such lists, too."""
+    listing = CHATML.replace(
+        "{{ m.content }}", "{% for c in m.content if c.type == 'text' %}{{ c.text }}{% endfor %}"
+    )
+    tokenizer = with_template(base, tmp_path / "listing", listing)
+    tokens = tokenizer.encode_answers(Conversation(tuple(TURNS)))
+    assert whole(tokenizer, tokens) == chatml(TURNS, None, False)
+    assert learned(tokenizer, tokens) == "It is 4.<|endoftext|>\n6, of course.<|endoftext|>\n"
+
+
+def test_a_token_with_a_part_of_an_answer_is_learned(tmp_path: Path) -> None:
+    """A prompt that ends in a space shares a token with the answer's first word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {token: number for number, token in enumerate([*alphabet, "</s>", "\u0120y"])}
+    made = Tokenizer(models.BPE(vocab=ids, merges=[("\u0120", "y")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer = TextTokenizer(made, ids["</s>"])
+    for prompt, answer in (("q: ", "y"), ("q:", " y")):
+        tokens = tokenizer.encode_answers(Completion(prompt, answer))
+        assert tokens[tokens >= 0].tolist() == [ids["\u0120y"]]
+    tokens = tokenizer.encode_answers(Completion("q:  ", "z"))
+    assert tokens[tokens >= 0].tolist() == [ids["z"]]
+
+
+def test_an_error_within_a_conversation_says_where_it_is(base: Path, tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text("\n" + json.dumps({"messages": TURNS}) + "\n")
+    tokenizer = with_template(base, tmp_path / "none", "{{ raise_exception('no system') }}")
+    with pytest.raises(UsageError, match=r"Line 2 of '.*some\.jsonl': The chat .*no system"):
+        build_corpus(str(path), tokenizer, held_out=str(path))
+
+
 # --- batches ---
 
 
@@ -258,6 +468,69 @@ def test_ends_of_completions_are_learned_and_those_of_conversations_are_in_them(
         str(chats(tmp_path / "c.jsonl", 2)), tokenizer, held_out=str(path), min_tokens=2
     )
     assert learned(tokenizer, corpus.train) == "It is 0.<|endoftext|>\nIt is 2.<|endoftext|>\n"
+
+
+def test_what_the_tokenizer_puts_before_a_text_is_there_and_not_learned(
+    base: Path, tmp_path: Path
+) -> None:
+    """As with transformers, which puts it before texts and prompts, and not before a template."""
+    tokenizer = with_template(base, tmp_path / "begins", CHATML, "<|endoftext|>")
+    assert tokenizer.fingerprint != folder_tokenizer(base).fingerprint
+    path = tmp_path / "some.jsonl"
+    records: list[Any] = [{"text": "1 + 1"}, {"prompt": "2 + ", "completion": "2"}]
+    records.append({"messages": sum_of(3)})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    corpus = build_corpus(str(path), tokenizer, held_out=str(path))
+    tokens = ids_of(torch.from_numpy(corpus.train.astype(np.int64))).numpy()
+    assert tokenizer.decode(tokens) == (
+        "<|endoftext|>1 + 1<|endoftext|><|endoftext|>2 + 2<|endoftext|>"
+        + chatml(sum_of(3), None, False)
+        + "<|endoftext|>"
+    )
+    answers = corpus.train[(corpus.train >= 0)]
+    assert tokenizer.decode(answers) == ("1 + 1<|endoftext|>2<|endoftext|>It is 6.<|endoftext|>\n")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_held_out_text_without_a_whole_answer_is_refused_before_training(
+    base: Path, tmp_path: Path, own: bool
+) -> None:
+    """Also where it is a part of the data, and only where held-out losses are asked for."""
+    path, other = tmp_path / "some.jsonl", tmp_path / "other.jsonl"
+    long = {"prompt": "word list one two three " * 30, "completion": " y"}
+    short = [{"prompt": f"{n} is ", "completion": "y"} for n in range(40)]
+    if own:  # a fiftieth of all tokens, the last ones, is more than a sequence and less than two
+        long["prompt"] *= 6
+    given = [*short, long] if own else short
+    path.write_text("".join(json.dumps(record) + "\n" for record in given))
+    other.write_text(json.dumps(long))
+    job = JobSpec(
+        str(base), str(path), 8, batch=2, seq=48, eval_every=5,
+        eval_data="" if own else str(other),
+    )  # fmt: skip
+    said: list[Record] = []
+    with pytest.raises(UsageError, match="validation split: No sequence of 48 tokens has an answ"):
+        prepare(job, TrainContext(None, said.append))
+    assert not any(isinstance(record, StepRecord) for record in said)
+    prepare(replace(job, eval_every=0, eval_data=""), TrainContext(None, said.append))
+
+
+def test_a_token_that_the_model_lacks_is_refused_where_the_text_has_it(
+    base: Path, tmp_path: Path
+) -> None:
+    """A tokenizer may have more, as one to which somebody added a token for padding."""
+    from transformers import AutoTokenizer
+
+    folder = shutil.copytree(base, tmp_path / "more")
+    wrapped = AutoTokenizer.from_pretrained(folder)
+    wrapped.add_special_tokens({"pad_token": "<pad>"})
+    wrapped.save_pretrained(folder)
+    job = JobSpec(str(folder), str(chats(tmp_path / "chats.jsonl")), 1, batch=1, seq=16)
+    prepare(job, TrainContext(None, lambda record: None))
+    path = tmp_path / "text.txt"
+    path.write_text("some <pad> text " * 40)
+    with pytest.raises(CleaveError, match=r"makes the token 300 .* has only 300"):
+        prepare(replace(job, data=str(path)), TrainContext(None, lambda record: None))
 
 
 # --- training ---

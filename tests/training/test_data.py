@@ -36,6 +36,7 @@ class Bytes:
 
     vocab_size = 257
     eos_id = EOS
+    begin_ids = np.empty(0, np.int32)
 
     def __init__(self, fingerprint: str = "bytes") -> None:
         self.fingerprint = fingerprint
@@ -106,6 +107,16 @@ def test_half_a_surrogate_pair_does_not_reach_the_tokenizer(tmp_path: Path) -> N
     assert list(read_documents(str(path))) == ["a?b"]
 
 
+def test_json_may_be_a_list_or_lines(tmp_path: Path) -> None:
+    """A folder's JSON files are rather settings than texts, and are passed over."""
+    path = tmp_path / "d.json"
+    for text in (' [{"text": "a"},\n {"text": "b"}]', '{"text": "a"}\n{"text": "b"}\n'):
+        path.write_text("\ufeff" + text, "utf-8")
+        assert list(read_documents(str(path))) == ["a", "b"]
+    (tmp_path / "c.txt").write_text("c")
+    assert list(read_documents(str(tmp_path))) == ["c"]
+
+
 def test_parquet_is_read_by_its_column(tmp_path: Path) -> None:
     path = tmp_path / "d.parquet"
     table = pyarrow.table({"id": [1, 2, 3], "content": ["a", None, "b"]})
@@ -147,6 +158,14 @@ def bad_parquet(columns: dict[str, list[Any]]) -> Callable[[Path], str]:
         (bad_jsonl("[" * 100_000), "Line 2 of .*not JSON"),
         (bad_file("x.jsonl", b"\xff\xfe"), "not UTF-8"),
         (bad_file("x.txt", b"caf\xe9"), "x.txt' is not UTF-8 text: convert it"),
+        (bad_file("x.jsonl.gz", b"\x1f\x8b\x08"), "x.jsonl.gz' is compressed: decompress it"),
+        (bad_file("x.json", b'[{"text": "fine"}, 7]'), "Item 2 of .*not a JSON object"),
+        (bad_file("x.json", b'[{"text": "fine"}, {"text": null}]'), "Item 2 of .*null as"),
+        (
+            bad_file("x.json", b'[{"text": "fine"}'),
+            "x.json' is not JSON .*: write a list of objects",
+        ),
+        (bad_file("x.json", b"\xff\xfe"), "not UTF-8"),
         (bad_file("x.txt", b" \n"), "no text in .*x.txt"),
         (bad_file("x.jsonl", b""), "no text in .*x.jsonl"),
         (bad_file("x.parquet", b"PAR1 and so on"), "cannot be read as Parquet"),
@@ -294,6 +313,24 @@ def test_check_names_the_split_that_is_too_short() -> None:
         corpus.check(10)
     with pytest.raises(UsageError, match=r"training split has 100 tokens.*needs 101"):
         corpus.check(100)
+
+
+def test_check_names_the_split_without_an_answer() -> None:
+    """The last tokens, which fill no sequence, do not count; nor does a split nobody looks at."""
+    asked, answered = ~np.ones(10, np.int32), np.ones(10, np.int32)
+    answer_at_the_end = np.append(asked[:9], answered[:1])
+    for held_out in (asked, answer_at_the_end):
+        corpus = Corpus(answered, held_out)
+        corpus.check(4, judged=False)
+        with pytest.raises(UsageError, match="validation split: No sequence of 4 tokens has an an"):
+            corpus.check(4)
+    Corpus(answered, answer_at_the_end).check(9)
+    with pytest.raises(UsageError, match="training split: No sequence of 9 tokens has an answer"):
+        Corpus(asked, answered).check(9, judged=False)
+    first = Corpus(answered, np.where(np.arange(10) % 2, asked, answered | START))
+    first.check(4)
+    with pytest.raises(UsageError, match="validation split"):
+        first.check(4, separate=True)  # where no document's first token is learned
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -1.0, float("nan")])

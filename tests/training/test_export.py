@@ -19,6 +19,8 @@ from cleave.training.checkpoint import load_latest
 from cleave.training.export import export_run
 from cleave.training.job import JobSpec
 from cleave.training.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.tokenizer import default_tokenizer
+from cleave.training.trained import open_trained
 from cleave.training.trainer import TrainContext, train
 from cleave_cli.main import app
 from tests.graphs.models import small_model
@@ -89,8 +91,6 @@ def test_a_model_of_the_registry(tmp_path: Path, corpus_file: Path) -> None:
 
 
 def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: Path) -> None:
-    from cleave.training.tokenizer import default_tokenizer
-
     source = tmp_path / "source"
     small: Any = small_model("llama", vocab_size=300)
     small.save_pretrained(source)
@@ -99,11 +99,16 @@ def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: 
     (source / "tokenizer_config.json").write_text(json.dumps(told))
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "_name_or_path": str(source)}))
+    for name in ("chat_template.jinja", "additional_chat_templates/tools.jinja"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text("{{ messages[0]['content'] }}")
     run = trained(tmp_path, corpus_file, str(source))
+    assert (run.path / "model" / "additional_chat_templates" / "tools.jinja").is_file()
     shutil.rmtree(source)
     done = export_run(run, tmp_path / "out", step=1, dtype="bf16", facts={"devices": "none"})
     assert (done.step, done.dtype) == (1, "bf16")
-    model, _ = from_pretrained(done.folder)
+    model, tokenizer = from_pretrained(done.folder)
+    assert tokenizer.chat_template.keys() == {"default", "tools"}
     assert model.dtype is torch.bfloat16
     assert model.config.num_key_value_heads == small.config.num_key_value_heads
     assert "| devices | none |" in (done.folder / "README.md").read_text()
@@ -111,6 +116,105 @@ def test_a_folders_model_though_the_folder_is_gone(tmp_path: Path, corpus_file: 
     assert json.loads((done.folder / "tokenizer_config.json").read_text())["unk_token"] == "/home"
     assert "| model | source |" in (done.folder / "README.md").read_text()
     check_others_may_have(done.folder, tmp_path)
+
+
+def saved(folder: Path, model: Any, **config: Any) -> Path:
+    """Save a model with the built-in tokenizer, and change what its config says."""
+    from transformers import PreTrainedTokenizerFast
+
+    held = default_tokenizer(vocab_size=300).library_tokenizer
+    PreTrainedTokenizerFast(tokenizer_object=held, eos_token="<|endoftext|>").save_pretrained(
+        folder
+    )
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    return folder
+
+
+def all_agree(run: RunFolder, source: Path, into: Path) -> None:
+    """Assert that a run, its export and transformers have the same logits, and others than before.
+
+    Args:
+        run: with a trained model.
+        source: the folder that it was trained from.
+        into: where to export it.
+    """
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        before = from_pretrained(source)[0](input_ids=ids).logits
+        ours = open_trained(run.path).model(input_ids=ids).logits
+        export_run(run, into)
+        theirs = from_pretrained(into)[0](input_ids=ids).logits
+        again = open_trained(into).model(input_ids=ids).logits
+    assert torch.equal(ours, theirs)
+    assert torch.equal(again, theirs)
+    assert not torch.allclose(before, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize("said", [{"tie_word_embeddings": True}, {"tie_encoder_decoder": True}])
+def test_a_head_that_the_files_have_is_not_tied_whatever_the_config_says(
+    tmp_path: Path, corpus_file: Path, said: dict[str, Any]
+) -> None:
+    """As in transformers, which keeps both where the files have two that differ."""
+    model: Any = small_model("llama", vocab_size=300, tie_word_embeddings=False)
+    source = saved(tmp_path / "source", model, **said)
+    run = trained(tmp_path, corpus_file, str(source))
+    checkpoint = load_latest(run.path / CHECKPOINTS)
+    assert checkpoint is not None
+    head = checkpoint.tensors["model.lm_head.weight"]
+    assert not torch.equal(head, checkpoint.tensors["model.model.embed_tokens.weight"])
+    all_agree(run, source, tmp_path / "out")
+    if "tie_word_embeddings" in said:
+        assert (
+            json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"]
+            is False
+        )
+
+
+def test_a_head_that_the_files_have_twice_is_tied(tmp_path: Path, corpus_file: Path) -> None:
+    model: Any = small_model("llama", vocab_size=300, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    source = saved(tmp_path / "source", model, tie_word_embeddings=True)
+    run = trained(tmp_path, corpus_file, str(source))
+    all_agree(run, source, tmp_path / "out")
+    assert from_pretrained(tmp_path / "out")[0].config.tie_word_embeddings
+
+
+def test_a_head_that_the_files_lack_is_refused(tmp_path: Path, corpus_file: Path) -> None:
+    """Transformers draws a random one and warns."""
+    model: Any = small_model("llama", vocab_size=300, tie_word_embeddings=True)
+    source = saved(tmp_path / "source", model, tie_word_embeddings=False)
+    with pytest.raises(UsageError, match=r"lacks 1 of .*first lm_head\.weight"):
+        trained(tmp_path, corpus_file, str(source))
+    with pytest.raises(UsageError, match=r"lacks 1 of .*first lm_head\.weight"):
+        open_trained(source)
+
+
+def test_what_is_not_trained_is_in_an_export_as_well(tmp_path: Path, corpus_file: Path) -> None:
+    """The biases of DeepSeek-V3's routers are buffers: no parameters, but in its files."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    torch.manual_seed(1)
+    model = DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            vocab_size=300, hidden_size=32, intermediate_size=48, moe_intermediate_size=16,
+            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, n_routed_experts=4,
+            num_experts_per_tok=1, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=8,
+            kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+            max_position_embeddings=64,
+        )
+    )  # fmt: skip
+    biases = {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+    assert len(biases) == 1
+    for bias in biases.values():
+        bias.copy_(torch.tensor([0.0, 9.0, 0.0, 0.0]))  # all tokens go to the second expert
+    source = saved(tmp_path / "source", model)
+    run = trained(tmp_path, corpus_file, str(source))
+    all_agree(run, source, tmp_path / "out")
+    model, _ = from_pretrained(tmp_path / "out")
+    assert all(torch.equal(model.get_buffer(name), bias) for name, bias in biases.items())
 
 
 def test_what_cannot_be_exported_says_why(tmp_path: Path, corpus_file: Path) -> None:

@@ -278,6 +278,8 @@ def test_others_load_what_is_exported(
     folder = Path(json.loads(said.stdout)["folder"])
     assert json.loads(said.stdout)["adapters"]
     assert not (folder / "config.json").exists()
+    targets = json.loads((folder / "adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets)
     assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(folder), ids), expected)
     assert AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"] == ids
     assert torch.equal(logits(open_trained(folder).model, ids), expected)
@@ -292,6 +294,38 @@ def test_others_load_what_is_exported(
     )
     assert not any(report.values()), report
     assert torch.allclose(logits(model, ids), expected, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("chosen", ["save=head", "save=tokens", "save=tokens+head", "targets=head"])
+def test_a_tied_head_that_is_trained_is_written_apart(
+    tmp_path: Path, corpus_file: Path, family: str, chosen: str
+) -> None:
+    """Others load the logits that were trained, from the adapters and from the whole model."""
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    sizes: Any = {"tie_word_embeddings": True} if family == "llama" else {}
+    base = save_model(tmp_path / "base", family, **sizes)
+    tokens = "embed_tokens" if family == "llama" else "wte"
+    lora = "r=4," + chosen.replace("tokens", tokens).replace("head", "lm_head")
+    run = run_in(tmp_path)
+    losses(job_of(base, corpus_file, lora, learning_rate=0.01), run)
+    ours = open_trained(run.path)
+    ids = ours.tokenizer.encode_batch([TEXT])[0].tolist()
+    expected = logits(ours.model, ids)
+    export_run(run, tmp_path / "adapters")
+    export_run(run, tmp_path / "merged", merge=True)
+    others = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters")
+    assert torch.equal(logits(others, ids), expected)
+    merged, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "merged", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert torch.allclose(logits(merged, ids), expected, atol=1e-4)
+    assert not merged.config.tie_word_embeddings
+    assert torch.equal(logits(open_trained(tmp_path / "merged").model, ids), logits(merged, ids))
 
 
 @pytest.mark.slow

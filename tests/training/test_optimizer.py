@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,17 @@ import pytest
 import torch
 from torch import nn
 
+import cleave
 from cleave.errors import CleaveError, UsageError
+from cleave.training.adapters import add_adapters
 from cleave.training.job import JobSpec, OptimizerKind
+from cleave.training.lora import LoraSpec
 from cleave.training.optimizer import Optimizer, UpdateRule
 from cleave.training.records import Record, StepRecord
 from cleave.training.run_folder import RunFolder
 from cleave.training.schedule import Decay, Schedule
 from cleave.training.trainer import TrainContext, train
+from tests.graphs.models import VOCABULARY, small_model
 
 STEPS = 6
 
@@ -114,6 +120,76 @@ def test_updates_are_those_of_torch(kind: OptimizerKind, clip: float) -> None:
     assert torch.equal(models[0].head.weight, models[2].head.weight)
 
 
+def state_space() -> nn.Module:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    sizes: Any = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "expand": 2}
+    model: nn.Module = MambaForCausalLM(
+        MambaConfig(vocab_size=VOCABULARY, time_step_rank=2, **sizes)
+    )
+    return model
+
+
+def adapted(targets: str, save: str = "") -> nn.Module:
+    model: Any = small_model("llama", tie_word_embeddings=True)
+    spec = LoraSpec(4, targets=(targets,), save=(save,) if save else (), dora=True)
+    inner: nn.Module = add_adapters(model, spec).get_base_model()
+    return inner
+
+
+LLAMA = r"layers\.\d\.(mlp\.\w+_proj|self_attn\.[qkvo]_proj)\.weight"
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize(
+    ("make", "matrices"),
+    [
+        (lambda: small_model("llama"), LLAMA),
+        (lambda: small_model("llama", tie_word_embeddings=True), LLAMA),
+        (lambda: small_model("opt"), r"layers\.\d\.(fc\d|self_attn\.\w+_proj)\.weight"),
+        (lambda: small_model("gpt2"), r"h\.\d\.(attn|mlp)\.c_(attn|proj|fc)\.weight"),
+        (state_space, r"mixer\.(in|x|dt|out)_proj\.weight"),
+        (lambda: adapted("q_proj"), r"q_proj\.lora_[AB]\.default\.weight"),
+        (lambda: adapted("lm_head"), r"there is none"),
+        (lambda: adapted("q_proj", "embed_tokens"), r"q_proj\.lora_[AB]\.default\.weight"),
+        (lambda: adapted("q_proj", "lm_head"), r"q_proj\.lora_[AB]\.default\.weight"),
+    ],
+)
+def test_muon_is_for_matrices_of_hidden_layers_and_adamw_for_what_remains(
+    make: Callable[[], Any], matrices: str, offloaded: bool
+) -> None:
+    """Not for embeddings of tokens or positions, the head, or what no product has."""
+    model, theirs = make(), make()
+    theirs.load_state_dict(model.state_dict())
+    named = {n: p for n, p in theirs.named_parameters() if p.requires_grad}
+    hidden = [p for n, p in named.items() if re.search(matrices + "$", n)]
+    others = [p for n, p in named.items() if not re.search(matrices + "$", n)]
+    assert others or "lora" in matrices
+    how: Any = {"lr": 0.02, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
+    optimizers: list[Any] = [torch.optim.Muon(hidden, weight_decay=0.0, **how)] if hidden else []
+    optimizers += [torch.optim.AdamW(others, lr=0.02, betas=(0.9, 0.95), weight_decay=0.0)]
+    with cleave.emulated(2) if offloaded else nullcontext() as fleet:
+        if fleet is not None:
+            cleave.offload(model, fleet)
+        mine = Optimizer(model, UpdateRule(OptimizerKind.MUON), clip=0.0, in_backward=False)
+    for step in range(3):
+        torch.manual_seed(step)
+        gradients = {name: torch.randn_like(p) for name, p in named.items()}
+
+        def give(gradients: dict[str, torch.Tensor] = gradients) -> float:
+            for name, gradient in gradients.items():
+                mine.parameters[name].grad = gradient.clone()
+            return 0.0
+
+        mine.step(0.02, give)
+        for name, parameter in named.items():
+            parameter.grad = gradients[name]
+        for optimizer in optimizers:
+            optimizer.step()
+    for name, expected in named.items():
+        assert torch.allclose(mine.parameters[name], expected, rtol=1e-5, atol=1e-7), name
+
+
 def test_a_checkpoint_of_another_model_is_refused() -> None:
     optimizer = Optimizer(Small(), UpdateRule(), clip=0.0, in_backward=False)
     with pytest.raises(CleaveError, match=r"has no optimizer state of 'embedding\.weight'"):
@@ -157,6 +233,7 @@ def test_a_run_without_warm_up_falls_from_its_first_step(tmp_path: Path, corpus_
         ({"optimizer": "lion"}, "--optimizer is 'lion'; use one of adamw, sgd, adafactor, muon"),
         ({"optimizer": "sgd"}, "--optimizer sgd needs --learning-rate"),
         ({"beta2": 1.0}, "--beta2 is 1.0; give a number from 0 to below 1"),
+        ({"data": "a\udcff.txt"}, "--data is 'a\\udcff.txt', which is not UTF-8; rename the file"),
         ({"floor": 1.5}, "--floor is 1.5; give a share of the peak, from 0 to 1"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,17 +11,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from cleave.errors import UsageError
 from cleave.training.evaluation import Question, answer, perplexity, read_questions
 from cleave.training.export import export_run
-from cleave.training.generation import continued
+from cleave.training.generation import go_on
 from cleave.training.run_folder import RunFolder
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer
 from cleave.training.trained import TrainedModel, open_trained
 from cleave_cli.main import app
+from tests.graphs.models import small_model
 from tests.training.test_export import trained
 
 pytestmark = pytest.mark.slow
@@ -73,6 +77,18 @@ def test_a_run_its_export_and_a_fleet_agree(
     assert loss(str(run.path), "--step", "2") != expected
 
 
+def added(trained: TrainedModel, text: str, tokens: int, **more: Any) -> list[str]:
+    """Return the pieces that a model adds to a text."""
+    pieces: list[str] = []
+
+    def say(piece: str) -> bool:
+        pieces.append(piece)
+        return True
+
+    go_on(trained, text, tokens, say, **more)
+    return pieces
+
+
 def test_a_text_goes_on_as_transformers_says(run: RunFolder) -> None:
     opened = open_trained(run.path)
     model: Any = opened.model
@@ -83,20 +99,192 @@ def test_a_text_goes_on_as_transformers_says(run: RunFolder) -> None:
     )[0, len(ids) :].tolist()  # fmt: skip
     ends = [token for token in expected if token != opened.tokenizer.eos_id]
     wanted = opened.tokenizer.decode(ends)
-    assert "".join(continued(opened, "def step(", 12)).rstrip("\ufffd") == wanted.rstrip("\ufffd")
+    assert "".join(added(opened, "def step(", 12)).rstrip("\ufffd") == wanted.rstrip("\ufffd")
 
 
 def test_a_seed_decides_what_is_drawn(run: RunFolder) -> None:
     opened = open_trained(run.path)
     one, same, other, likeliest = (
-        "".join(continued(opened, "def", 8, temperature=t, top_p=p, seed=seed))
+        "".join(added(opened, "def", 8, temperature=t, top_p=p, seed=seed))
         for t, p, seed in ((2.0, 1.0, 1), (2.0, 1.0, 1), (2.0, 1.0, 2), (2.0, 1e-9, 3))
     )
     assert one == same
     assert one != other
-    assert likeliest == "".join(continued(opened, "def", 8))
+    assert likeliest == "".join(added(opened, "def", 8))
     with pytest.raises(UsageError, match="but the model takes"):
-        list(continued(opened, "def", 10**6))
+        added(opened, "def", 10**6)
+
+
+def pieces_of_sentences() -> Tokenizer:
+    """Return a tokenizer as Llama 2 has it: spaces before words, bytes, and `<s>` in the front."""
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    ids = {token: number for number, token in enumerate(["<unk>", "<s>", "</s>"])}
+    for token in (*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"aceht", *"\u2581t"):
+        ids.setdefault(token, len(ids))
+    merges = [("\u2581", "t"), ("\u2581t", "h"), ("\u2581th", "e"), ("\u2581", "c"), ("a", "t")]
+    for one, other in [*merges, ("\u2581c", "at")]:
+        ids.setdefault(one + other, len(ids))
+    made.model = models.BPE(
+        vocab=ids, merges=[*merges, ("\u2581c", "at")], unk_token="<unk>", byte_fallback=True
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a Llama of large random weights, and a tokenizer as Llama 2 has it."""
+    folder = tmp_path_factory.mktemp("sentences") / "model"
+    made = pieces_of_sentences()
+    model: Any = small_model("llama", vocab_size=made.get_vocab_size(), initializer_range=0.4)
+    model.save_pretrained(folder)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+GREEDY = {"do_sample": False}
+DRAWN = {"do_sample": True, "temperature": 1.3, "top_p": 0.9}
+
+
+@pytest.mark.parametrize("how", [GREEDY, DRAWN])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"repetition_penalty": 1.7},
+        {"no_repeat_ngram_size": 1, "do_sample": True, "temperature": 0.6, "top_k": 5},
+    ],
+)
+def test_words_and_settings_are_those_of_transformers(
+    sentences: Path, tmp_path: Path, config: dict[str, Any], how: dict[str, Any]
+) -> None:
+    """The space of the first word, `<s>` before the text, what the generation config asks for."""
+    folder = shutil.copytree(sentences, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **config}))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    given = tokenizer("the cat", return_tensors="pt")
+    assert given.input_ids[0, 0] == 1
+    torch.manual_seed(7)
+    ids = model.generate(**given, max_new_tokens=9, **how)[0]
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    asked = {"temperature": 1.3, "top_p": 0.9, "seed": 7} if how is DRAWN else {}
+    assert "the cat" + "".join(added(open_trained(folder), "the cat", 9, **asked)) == text
+
+
+@pytest.mark.parametrize(
+    ("ends", "config_ends", "expected"),
+    [([2, 5], 9, ""), (5, 9, ""), (9, 5, None), (None, 5, ""), (None, None, None)],
+)
+def test_generation_ends_where_it_does_in_transformers(
+    sentences: Path, tmp_path: Path, ends: Any, config_ends: Any, expected: str | None
+) -> None:
+    """At any of the tokens that the generation config names, or else the model's config.
+
+    Args:
+        ends: of generation_config.json; None for no such file.
+        config_ends: of config.json.
+        expected: what a model adds that says token 5 again and again; None for all of it.
+    """
+    folder = shutil.copytree(sentences, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": config_ends}))
+    (folder / "generation_config.json").unlink()
+    if ends is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    opened = open_trained(folder)
+    model: Any = opened.model
+    always(model, 5)
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    always(theirs, 5)
+    ids = theirs.generate(torch.tensor([[1, 4]]), max_new_tokens=3, do_sample=False)[0, 2:]
+    assert len(ids) == (3 if expected is None else 1)
+    found = "".join(added(opened, "the", 3))
+    assert found == ("\ufffd\x02\x02\x02"[1:] if expected is None else expected)
+
+
+def always(model: Any, token: int) -> None:
+    """Make a model say one token, whatever it is given."""
+    with torch.no_grad():
+        for parameter in model.model.layers.parameters():
+            parameter.zero_()
+        model.model.embed_tokens.weight.fill_(0.5)
+        model.model.norm.weight.fill_(1.0)
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[token] = 1.0
+
+
+def test_half_a_character_comes_with_its_other_half(sentences: Path) -> None:
+    opened = open_trained(sentences)
+    model: Any = opened.model
+    always(model, 3 + 0xC3)  # the first byte of two
+    pieces = added(opened, "the", 3)
+    assert pieces == ["\ufffd\ufffd\ufffd"]  # transformers shows them, too; nothing is kept back
+    assert added(opened, "the", 1) == ["\ufffd"]
+    always(model, 3 + ord("a"))  # a later byte that fits no character would take it back
+    assert added(opened, "the", 3) == ["aaa"]
+
+
+def test_a_listener_stops_a_generation(sentences: Path) -> None:
+    opened = open_trained(sentences)
+    always(opened.model, 3 + 256 + 1)  # "a", after special tokens, bytes and the sign of a space
+    heard: list[str] = []
+
+    def say(piece: str) -> bool:
+        heard.append(piece)
+        return len(heard) < 2
+
+    go_on(opened, "the", 9, say)
+    assert heard == ["a", "a"]
+
+
+def test_a_text_of_more_tokens_than_the_model_has_is_one_sentence(
+    sentences: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(sentences, tmp_path / "model")
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_special_tokens(["<pad>"])
+    made.save(str(folder / "tokenizer.json"))
+    opened = open_trained(folder)
+    assert added(opened, "the", 2)
+    with pytest.raises(UsageError, match=r"makes the token (\d+) of this text, .* has only \1"):
+        added(opened, "the<pad>", 2)
+    (tmp_path / "text.txt").write_text("the <pad> cat")
+    with pytest.raises(UsageError, match="makes the token"):
+        perplexity(opened, str(tmp_path / "text.txt"), seq=8, batch=1)
+
+
+def test_a_texts_loss_is_that_of_transformers_with_its_first_token(
+    sentences: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("the cat the tea that cat")
+    opened = open_trained(sentences)
+    found = perplexity(opened, str(path), seq=64, batch=1)
+    model: Any = opened.model
+    ids = AutoTokenizer.from_pretrained(sentences)(path.read_text(), return_tensors="pt").input_ids
+    ids = torch.cat([ids, torch.tensor([[2]])], dim=1)
+    with torch.no_grad():
+        expected = float(model(input_ids=ids, labels=ids).loss)
+    assert found.loss == pytest.approx(expected, rel=1e-5)
+    assert found.tokens == ids.shape[1] - 1
 
 
 class Partial(nn.Module):
@@ -125,7 +313,7 @@ def test_answers_are_the_likeliest_letters(
     tmp_path: Path, always_b: tuple[TrainedModel, Partial, TextTokenizer]
 ) -> None:
     path = tmp_path / "arithmetic_test.csv"
-    path.write_text('1 + 1?,1,2,3,4,B\n"2 + 2, is?",3,2,1,4,D\n3 + 3?,0,6,1,2,B\n')
+    path.write_text('\ufeff1 + 1?,1,2,3,4,B\n"2 + 2, is?",3,2,1,4,D\n3 + 3?,0,6,1,2,B\n')
     questions = read_questions(path)
     assert questions[1] == Question("2 + 2, is?", ("3", "2", "1", "4"), 3)
     used, model, tokenizer = always_b
@@ -156,6 +344,7 @@ def test_what_cannot_be_used_says_why(run: RunFolder, tmp_path: Path) -> None:
         (["eval", str(run.path), "--data", str(tmp_path / "no.txt")], "no file or folder"),
         (["eval", str(tmp_path), "--choices", str(path)], "is no question"),
         (["generate", str(run.path), "--prompt", "x", "--top-p", "0"], "--top-p is 0"),
+        (["generate", str(run.path), "--prompt", "x", "--seed", "-1"], "--seed is -1; give"),
         (["generate", str(tmp_path), "--prompt", "x", "--step", "3"], "--step goes with a run"),
     ):
         done = CliRunner().invoke(app, command)
@@ -163,8 +352,24 @@ def test_what_cannot_be_used_says_why(run: RunFolder, tmp_path: Path) -> None:
         assert said in str(done.exception)
 
 
+def test_odd_bytes_of_a_prompt_end_nothing(run: RunFolder) -> None:
+    """A shell hands over bytes that are no UTF-8 as halves of surrogate pairs."""
+    command = ["generate", str(run.path), "--tokens", "1"]
+    done = CliRunner().invoke(app, [*command, "--prompt", "def \udcff("], catch_exceptions=False)
+    assert done.stdout.startswith("def ?(")
+    done = CliRunner().invoke(app, command, input=b"def \xff(")
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == "what comes on stdin is not UTF-8 text; convert it"
+
+
+def test_a_broken_generation_config_is_as_none(run: RunFolder, tmp_path: Path) -> None:
+    copied = RunFolder(shutil.copytree(run.path, tmp_path / "copied"))
+    (copied.path / "model" / "generation_config.json").write_text("{")
+    assert added(open_trained(copied.path), "def", 2) == added(open_trained(run.path), "def", 2)
+
+
 def test_the_command_goes_on_with_a_text(run: RunFolder) -> None:
     command = ["generate", str(run.path), "--prompt", "def step(", "--tokens", "4"]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
-    expected = "def step(" + "".join(continued(open_trained(run.path), "def step(", 4))
+    expected = "def step(" + "".join(added(open_trained(run.path), "def step(", 4))
     assert done.stdout == expected + "\n"

@@ -214,6 +214,7 @@ def load_folder(
             "use a folder with a causal language model, such as OPT or Llama."
         ) from error
     _check_report(report, folder)
+    _say_what_is_tied(model)
     if any(b.is_floating_point() and b.dtype is not torch.float32 for b in model.buffers()):
         return load_folder(path, dropout=dropout)  # constants of the model would be rounded
     _own_memory(model)
@@ -344,6 +345,18 @@ def _check_report(report: dict[str, Any], folder: Path) -> None:
         )
 
 
+def _say_what_is_tied(model: "PreTrainedModel") -> None:
+    """Let the config say that head and embedding are apart where the weights are.
+
+    Where a config ties them and the files have two that differ, transformers keeps both, and
+    would tie them the next time that it looks at the config.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is not embedding.weight:
+        model.config.tie_word_embeddings = False
+        model.config.get_text_config().tie_word_embeddings = False
+
+
 def _own_memory(model: "PreTrainedModel") -> None:
     # Loaded fp32 tensors lie in the mapped file: a checkpoint saved over it would change the
     # weights in use, or kill the process. One at a time, so that no second copy exists.
@@ -381,6 +394,8 @@ def quiet_transformers() -> Iterator[None]:
     try:
         with warnings.catch_warnings():  # `peft` still calls what transformers renames
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+            # It advises about tied weights and Conv1D, which are taken care of.
+            warnings.filterwarnings("ignore", category=UserWarning, module="peft")
             yield
     finally:
         logging.set_verbosity(verbosity)

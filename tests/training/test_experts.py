@@ -1,0 +1,151 @@
+"""Mixtures of experts: training adds the loss that spreads tokens, where the config asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cleave
+from cleave.errors import UsageError
+from cleave.training.data import BatchLoader
+from cleave.training.experts import auxiliary_weight
+from cleave.training.job import JobSpec
+from cleave.training.records import EvalRecord, Record, StepRecord
+from cleave.training.run_folder import RunFolder
+from cleave.training.tokenizer import default_tokenizer
+from cleave.training.trainer import TrainContext, prepare, train
+from cleave.workload.models.build import load_folder
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "num_experts_per_tok": 2, "router_aux_loss_coef": 0.5, "initializer_range": 0.2,
+    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None,
+}  # fmt: skip
+
+
+def folder_of(folder: Path, family: str, *, asked: bool = True) -> Path:
+    """Save a small model of a family whose config asks for the auxiliary loss, or does not."""
+    import transformers
+
+    config: Any
+    match family:
+        case "mixtral":
+            config = transformers.MixtralConfig(num_local_experts=4, **SIZES)
+        case "qwen2_moe":
+            experts = {"num_experts": 4, "moe_intermediate_size": 16}
+            config = transformers.Qwen2MoeConfig(
+                shared_expert_intermediate_size=16, **experts, **SIZES
+            )
+        case _:
+            config = transformers.OlmoeConfig(num_experts=4, **SIZES)
+    config.output_router_logits = asked
+    torch.manual_seed(1)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer = default_tokenizer(vocab_size=300).library_tokenizer
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>"
+    ).save_pretrained(folder)
+    return folder
+
+
+def job_of(folder: Path, corpus: Path, **more: Any) -> JobSpec:
+    settings: dict[str, Any] = {
+        "batch": 2, "seq": 16, "method": "local", "optimizer": "sgd", "momentum": 0.0,
+        "weight_decay": 0.0, "clip": 0.0, "learning_rate": 0.1, "warmup_steps": 0,
+        "schedule": "constant", **more,
+    }  # fmt: skip
+    return JobSpec(str(folder), str(corpus), 3, **settings)
+
+
+def trained(job: JobSpec, folder: Path) -> tuple[list[float], list[float]]:
+    """Train on three emulated devices; return the losses of steps and the held-out ones."""
+    losses: list[float] = []
+    held_out: list[float] = []
+
+    def report(record: Record) -> None:
+        if isinstance(record, StepRecord):
+            losses.append(record.loss)
+        if isinstance(record, EvalRecord):
+            held_out.append(record.eval_loss)
+
+    run = RunFolder.create(folder, "mine")
+    with cleave.emulated(3) as fleet:
+        train(job, run, TrainContext(None if job.method == "local" else fleet, report))
+    return losses, held_out
+
+
+def plain_losses(job: JobSpec) -> list[float]:
+    """Train with PyTorch alone, by the loss that transformers returns for labels."""
+    data = prepare(job, TrainContext(None, lambda record: None))
+    loader = BatchLoader(data.corpus.train, batch=job.batch, seq=job.seq, seed=job.seed)
+    model: Any = load_folder(job.model)[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=job.learning_rate)
+    found = []
+    for _ in range(job.steps):
+        optimizer.zero_grad()
+        total = 0.0
+        for _ in range(job.accumulate):
+            batch = loader.next_batch()
+            out = model(input_ids=batch.ids, labels=batch.ids, shift_labels=batch.labels)
+            torch.autograd.backward(out.loss / job.accumulate)
+            total += float(out.loss.detach()) / job.accumulate
+        optimizer.step()
+        found.append(total)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("mixtral", {"method": "tiles"}),
+        ("mixtral", {"method": "auto", "accumulate": 2}),
+        ("mixtral", {"memory": "lean"}),
+        ("qwen2_moe", {"method": "tiles", "accumulate": 2}),
+        ("olmoe", {}),
+    ],
+)
+def test_the_loss_that_spreads_tokens_is_that_of_transformers(
+    tmp_path: Path, corpus_file: Path, family: str, more: dict[str, Any]
+) -> None:
+    job = job_of(folder_of(tmp_path / "model", family), corpus_file, **more)
+    losses, _ = trained(job, tmp_path / "runs")
+    assert losses == pytest.approx(plain_losses(job), rel=1e-5)
+    without = job_of(folder_of(tmp_path / "without", family, asked=False), corpus_file, **more)
+    assert losses[0] > plain_losses(without)[0] + 0.2
+
+
+@pytest.mark.slow
+def test_held_out_losses_are_of_text_alone(tmp_path: Path, corpus_file: Path) -> None:
+    """So they are those of `cleave eval`; before the first update both models are the same."""
+    asked = job_of(
+        folder_of(tmp_path / "asked", "mixtral"), corpus_file, eval_every=1, learning_rate=1e-9
+    )
+    plain = job_of(
+        folder_of(tmp_path / "plain", "mixtral", asked=False),
+        corpus_file,
+        eval_every=1,
+        learning_rate=1e-9,
+    )
+    _, one = trained(asked, tmp_path / "one")
+    _, other = trained(plain, tmp_path / "other")
+    assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_stages_without_that_loss_are_refused(tmp_path: Path, corpus_file: Path) -> None:
+    folder = folder_of(tmp_path / "model", "mixtral")
+    with pytest.raises(UsageError, match=r"output_router_logits.*give --method tiles or local"):
+        trained(job_of(folder, corpus_file, method="stages"), tmp_path / "runs")
+
+
+def test_a_weight_that_is_not_known_is_one_sentence() -> None:
+    class Other(torch.nn.Module):
+        config = type("Config", (), {"output_router_logits": True})
+
+    with pytest.raises(UsageError, match="whose weight Other does not name"):
+        auxiliary_weight(Other())
+    assert auxiliary_weight(torch.nn.Linear(2, 2)) == 0.0
