@@ -52,6 +52,7 @@ _PROOF_BITS: Final = 2.0
 _FORGIVEN_BITS: Final = 0.1
 _TINY: Final = float(np.finfo(np.float64).tiny)
 _EXPONENTS: Final = 256  # of fp32
+_EXPONENT: Final = np.uint32(0x7F800000)
 _PART: Final = 2**18
 
 
@@ -216,8 +217,8 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
         off = found - wanted
         if dtype in _HALF_STEP:
             digits, least = _HALF_STEP[dtype]
-            exponents = np.maximum(np.frexp(found)[1] - 1, least)
-            half = np.ldexp(np.float32(1), exponents - digits)
+            powers = (np.ascontiguousarray(found).view(np.uint32) & _EXPONENT).view(np.float32)
+            half = np.maximum(powers, np.float32(2.0**least)) * np.float32(2.0**-digits)
             off = np.sign(off) * np.maximum(np.abs(off) - half, 0)
         same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))  # a run that diverges
     off = np.where(same, np.float32(0), off)
