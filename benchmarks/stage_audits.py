@@ -1,28 +1,20 @@
 """Audits of stages: how soon a device that lies is caught, and whether an honest one is accused.
 
-    python -m benchmarks.stage_audits [--quick] [--audit 0.5] [--seeds 20] [--units 10000] [--json]
+    python -m benchmarks.stage_audits [--seeds 20] [--sums 2000] [--wide 10] [--quick] [--json]
 
-1. A small OPT with real graphs on two emulated devices, one layer each, in fp32. The first lies: in
-   what it returns of forward and backward passes, or in its sums of gradients only; in every, every
-   tenth or every hundredth of these, drawn by lot; grossly (half of the elements a hundredfold), or
-   in the largest element alone, by three times what audits tolerate. The fleet does a step once;
-   its first stage is then audited again and again with new lies, for what devices return does not
-   depend on what is audited: so there are many steps in little time. That a liar is quarantined and
-   the step done again is tested elsewhere (tests/training/test_audits.py). Prints the mean of the
-   steps until it was caught, and the chance to be caught in a step with its 95 % interval, against
-   what docs/verification.md states. A lie of a third of the tolerance is never to be seen. Ends
-   with 1 where the stated chance is outside the 99.9 % interval: there are many lines.
-2. Honest devices in real training: small models of four families, in fp32 and bf16, devices with
-   one and two threads, audited with the other number. All work is audited, until `--units`
-   micro-batches were computed again. No device may be accused. Also prints the largest error, as a
-   share of what is tolerated.
+1. Devices that lie: small models with real graphs after some steps of training, in fp32 and bf16. A
+   device lies in its sums of gradients, in outputs of the forward pass or in gradients that it
+   passes on. *Small* elements of a sum are those below what audits tolerated before they judged
+   each parameter by its own size: 2 % of the layer's largest element in bf16, 1e-4 in fp32. Those
+   of other arrays are below 2 % of the largest. Prints in how many seeds a device is caught, and
+   within how many audits at most. Audits of work that was not lied in count as well.
+2. Honest devices: `--sums` audited sums of devices with several numbers of threads, levels of ONNX
+   Runtime's graph optimization, and roundings up to a quarter of what a device's self-test allows.
+   Models of four families, one with huge activations, one with adapters, and losses on devices,
+   whole and in slices. No device may be accused.
+3. The same for `--wide` steps of two layers of OPT-125M's size, whose ReLUs have kinks.
 
-3. Honest devices that round otherwise: two layers of OPT-125M's size, whose ReLU has a kink, in
-   training. What goes into a layer at the audit differs by up to 1e-6 from what went into it on the
-   device, which stands for other kernels. No device may be accused. Prints how many audits found
-   more than rounding alone explains, and how often work was computed again for these.
-
-`--quick`: fewer seeds and units.
+Ends with 1 where a lie that is to be caught is not caught within 20 audits, or a device is accused.
 """
 
 from __future__ import annotations
@@ -30,77 +22,402 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
-import os
 import random
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Any, Final
-from unittest.mock import patch
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import OPTConfig, OPTForCausalLM
 
 from benchmarks.common import machine
-from cleave import graph_names as names
+from cleave import arrays
 from cleave.arrays import Array, DType
 from cleave.graphs.graph_cache import GraphCache
-from cleave.graphs.model_graphs import ModelGraphs, model_graphs
+from cleave.graphs.model_graphs import model_graphs
+from cleave.graphs.noise import noisy
 from cleave.machine.graph_provider import CPU_SETUP
-from cleave.machine.graph_session import GraphSession
+from cleave.scheduler.stage_device import sums_of
 from cleave.scheduler.stage_outcomes import StageRecord, StepResult, SumsRecord
-from cleave.scheduler.stage_work import StepWork
-from cleave.training import audits
+from cleave.scheduler.stage_work import StageGraph, StepWork, SumName
 from cleave.training.audits import Auditor, Fault
-from cleave.training.honest_error import MOST_OFF, Difference
+from cleave.training.honest_error import ROUNDING
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
 from emulator.virtual import emulated
-from tests.graphs.models import TOKENS, small_model
-from tests.training.test_staged import PS, ROWS, EvenStages, rows
+from tests.graphs.models import TOKENS, small_model, with_lora
+from tests.training.test_staged import KEPT, PS, ROWS, EvenStages, SlicedLoss, rows
 
-FAMILIES: Final = ("opt", "llama", "gpt2", "qwen3")
-SHARES: Final = (1.0, 0.1, 0.01)
-THREADS: Final = (1, 2)
-MOST_STEPS: Final = 100_000
-UNSEEN_STEPS: Final = 200
-USUAL_Z, OUTSIDE_Z = 1.96, 3.29  # of 95 % and of 99.9 %
-GROSS: Final = 100.0
+DTYPES: Final = (DType.FP32, DType.BF16)
+TOLERATED: Final = {DType.FP32: 1e-4, DType.BF16: 2e-2}
+"""What audits tolerated once, relative to the largest element of a layer."""
+
+MOST_AUDITS: Final = 20
+EVERYTHING: Final = 1000.0  # as a rate: all outputs and all sums are audited
 VOCABULARY: Final = 96
+ROUNDINGS: Final = (0.0, 2.0**-22, 2.0**-20, ROUNDING / 4)
+LEVELS: Final = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")
+THREADS: Final = (1, 1, 2, 1, 1, 3)
+OUTPUTS_EVERY: Final = 5  # of so many times that sums are audited, outputs are once
 WIDE: Final[dict[str, Any]] = {
     "hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 2, "num_attention_heads": 12,
     "vocab_size": 1000, "max_position_embeddings": 256, "dropout": 0.0, "attention_dropout": 0.0,
     "word_embed_proj_dim": 768,
 }  # fmt: skip
 WIDE_TOKENS: Final = 128
-WIDE_STEPS: Final = 50
-ROUNDINGS: Final = (2.0**-23, 2.0**-21, 2.0**-20)
-"""By how much inputs differ that stand for other kernels, relative to each."""
+
+Step: TypeAlias = tuple[StepWork, StepResult]
 
 
-class What(Enum):
+# --- other devices ---
+
+
+class OtherSession:
+    """A graph on the CPU, with as many threads and as much optimization as given."""
+
+    def __init__(self, model: bytes, threads: int, level: str) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = threads
+        levels = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = getattr(levels, f"ORT_{level}")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        providers = [CPU_SETUP.runtime_name]
+        self._session = onnxruntime.InferenceSession(model, options, providers)
+        self.inputs = {each.name: tuple(each.shape) for each in self._session.get_inputs()}
+        self._outputs = [each.name for each in self._session.get_outputs()]
+
+    def run(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """Return all outputs."""
+        feed = {
+            name: given[name].reshape([n if isinstance(n, int) else -1 for n in shape])
+            for name, shape in self.inputs.items()
+        }
+        return dict(zip(self._outputs, self._session.run(None, feed), strict=True))
+
+
+class Device(Auditor):
+    """Computes stages as other devices do: it repeats work like an auditor, with other sessions.
+
+    Args:
+        threads, level: of ONNX Runtime.
+        rounding: how far off each operation is in addition, relative to its result.
+    """
+
+    def __init__(self, threads: int, level: str, rounding: float) -> None:
+        super().__init__(1.0)
+        self._how = threads, level
+        self._rounding = rounding
+        self._others: dict[StageGraph, OtherSession] = {}
+
+    def returned(self, work: StepWork, record: StageRecord, device: int) -> StageRecord:
+        """Return a record in which this device did a stage, under a number."""
+        travels = DType(work.dtype)
+        of_y = travels if record.plan.slice is None else DType.FP32
+        y, dx, done = {}, {}, []
+        for sums in record.sums:
+            totals: dict[SumName, Array] = {}
+            for batch in sorted(sums.batches, reverse=True):
+                y[batch], dx[batch], _ = self._repeat(work, record, batch, totals, None)
+            gradients = {key: total.reshape(-1) for key, total in totals.items()}
+            done.append(with_sums(work, sums, gradients))
+        returned = replace(
+            record,
+            y={batch: packed(y[batch], of_y) for batch in record.y},
+            dx={batch: packed(dx[batch], travels) for batch in record.dx},
+            sums=done,
+        )
+        return by_device(returned, device)
+
+    def gradients(self, work: StepWork, record: StageRecord, batch: int) -> dict[SumName, Array]:
+        """Return the gradients of one micro-batch."""
+        totals: dict[SumName, Array] = {}
+        self._repeat(work, record, batch, totals, None)
+        return {key: total.reshape(-1) for key, total in totals.items()}
+
+    def _run(
+        self, graph: StageGraph, feed: Mapping[str, Array], random: np.random.Generator | None
+    ) -> dict[str, Array]:
+        if graph not in self._others:
+            model = noisy(graph.model, self._rounding) if self._rounding else graph.model
+            self._others[graph] = OtherSession(model, *self._how)
+        return self._others[graph].run(feed)
+
+
+def by_device(record: StageRecord, number: int) -> StageRecord:
+    """Return a record in which a device of this number did all."""
+    return replace(
+        record,
+        forward_by=dict.fromkeys(record.forward_by, number),
+        backward_by=dict.fromkeys(record.backward_by, number),
+        sums=[replace(sums, device=number) for sums in record.sums],
+    )
+
+
+def packed(values: Array, dtype: DType) -> memoryview:
+    """Return numbers as they travel."""
+    flat = np.ascontiguousarray(values, np.float32).reshape(1, -1)
+    return arrays.Buffer(arrays.narrow(flat, dtype), dtype).pack()
+
+
+def unpacked(payload: Any, dtype: DType) -> Array:
+    """Return numbers that travelled, flat and in fp32."""
+    return arrays.unpack(payload, 1, len(payload) // dtype.itemsize, dtype).float32().reshape(-1)
+
+
+def sums_in(work: StepWork, sums: SumsRecord) -> dict[SumName, Array]:
+    """Return the sums that a device returned, each flat and in one piece."""
+    found: dict[SumName, list[Array]] = {}
+    for (layer, name, _), payload in sorted(sums.found.items(), key=lambda each: each[0]):
+        found.setdefault((layer, name), []).append(unpacked(payload, DType(work.gradients)))
+    return {key: np.concatenate(parts) for key, parts in found.items()}
+
+
+def with_sums(work: StepWork, sums: SumsRecord, given: Mapping[SumName, Array]) -> SumsRecord:
+    """Return a record with other sums, in the same pieces."""
+    dtype, found = DType(work.gradients), {}
+    for (layer, name, row), payload in sums.found.items():
+        first = row * sums_of(work, layer)[name].columns
+        part = given[layer, name][first : first + len(payload) // dtype.itemsize]
+        found[layer, name, row] = packed(part, dtype)
+    return replace(sums, found=found)
+
+
+# --- lies ---
+
+Arrays: TypeAlias = dict[SumName, Array]
+Change: TypeAlias = Callable[[Arrays, float, np.random.Generator], Arrays]
+"""Falsifies arrays, given the size below which elements are small."""
+
+
+class Where(Enum):
     """What a device lies in."""
 
-    OUTPUTS = "outputs"
     SUMS = "sums"
+    ONE_BATCH = "one micro-batch of sums"
+    OUTPUT = "outputs"
+    GRADIENT = "gradients passed on"
 
 
-class Size(Enum):
-    """How large a lie is; a number is relative to what audits tolerate."""
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """A way to lie.
 
-    GROSS = "gross"
-    SMALL = 3.0
-    BELOW = 1 / 3
+    Attributes:
+        name: in words.
+        change: what is false.
+        where: where.
+        every: of how many steps one is lied in.
+        caught: whether it is to be caught.
+    """
+
+    name: str
+    change: Change
+    where: Where = Where.SUMS
+    every: int = 1
+    caught: bool = True
+
+
+def small(change: Callable[[Array, np.random.Generator], Array]) -> Change:
+    """Return a lie in small elements."""
+
+    def changed(found: Arrays, limit: float, rng: np.random.Generator) -> Arrays:
+        lied = {}
+        for key, values in found.items():
+            hit = np.abs(values) < limit
+            lied[key] = values.copy()
+            lied[key][hit] = change(values[hit], rng)
+        return lied
+
+    return changed
+
+
+def named(end: str, factor: float) -> Change:
+    """Return a lie that scales the parameters whose names end so."""
+    return lambda found, limit, rng: {
+        key: values * np.float32(factor) if key[1].endswith(end) else values
+        for key, values in found.items()
+    }
+
+
+def vectors(found: Arrays, limit: float, rng: np.random.Generator) -> Arrays:
+    """Flip the signs of biases and norms."""
+    return {
+        key: -values if key[1].endswith("bias") or "norm" in key[1] else values
+        for key, values in found.items()
+    }
+
+
+def swapped(found: Arrays, limit: float, rng: np.random.Generator) -> Arrays:
+    """Exchange the gradients of queries and keys, as far as these have equal sizes."""
+    (query,) = (key for key in found if key[1].endswith("q_proj.weight"))
+    (other,) = (key for key in found if key[1].endswith("k_proj.weight"))
+    size = min(found[query].size, found[other].size)
+    lied = {**found, query: found[query].copy(), other: found[other].copy()}
+    lied[query][:size], lied[other][:size] = found[other][:size], found[query][:size]
+    return lied
+
+
+def flipped(values: Array, rng: np.random.Generator) -> Array:
+    """Flip signs."""
+    return -values
+
+
+def noise(values: Array, rng: np.random.Generator) -> Array:
+    """Add noise as large as the elements."""
+    size = float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
+    added: Array = np.float32(size) * rng.standard_normal(values.size, np.float32)
+    return values + added
+
+
+def some_flipped(values: Array, rng: np.random.Generator) -> Array:
+    """Flip the signs of a tenth."""
+    return np.where(rng.random(values.size) < 0.1, -values, values)
+
+
+LIES: Final = (
+    Lie("small ones flipped", small(flipped)),
+    Lie("small ones halved", small(lambda values, rng: values / 2)),
+    Lie("small ones zeroed", small(lambda values, rng: 0 * values)),
+    Lie("noise of the size of small ones", small(noise)),
+    Lie("a tenth of small ones flipped", small(some_flipped)),
+    Lie("small ones flipped, 1 step in 5", small(flipped), every=5),
+    Lie("small ones flipped, 1 micro-batch", small(flipped), Where.ONE_BATCH),
+    Lie("q_proj.weight times 0.9", named("q_proj.weight", 0.9)),
+    Lie("q_proj and k_proj exchanged", swapped),
+    Lie("biases and norms flipped", vectors),
+    Lie("outputs, small ones halved", small(lambda values, rng: values / 2), Where.OUTPUT),
+    Lie("dx, small ones flipped", small(flipped), Where.GRADIENT),
+    Lie("everything times 1.0005", named("", 1.0005), caught=False),
+)
+
+
+class Liar:
+    """Does a step's first stage as a device that lies.
+
+    Args:
+        step: the step.
+        device: how it computes.
+        seed: of its lies.
+    """
+
+    def __init__(self, step: Step, device: Device, seed: int) -> None:
+        self.work, result = step
+        self._device = device
+        self._rng = np.random.default_rng(seed)
+        self.honest = device.returned(self.work, result.records[0], 1)
+
+    def record(self, lie: Lie) -> StageRecord:
+        """Return what the device returns where it lies."""
+        if lie.where is Where.OUTPUT:
+            return replace(self.honest, y=self._activations(lie, self.honest.y), dx={}, sums=[])
+        if lie.where is Where.GRADIENT:
+            return replace(self.honest, dx=self._activations(lie, self.honest.dx), y={}, sums=[])
+        return replace(self.of_sums, sums=[self._sums(lie, sums) for sums in self.honest.sums])
 
     @property
-    def words(self) -> str:
-        """Return it as the table shows it."""
-        return "gross" if self is Size.GROSS else f"{self.value:.2g}x limit"
+    def of_sums(self) -> StageRecord:
+        """Return what it returns without lies, of which sums alone are audited."""
+        return replace(self.honest, forward_by={}, backward_by={})
+
+    def _sums(self, lie: Lie, sums: SumsRecord) -> SumsRecord:
+        found = sums_in(self.work, sums)
+        if lie.where is Where.SUMS:
+            return with_sums(self.work, sums, self._changed(lie, found, self._tolerated))
+        one = self._device.gradients(self.work, self.honest, min(sums.batches))
+        lied = self._changed(lie, one, self._tolerated)
+        return with_sums(self.work, sums, {k: found[k] - one[k] + lied[k] for k in found})
+
+    def _activations(self, lie: Lie, payloads: Mapping[int, Any]) -> dict[int, Any]:
+        dtype = DType(self.work.dtype)
+        key, tolerated = (0, ""), TOLERATED[DType.BF16]
+        return {
+            batch: packed(
+                self._changed(lie, {key: unpacked(payload, dtype)}, tolerated)[key], dtype
+            )
+            for batch, payload in payloads.items()
+        }
+
+    def _changed(self, lie: Lie, found: Arrays, tolerated: float) -> Arrays:
+        largest = max(float(np.abs(values).max(initial=0.0)) for values in found.values())
+        return lie.change(found, tolerated * largest, self._rng)
+
+    @property
+    def _tolerated(self) -> float:
+        return TOLERATED[DType(self.work.gradients)]
+
+
+@dataclass
+class Caught:
+    """How devices fared that lie in one way.
+
+    Attributes:
+        lie, dtype: what they did.
+        expected: whether they are to be caught.
+        seeds: how many there were.
+        audits: of each that was caught, until it was.
+    """
+
+    lie: str
+    dtype: str
+    expected: bool
+    seeds: int
+    audits: list[int]
+
+    @property
+    def met(self) -> bool:
+        """Say whether all were caught who are to be."""
+        return len(self.audits) == (self.seeds if self.expected else 0)
+
+
+def audits_until_caught(liars: Sequence[Liar], auditor: Auditor, lie: Lie, device: int) -> int:
+    """Audit a device that lies until it is caught; return how often, or 0 if it is not.
+
+    Args:
+        liars: the device in several steps, which are done in turn.
+        auditor: audits everything.
+        lie: what it does.
+        device: its number.
+    """
+    for number in range(1, MOST_AUDITS + 1):
+        liar = liars[number % len(liars)]
+        record = liar.of_sums if number % lie.every else liar.record(lie)
+        given = StepResult({}, {}, {}, [by_device(record, device)])
+        if auditor.faults(liar.work, given):
+            return number
+    return 0
+
+
+def lies(
+    seeds: int,
+    dtypes: Sequence[DType] = DTYPES,
+    families: Sequence[str] = ("opt", "llama", "qwen3"),
+) -> list[Caught]:
+    """Run part one."""
+    found = [
+        Caught(lie.name, dtype.value, lie.caught, seeds, []) for dtype in dtypes for lie in LIES
+    ]
+    for seed, dtype in itertools.product(range(seeds), dtypes):
+        show_progress(f"lies in {dtype.value}, seed {seed + 1} of {seeds}")
+        model = small_model(families[seed % len(families)])
+        steps = trained_steps(model, dtype, 2, EvenStages(loss=False), seed)
+        auditor = Auditor(EVERYTHING, random.Random(seed))
+        device = Device(2, LEVELS[seed % len(LEVELS)], ROUNDINGS[1])
+        liars = [Liar(step, device, seed) for step in steps]
+        for number, lie in enumerate(LIES):
+            audits = audits_until_caught(liars, auditor, lie, number)
+            if audits:
+                found[dtypes.index(dtype) * len(LIES) + number].audits.append(audits)
+    return found
+
+
+# --- steps ---
 
 
 class Kept(Auditor):
@@ -112,176 +429,37 @@ class Kept(Auditor):
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class Caught:
-    """How a liar fared.
-
-    Attributes:
-        what, size, share: of its lies.
-        stated: the chance to be caught in a step.
-        steps: until it was caught, by seed.
-        missed: seeds in which it was not caught at all.
-    """
-
-    what: str
-    size: str
-    share: float
-    stated: float
-    steps: list[int]
-    missed: int
-
-    @property
-    def chance(self) -> float:
-        """Return the measured chance to be caught in a step."""
-        return len(self.steps) / sum(self.steps)
-
-    def interval(self, z: float) -> tuple[float, float]:
-        """Return the interval of the chance, of geometric waiting times."""
-        off = z * math.sqrt(max(0.0, 1 - self.chance) / len(self.steps))
-        return self.chance * math.exp(-off), min(1.0, self.chance * math.exp(off))
-
-    @property
-    def met(self) -> bool:
-        """Say whether the stated chance explains what was measured."""
-        low, high = self.interval(OUTSIDE_Z)
-        return not self.missed and low <= self.stated + 1e-9 and self.stated <= high + 1e-9
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Have sessions of graphs that are made within the block compute with so many threads."""
-    with patch.dict(os.environ, {"OMP_NUM_THREADS": str(count)}):
-        yield
-
-
-# --- liars ---
-
-
-def lied(payload: Any, size: Size, largest: float) -> memoryview:
-    """Return fp32 numbers that are false.
-
-    Args:
-        payload: the numbers.
-        size: of the lie.
-        largest: the element that audits compare errors with.
-    """
-    values = np.frombuffer(bytes(payload), np.float32).copy()
-    if size is Size.GROSS:
-        values[: len(values) // 2] *= GROSS
-    else:
-        values[np.abs(values).argmax()] += size.value * MOST_OFF[DType.FP32] * largest
-    return memoryview(values.tobytes())
-
-
-def largest_of(payload: Any) -> float:
-    """Return the largest size of fp32 numbers."""
-    return float(np.abs(np.frombuffer(bytes(payload), np.float32)).max())
-
-
-def false_outputs(record: StageRecord, size: Size, share: float, rng: random.Random) -> StageRecord:
-    """Return a stage's record in which each output and gradient is false by lot."""
-
-    def some(given: Mapping[int, Any]) -> dict[int, Any]:
-        return {
-            batch: lied(payload, size, largest_of(payload)) if rng.random() < share else payload
-            for batch, payload in given.items()
-        }
-
-    return replace(record, y=some(record.y), dx=some(record.dx))
-
-
-def false_sums(record: StageRecord, size: Size, share: float, rng: random.Random) -> StageRecord:
-    """Return a stage's record in which the sums are false by lot."""
-
-    def falsified(sums: SumsRecord) -> SumsRecord:
-        if rng.random() >= share:
-            return sums
-        key = max(sums.found, key=lambda one: largest_of(sums.found[one]))
-        payload = sums.found[key]
-        return replace(sums, found={**sums.found, key: lied(payload, size, largest_of(payload))})
-
-    return replace(record, sums=[falsified(sums) for sums in record.sums])
-
-
-def first_stage(graphs: ModelGraphs, model: torch.nn.Module) -> tuple[StepWork, StepResult]:
-    """Return a step as a fleet did it, of which only the first stage is left to be audited."""
-    kept = Kept(1.0)
-    with emulated(2, seed=1) as fleet:
-        work = ModelWork(model, graphs, DType.FP32)
-        staged = StagedModel(work, fleet.runtime, EvenStages(loss=False), PS, auditor=kept)
-        staged.gradients(rows(torch.randint(3, VOCABULARY, (ROWS, TOKENS))))
-    done, result = kept.step
-    return done, replace(result, records=result.records[:1])
-
-
-def stated_chance(record: StageRecord, what: What, share: float, audit: float) -> float:
-    """Return the chance to be caught in a step, as docs/verification.md has it."""
-    if what is What.OUTPUTS:  # the output or the gradient of the drawn micro-batch
-        return audit * (1 - (1 - share) ** 2)
-    (sums,) = record.sums
-    return audit / len(sums.batches) * share
-
-
-def steps_until_caught(
-    step: tuple[StepWork, StepResult],
-    auditor: Auditor,
-    lie: tuple[What, Size, float],
-    rng: random.Random,
-    most: int,
-) -> int | None:
-    """Return in which step a liar is caught; None if in none of `most`."""
-    work, result = step
-    what, size, share = lie
-    falsified = false_outputs if what is What.OUTPUTS else false_sums
-    for number in range(1, most + 1):
-        record = falsified(result.records[0], size, share, rng)
-        if auditor.faults(work, replace(result, records=[record])):
-            return number
-    return None
-
-
-def liars(audit: float, seeds: int) -> tuple[list[Caught], int]:
-    """Run part one; return what was caught, and how many lies below the limit were."""
-    torch.manual_seed(1)
-    model = small_model("opt")
-    step = first_stage(model_graphs(model, TOKENS, GraphCache.of_user()), model)
-    record = step[1].records[0]
-    rng = random.Random(7)
-    auditor = Auditor(audit, rng)
-    found = []
-    for what, size, share in itertools.product(What, (Size.GROSS, Size.SMALL), SHARES):
-        waits = [
-            steps_until_caught(step, auditor, (what, size, share), rng, MOST_STEPS)
-            for _ in range(seeds)
-        ]
-        found.append(
-            Caught(
-                what.value,
-                size.words,
-                share,
-                stated_chance(record, what, share, audit),
-                [wait for wait in waits if wait is not None],
-                waits.count(None),
-            )
+def trained_steps(
+    model: nn.Module,
+    dtype: DType,
+    count: int,
+    planner: Any,
+    seed: int,
+    *,
+    devices: int = 2,
+    samples: int = ROWS,
+    tokens: int = TOKENS,
+) -> list[Step]:
+    """Train a model on an emulated fleet, from moved weights; return the steps."""
+    kept, found = Kept(1.0), []
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for each in parameters:
+            each.add_(0.02 * torch.randn_like(each))
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    vocabulary: int = model.config.vocab_size  # type: ignore[union-attr, assignment]
+    graphs = model_graphs(model, tokens, GraphCache.of_user())
+    with emulated(devices, seed=1) as fleet:
+        staged = StagedModel(
+            ModelWork(model, graphs, dtype), fleet.runtime, planner, PS, auditor=kept
         )
-        show_caught(found[-1])
-    seen = [
-        steps_until_caught(step, auditor, (what, Size.BELOW, 1.0), rng, UNSEEN_STEPS)
-        for what in What
-    ]
-    return found, len(seen) - seen.count(None)
-
-
-def show_caught(found: Caught) -> None:
-    """Print the line of a liar, to the log: tables go to standard output with the rest."""
-    low, high = found.interval(USUAL_Z)
-    print(
-        f"{found.what:8} {found.size:9} {found.share:>6.0%} {statistics.mean(found.steps):8.1f} "
-        f"{found.chance:8.4f} {low:7.4f} to {high:6.4f} {found.stated:8.4f} "
-        f"{'met' if found.met else 'NOT met'}",
-        file=sys.stderr,
-        flush=True,
-    )
+        for _ in range(count):
+            optimizer.zero_grad()
+            staged.gradients(rows(torch.randint(3, vocabulary, (samples, tokens))))
+            optimizer.step()
+            found.append(kept.step)
+    return found
 
 
 # --- honest devices ---
@@ -292,149 +470,86 @@ class Honest:
     """What came of auditing honest devices.
 
     Attributes:
-        outputs, sums: micro-batches that were computed again.
+        sums: audited sums of gradients, each of all parameters of a stage.
+        parameters: sums of one parameter in them.
+        outputs: audited outputs.
+        repeated: audits that were repeated with coarser rounding.
         accused: faults that were found.
-        worst: by dtype, the largest error as a share of what is tolerated.
     """
 
-    outputs: int
-    sums: int
-    accused: int
-    worst: dict[str, float]
+    sums: int = 0
+    parameters: int = 0
+    outputs: int = 0
+    repeated: int = 0
+    accused: int = 0
+
+    def audit(self, steps: Sequence[Step], kinds: Sequence[Device], sums: int) -> None:
+        """Audit until there are so many sums more: devices of several kinds in turn."""
+        auditor = Auditor(EVERYTHING, random.Random(self.sums))
+        count = len(kinds) * len(steps)
+        until = self.sums + sums
+        for number in itertools.count():
+            if self.sums >= until:
+                break
+            work, result = steps[number // len(kinds) % len(steps)]
+            kind = number % len(kinds)
+            stage = result.records[number // count % len(result.records)]
+            record = kinds[kind].returned(work, stage, kind)
+            if number // len(kinds) % OUTPUTS_EVERY:
+                record = replace(record, forward_by={}, backward_by={})
+            self.accused += len(auditor.faults(work, StepResult({}, {}, {}, [record])))
+            self.sums += len(record.sums)
+            self.parameters += sum(len(each.found) for each in record.sums)
+        self.outputs += auditor.counters.outputs
+        self.repeated += auditor.counters.again
 
 
-def honest(units: int) -> Honest:
+def huge(model: nn.Module) -> nn.Module:
+    """Let a model have activations that differ by several orders of magnitude."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter[:2] *= 50
+                parameter[:, :2] *= 50
+    return model
+
+
+def honest(sums: int, seed: int = 0) -> Honest:
     """Run part two."""
-    found = Honest(0, 0, 0, {})
-    cases = list(itertools.product(FAMILIES, (DType.FP32, DType.BF16), THREADS))
-    for number, (family, dtype, count) in enumerate(cases, 1):
-        until = units * number // len(cases)
-        show_progress(f"{family} {dtype.value}, {count} threads: {found.outputs + found.sums}")
-        torch.manual_seed(number)
-        model = small_model(family)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        kept = Kept(1.0)
-        # A rate above 1 makes sure that sums are audited in each step as well.
-        auditor = Watching(float(ROWS), random.Random(number))
-        auditor.worst = found.worst
-        work = ModelWork(model, model_graphs(model, TOKENS, GraphCache.of_user()), dtype)
-        with emulated(2, seed=1) as fleet:
-            staged = StagedModel(work, fleet.runtime, EvenStages(loss=False), PS, auditor=kept)
-            before = found.outputs + found.sums
-            while before + auditor.counters.outputs + auditor.counters.sums < until:
-                optimizer.zero_grad()
-                with threads(count):
-                    staged.gradients(rows(torch.randint(3, VOCABULARY, (ROWS, TOKENS))))
-                with threads(sum(THREADS) - count):
-                    auditor.faults(*kept.step)
-                optimizer.step()
-        found.outputs += auditor.counters.outputs
-        found.sums += auditor.counters.sums
-        found.accused += auditor.counters.faults
+    found = Honest()
+    even, loss, cut = EvenStages(loss=False), EvenStages(loss=True), SlicedLoss(2, KEPT)
+    cases: list[tuple[str, Callable[[], nn.Module], Any]] = [
+        *((name, lambda name=name: small_model(name), even) for name in ("opt", "gpt2", "qwen2")),
+        ("llama, loss on a device", lambda: small_model("llama"), loss),
+        ("llama, loss in slices", lambda: small_model("llama"), cut),
+        ("opt, huge activations", lambda: huge(small_model("opt")), even),
+        ("llama with adapters", lambda: with_lora(small_model("llama")), even),
+    ]
+    kinds = [
+        (threads, LEVELS[n % len(LEVELS)], ROUNDINGS[n // len(LEVELS) % len(ROUNDINGS)])
+        for n, threads in zip(range(len(LEVELS) * len(ROUNDINGS)), itertools.cycle(THREADS))
+    ]
+    for (name, make, planner), dtype in itertools.product(cases, DTYPES):
+        show_progress(f"{name}, {dtype.value}: {found.sums} sums, {found.accused} accused")
+        devices = 4 if planner is cut else 2
+        steps = trained_steps(make(), dtype, 10, planner, seed, devices=devices)
+        found.audit(steps, [Device(*kind) for kind in kinds], -(-sums // len(cases) // len(DTYPES)))
     return found
 
 
-class Watching(Auditor):
-    """Notes the largest error that it meets, by dtype, as a share of what rounding explains."""
-
-    worst: dict[str, float]
-
-    def _faults_of(
-        self,
-        record: StageRecord,
-        returned: Mapping[Any, Any],
-        wanted: Mapping[Any, Array],
-        repeat: Callable[[np.random.Generator | None], Mapping[Any, Array]],
-    ) -> Iterator[Fault]:
-        for key, one in returned.items():
-            limit = MOST_OFF[one.dtype] * one.scale
-            if limit:
-                off = Difference.between(one.found, wanted[key].reshape(one.found.shape))
-                share = off.largest / limit
-                self.worst[one.dtype.value] = max(self.worst.get(one.dtype.value, 0.0), share)
-        yield from super()._faults_of(record, returned, wanted, repeat)
-
-
-# --- other kernels ---
-
-
-class OtherKernel(GraphSession):
-    """A graph whose results are rounded otherwise: what goes into a layer differs by rounding.
-
-    Attributes:
-        by: how much, relative to each element.
-        runs: how many there were.
-    """
-
-    by = 0.0
-    runs = 0
-    _random = np.random.default_rng(0)
-
-    def run(
-        self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
-    ) -> dict[str, Array]:
-        """Run it."""
-        OtherKernel.runs += 1
-        moved = dict(given)
-        for name in {names.X, names.DY} & moved.keys():
-            signs = self._random.choice(np.array([-1, 1], np.float32), moved[name].shape)
-            moved[name] = moved[name] * (1 + np.float32(self.by) * signs)
-        return super().run(moved, wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class Rounded:
-    """How honest devices fared that round otherwise.
-
-    Attributes:
-        dtype: in which numbers travel.
-        by: how much what goes into layers differs.
-        audits: of outputs and of sums.
-        beyond: those of them in which rounding alone did not explain what was found.
-        repeated: how often work was computed again for these, on average.
-        largest: the largest error, as a share of what rounding explains.
-        accused: honest devices that were.
-    """
-
-    dtype: str
-    by: float
-    audits: int
-    beyond: int
-    repeated: float
-    largest: float
-    accused: int
-
-
-def rounded(dtype: DType, by: float, steps: int) -> Rounded:
-    """Run part three for one dtype and one size of differences."""
-    torch.manual_seed(1)
-    model: Any = OPTForCausalLM(OPTConfig(**WIDE)).train()
-    graphs = model_graphs(model, WIDE_TOKENS, GraphCache.of_user())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    kept, auditor = Kept(1.0), Watching(100.0, random.Random(1))  # everything
-    auditor.worst = {}
-    OtherKernel.by, OtherKernel.runs = by, 0
-    with emulated(1, seed=1) as fleet, patch.object(audits, "GraphSession", OtherKernel):
-        work = ModelWork(model, graphs, dtype)
-        staged = StagedModel(work, fleet.runtime, EvenStages(loss=False), PS, auditor=kept)
-        for step in range(steps):
-            show_progress(f"{dtype.value}, rounded otherwise: step {step + 1} of {steps}")
-            optimizer.zero_grad()
-            staged.gradients(rows(torch.randint(3, WIDE["vocab_size"], (1, WIDE_TOKENS))))
-            auditor.faults(*kept.step)
-            optimizer.step()
-    counted = auditor.counters
-    done = counted.outputs + counted.sums
-    repeated = OtherKernel.runs / (2 * WIDE["num_hidden_layers"]) - done
-    return Rounded(
-        dtype.value,
-        by,
-        done,
-        counted.again,
-        repeated / max(1, counted.again),
-        max(auditor.worst.values()),
-        counted.faults,
-    )
+def wide(steps: int) -> Honest:
+    """Run part three."""
+    found = Honest()
+    kinds = [Device(2, LEVELS[0], 0.0), *(Device(1, LEVELS[-1], by) for by in ROUNDINGS[1:3])]
+    for dtype in DTYPES:
+        model: Any = OPTForCausalLM(OPTConfig(**WIDE)).train()
+        done = trained_steps(
+            model, dtype, steps, EvenStages(loss=False), 1, samples=2, tokens=WIDE_TOKENS
+        )
+        for step in done:
+            show_progress(f"wide {dtype.value}: {found.sums} sums, {found.accused} accused")
+            found.audit([step], kinds, len(kinds))
+    return found
 
 
 def show_progress(text: str) -> None:
@@ -445,43 +560,21 @@ def show_progress(text: str) -> None:
 # --- the command ---
 
 
-def show(
-    audit: float, found: Sequence[Caught], seen: int, fair: Honest, other: Sequence[Rounded]
-) -> None:
+def show(found: Sequence[Caught], fair: Mapping[str, Honest]) -> None:
     """Print what was measured as tables."""
-    print(
-        f"{machine()}; {CPU_SETUP.runtime_name}; --audit {audit:g}, {len(found[0].steps)} seeds\n"
-    )
-    print(f"{'':25} {'steps until':>11} {'chance to be caught in a step':>33}")
-    head = ("lies in", "by", "of them", "caught", "measured", "95 %", "stated")
-    print("{:8} {:9} {:>6} {:>8} {:>8} {:>17} {:>8}".format(*head))
+    print(f"{machine()}; {CPU_SETUP.runtime_name}\n")
+    print(f"{'a device lies so':34} {'in':5} {'caught':>9} {'audits, at most':>16}")
     for one in found:
-        low, high = one.interval(USUAL_Z)
+        caught = f"{len(one.audits)} of {one.seeds}"
+        most = max(one.audits, default="-")
+        wanted = "all" if one.expected else "none"
+        met = "met" if one.met else f"NOT met: {wanted} are to be caught"
+        print(f"{one.lie:34} {one.dtype:5} {caught:>9} {most:>16}   {met}")
+    for name, each in fair.items():
         print(
-            f"{one.what:8} {one.size:9} {one.share:>7.0%} {statistics.mean(one.steps):8.1f} "
-            f"{one.chance:8.4f} {f'{low:.4f} to {high:.4f}':>17} {one.stated:8.4f} "
-            f"{'' if one.met else '!'}"
-        )
-    met = all(one.met for one in found)
-    print(f"as stated (99.9 % interval): {'met' if met else 'NOT met'}")
-    print(
-        f"lies of a third of the limit, in all of {UNSEEN_STEPS} steps, seen: {seen} of "
-        f"{len(What)} (none expected)\n"
-    )
-    worst = ", ".join(f"{share:.2g} in {dtype}" for dtype, share in fair.worst.items())
-    print(
-        f"honest: {fair.outputs + fair.sums:,} units audited ({fair.outputs:,} for outputs, "
-        f"{fair.sums:,} for sums)\naccused: {fair.accused} (none allowed): "
-        f"{'met' if not fair.accused else 'NOT met'}\n"
-        f"largest error, as a share of what rounding explains: {worst}\n"
-    )
-    print("rounded otherwise, two layers of OPT-125M's size in training:")
-    print(f"{'inputs differ by':>21} {'audits':>7} {'beyond':>7} {'repeated':>9} {'largest':>8}")
-    for each in other:
-        print(
-            f"{each.dtype:8} {each.by:12.2g} {each.audits:7,} {each.beyond:7,} "
-            f"{each.repeated:9.1f} {each.largest:8.2g}   accused: {each.accused} "
-            f"{'met' if not each.accused else 'NOT met'}"
+            f"\n{name}: {each.sums:,} audited sums of {each.parameters:,} parameters, "
+            f"{each.outputs:,} audited outputs, of all these repeated {each.repeated:,}\n"
+            f"accused: {each.accused} (none allowed): {'NOT met' if each.accused else 'met'}"
         )
 
 
@@ -490,27 +583,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--audit", type=float, default=0.5)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--units", type=int, default=10_000)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--sums", type=int, default=2000)
+    parser.add_argument("--wide", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0, help="of the models of honest devices")
+    parser.add_argument("--quick", action="store_true", help="2 seeds, 500 sums and 1 wide step")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    seeds, units = (5, 500) if options.quick else (options.seeds, options.units)
-    found, seen = liars(options.audit, seeds)
-    fair = honest(units)
-    dtypes = (DType.FP32, DType.BF16)
-    steps = 10 if options.quick else WIDE_STEPS
-    other = [rounded(dtype, by, steps) for dtype in dtypes for by in ROUNDINGS]
+    if options.quick:
+        options.seeds, options.sums, options.wide = 2, 500, 1
+    found = lies(options.seeds)
+    fair = {"honest devices": honest(options.sums, options.seed), "wide layers": wide(options.wide)}
     if options.json:
-        told = [asdict(one) | {"chance": one.chance, "met": one.met} for one in found]
-        whole = {"machine": machine(), "audit": options.audit, "liars": told}
-        whole |= {"seen_below_limit": seen, "honest": asdict(fair)}
-        print(json.dumps(whole | {"rounded": [asdict(one) for one in other]}, indent=2))
+        told = {name: asdict(each) for name, each in fair.items()}
+        lied = [asdict(one) | {"met": one.met} for one in found]
+        print(json.dumps({"machine": machine(), "lies": lied, "honest": told}, indent=2))
     else:
-        show(options.audit, found, seen, fair, other)
-    accused = fair.accused + sum(one.accused for one in other)
-    sys.exit(0 if all(one.met for one in found) and not seen and not accused else 1)
+        show(found, fair)
+    accused = sum(each.accused for each in fair.values())
+    sys.exit(0 if all(one.met for one in found) and not accused else 1)
 
 
 if __name__ == "__main__":

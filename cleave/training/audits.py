@@ -10,6 +10,7 @@ everything of a step has come and before any of it is used. How far off an hones
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,13 +20,14 @@ import numpy as np
 from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import Array, Buffer, DType
+from cleave.graphs.noise import noisy
 from cleave.machine.graph_run import NUMPY_DTYPES
 from cleave.machine.graph_session import GraphSession
 from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_device import sums_of
 from cleave.scheduler.stage_outcomes import StageRecord, StepResult, SumsRecord
 from cleave.scheduler.stage_work import LOSS_LAYER, StageGraph, StepWork, SumName, slice_layer
-from cleave.training.honest_error import MOST_OFF, MOST_REPEATS, Difference, moved
+from cleave.training.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
 
 Key = TypeVar("Key")
 
@@ -52,14 +54,12 @@ class _Returned:
         what: it is, in words.
         found: what came.
         dtype: in which it travelled.
-        scale: what errors are relative to.
     """
 
     device: int
     what: str
     found: Array
     dtype: DType
-    scale: float
 
 
 @dataclass
@@ -68,7 +68,7 @@ class AuditCounters:
 
     Attributes:
         outputs, sums: micro-batches that were repeated for outputs, and for sums.
-        again: audits that were repeated with moved inputs, because more than rounding was found.
+        again: audits that were repeated with coarser rounding, as errors were not negligible.
         faults: what was wrong.
     """
 
@@ -94,7 +94,8 @@ class Auditor:
         self.counters = AuditCounters()
         self._rate = rate
         self._rng = rng or random.SystemRandom()
-        self._sessions: dict[StageGraph, GraphSession] = {}
+        self._sessions: dict[tuple[StageGraph, bool], GraphSession] = {}
+        self._evidence: defaultdict[int, Evidence] = defaultdict(Evidence)
 
     def faults(self, work: StepWork, result: StepResult) -> list[Fault]:
         """Audit a step; return what is wrong."""
@@ -137,7 +138,7 @@ class Auditor:
             columns = wanted[what].shape[-1] if wanted[what].ndim else 1
             found = _floats(payload, wanted[what].size // columns, columns, dtype)
             words = f"the {what} of micro-batch {batch}"
-            returned[what] = _Returned(device, words, found, dtype, _largest(wanted[what]))
+            returned[what] = _Returned(device, words, found, dtype)
         yield from self._faults_of(record, returned, wanted, repeat)
 
     def _sums_faults(
@@ -153,9 +154,6 @@ class Auditor:
 
         wanted = repeat(None)
         dtype = DType(work.gradients)
-        scales: dict[int, float] = {}
-        for (layer, _), total in wanted.items():
-            scales[layer] = max(scales.get(layer, 0.0), _largest(total))
         returned: dict[SumName, _Returned] = {}
         for layer, name in {(layer, name): None for layer, name, _ in sorted(sums.found)}:
             columns = sums_of(work, layer)[name].columns
@@ -165,11 +163,8 @@ class Auditor:
                 if (number, held) == (layer, name)
             ]
             words = f"the sum of {name}'s gradients"
-            one = _Returned(sums.device, words, np.concatenate(rows), dtype, scales[layer])
-            returned[layer, name] = one
-        for fault in self._faults_of(record, returned, wanted, repeat):
-            yield fault
-            return
+            returned[layer, name] = _Returned(sums.device, words, np.concatenate(rows), dtype)
+        yield from self._faults_of(record, returned, wanted, repeat)
 
     def _faults_of(
         self,
@@ -178,44 +173,49 @@ class Auditor:
         wanted: Mapping[Key, Array],
         repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
     ) -> Iterator[Fault]:
-        """Yield what is wrong of all that a device returned at once.
+        """Yield what is wrong of all that was returned at once, once for each device.
 
         Args:
             record: the stage.
             returned: what came.
             wanted: what was computed here.
-            repeat: computes it again, with inputs that are moved at random.
+            repeat: computes it again, with operations that round coarsely.
         """
-        off = {
-            key: Difference.between(one.found, wanted[key].reshape(one.found.shape))
-            for key, one in returned.items()
+        compared = {
+            key: Comparison.of(one.found, wanted[key], one.dtype) for key, one in returned.items()
         }
-        limits = {key: MOST_OFF[one.dtype] * one.scale for key, one in returned.items()}
-        suspected = {
-            key: Difference() for key in off if not off[key].is_honest(limits[key], Difference())
-        }
-        if not suspected:
+        self._explain(compared, repeat)
+        for device in sorted({one.device for one in returned.values()}):
+            mine = {key: compared[key] for key, one in returned.items() if one.device == device}
+            key = max(mine, key=lambda each: mine[each].excess)
+            if not self._evidence[device].add(mine[key].excess):
+                continue
+            self.counters.faults += 1
+            error, explained, size = mine[key].worst
+            yield Fault(
+                device,
+                f"{returned[key].what} of {record.plan.named} is off by {error:.2g} in elements "
+                f"of the size {size:.2g}, where rounding explains {explained:.2g}",
+            )
+
+    def _explain(
+        self,
+        compared: Mapping[Key, Comparison],
+        repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
+    ) -> None:
+        """Repeat work until rounding explains all errors, or it was repeated often enough."""
+        doubted = {key: one for key, one in compared.items() if one.excess > 1}
+        if not doubted:
             return
         self.counters.again += 1
         random = np.random.default_rng(self._rng.getrandbits(64))
         for _ in range(MOST_REPEATS):
             again = repeat(random)
-            for key, before in list(suspected.items()):
-                most = before.or_more(Difference.between(again[key], wanted[key]))
-                if off[key].is_honest(limits[key], most):
-                    del suspected[key]
-                else:
-                    suspected[key] = most
-            if not suspected:
+            for key, one in doubted.items():
+                one.repeated(again[key])
+            doubted = {key: one for key, one in doubted.items() if one.excess > 1}
+            if not doubted:
                 return
-        for key, most in suspected.items():
-            one = returned[key]
-            self.counters.faults += 1
-            yield Fault(
-                one.device,
-                f"{one.what} of {record.plan.named} is off by {off[key].largest:.3g}, where the "
-                f"largest element is {one.scale:.3g} and rounding moves it by {most.largest:.3g}",
-            )
 
     # --- doing it again ---
 
@@ -229,7 +229,7 @@ class Auditor:
     ) -> tuple[Array, Array, Array | None]:
         """Return a micro-batch's output, gradient and loss; add its gradients to the totals.
 
-        With `random` what goes into each layer is moved by rounding.
+        With `random` operations round coarsely.
         """
         if record.plan.slice is not None:
             return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, random)
@@ -238,7 +238,7 @@ class Auditor:
         for number in numbers:
             layer = work.layers[number]
             feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
-            given.append(moved(self._run(layer.forward, feed)[names.Y], random))
+            given.append(moved(self._run(layer.forward, feed, random)[names.Y], random))
         loss = None
         if record.plan.loss and work.loss is not None:
             feed = {
@@ -246,7 +246,7 @@ class Auditor:
                 names.TARGETS: _array(work.loss.targets[batch]),
                 **_arrays(work.loss.parameters),
             }
-            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals)
+            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals, random)
             loss, dy = found[names.LOSS], found[names.DX]
         else:
             dy = _array(record.dy[batch])
@@ -254,7 +254,7 @@ class Auditor:
             layer = work.layers[number]
             feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, random)}
             feed |= _arrays(layer.inputs(batch))
-            dy = self._add(work, layer.backward, feed, number, totals)[names.DX]
+            dy = self._add(work, layer.backward, feed, number, totals, random)[names.DX]
         return given[-1], dy, loss
 
     def _repeat_slice(
@@ -271,9 +271,9 @@ class Auditor:
         x = moved(_array(record.x[batch]), random)
         feed = {names.X: x, names.TARGETS: _array(part.targets[batch])}
         feed |= _arrays(part.parameters)
-        y = self._run(part.forward, feed)[names.Y]
+        y = self._run(part.forward, feed, random)[names.Y]
         feed[names.DY] = _array(record.dy[batch])  # the log-sum-exp, which no kink follows
-        found = self._add(work, part.backward, feed, slice_layer(number), totals)
+        found = self._add(work, part.backward, feed, slice_layer(number), totals, random)
         return y, found[names.DX], None
 
     def _add(
@@ -283,19 +283,27 @@ class Auditor:
         feed: dict[str, Array],
         number: int,
         totals: dict[SumName, Array],
+        random: np.random.Generator | None,
     ) -> dict[str, Array]:
         for name, shape in sums_of(work, number).items():
             zeros = np.zeros((shape.rows, shape.columns), np.float32)
             feed[names.total(name)] = totals.get((number, name), zeros)
-        found = self._run(graph, feed)
+        found = self._run(graph, feed, random)
         for name in sums_of(work, number):
             totals[number, name] = found[names.new_total(name)]
         return found
 
-    def _run(self, graph: StageGraph, feed: Mapping[str, Array]) -> dict[str, Array]:
-        if graph not in self._sessions:
-            self._sessions[graph] = GraphSession(graph.model)
-        session = self._sessions[graph]
+    def _run(
+        self,
+        graph: StageGraph,
+        feed: Mapping[str, Array],
+        random: np.random.Generator | None,
+    ) -> dict[str, Array]:
+        key = graph, random is not None
+        if key not in self._sessions:
+            model = graph.model if random is None else noisy(graph.model, ROUNDING)
+            self._sessions[key] = GraphSession(model)
+        session = self._sessions[key]
         shaped = {
             name: feed[name].reshape([n if isinstance(n, int) else -1 for n in shape])
             for name, shape in session.inputs.items()
@@ -329,8 +337,3 @@ def _floats(payload: Any, rows: int, columns: int, dtype: DType) -> Array:
     if isinstance(payload, Buffer):
         return payload.float32()
     return arrays.unpack(payload, rows, columns, dtype).float32()
-
-
-def _largest(values: Array) -> float:
-    """Return the size of the largest element; 0 for none."""
-    return float(np.abs(values).max(initial=0.0))

@@ -1,0 +1,67 @@
+"""Graphs whose operations round more coarsely than devices do: what rounding does to a result.
+
+An error of a result says nothing by itself. Where numbers cancel, all of a result may be rounding:
+the gradient of a key projection's bias is zero in exact arithmetic. So rounding is measured where
+it arises, in each operation that sums or approximates, as stochastic arithmetic does it (Vignes,
+"A stochastic arithmetic for reliable scientific computation", 1993).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import onnx
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
+
+_EXACT: Final = frozenset((
+    # Moves numbers, or makes none of its own.
+    "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather",
+    "GatherElements", "GatherND", "Identity", "If", "Loop", "Pad", "Reshape", "Scan",
+    "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Trilu",
+    "Unsqueeze", "Where",
+    # Rounds each number once, everywhere alike.
+    "Abs", "Add", "Ceil", "Clip", "Div", "Floor", "LeakyRelu", "Max", "Min", "Mul", "Neg", "Relu",
+    "Round", "Sign", "Sub",
+))  # fmt: skip
+
+
+def noisy(model: bytes, amplitude: float) -> bytes:
+    """Return a graph that differs at random in each run from what a graph computes.
+
+    Args:
+        model: the graph, of fp32 numbers.
+        amplitude: how far each result of an operation is off at most, relative to itself.
+    """
+    typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
+    _disturb(typed.graph, amplitude)
+    found: bytes = typed.SerializeToString()
+    return found
+
+
+def _disturb(graph: GraphProto, amplitude: float) -> None:
+    """Add noise to a graph and to the graphs in it."""
+    floats = {
+        value.name
+        for value in (*graph.value_info, *graph.output)
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    }
+    nodes = [made for node in graph.node for made in _disturbed(node, floats, amplitude)]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+
+
+def _disturbed(node: NodeProto, floats: set[str], amplitude: float) -> Iterator[NodeProto]:
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            _disturb(attribute.g, amplitude)
+    yield node
+    if node.op_type in _EXACT:
+        return
+    for number, name in enumerate(node.output):
+        if name in floats:
+            exact, factor = f"{name}/exact", f"{name}/factor"
+            node.output[number] = exact
+            bounds = {"low": 1 - amplitude, "high": 1 + amplitude}
+            yield helper.make_node("RandomUniformLike", [exact], [factor], **bounds)
+            yield helper.make_node("Mul", [exact, factor], [name])

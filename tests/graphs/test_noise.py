@@ -1,0 +1,77 @@
+"""Graphs whose operations round coarsely."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from cleave.arrays import Array
+from cleave.graphs.noise import noisy
+from cleave.machine.graph_session import GraphSession
+
+AMPLITUDE = 2.0**-12
+
+
+def model_of(nodes: list[onnx.NodeProto], shape: list[int]) -> bytes:
+    """Return a model of x and w with one output y."""
+    types = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, size)
+        for name, size in (("x", [8, 16]), ("w", [16, 4]), ("y", shape))
+    }
+    graph = helper.make_graph(nodes, "graph", [types["x"], types["w"]], [types["y"]])
+    opsets = [helper.make_opsetid("", 20)]
+    made: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return made
+
+
+def runs_of(model: bytes) -> tuple[Array, list[Array]]:
+    """Return what a model computes, and what it does with noise, several times."""
+    rng = np.random.default_rng(1)
+    given = {
+        "x": rng.standard_normal((8, 16), np.float32),
+        "w": rng.standard_normal((16, 4), np.float32),
+    }
+    session = GraphSession(noisy(model, AMPLITUDE))
+    return GraphSession(model).run(given)["y"], [session.run(given)["y"] for _ in range(3)]
+
+
+def test_each_run_rounds_otherwise_within_the_amplitude() -> None:
+    wanted, found = runs_of(model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], [8, 4]))
+    for one in found:
+        off = np.abs(one / wanted - 1)
+        assert 0.5 * AMPLITUDE < off.max() < 1.01 * AMPLITUDE
+    assert not np.array_equal(found[0], found[1])
+
+
+def test_noise_shows_where_results_cancel() -> None:
+    product = helper.make_node("MatMul", ["x", "w"], ["one"])
+    other = helper.make_node("MatMul", ["x", "w"], ["two"])
+    wanted, found = runs_of(
+        model_of([product, other, helper.make_node("Sub", ["one", "two"], ["y"])], [8, 4])
+    )
+    assert not wanted.any()
+    assert all(np.abs(one).max() > AMPLITUDE / 2 for one in found)
+
+
+def test_what_only_moves_numbers_or_rounds_each_alike_is_exact() -> None:
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["turned"]),
+        helper.make_node("Add", ["turned", "turned"], ["y"]),
+    ]
+    wanted, found = runs_of(model_of(nodes, [16, 8]))
+    assert all(np.array_equal(one, wanted) for one in found)
+
+
+def test_graphs_in_graphs_round_coarsely_too() -> None:
+    inner = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["inner"])],
+        "inner",
+        [],
+        [helper.make_tensor_value_info("inner", TensorProto.FLOAT, [8, 4])],
+    )
+    yes = helper.make_node("Constant", [], ["yes"], value_int=1)
+    cast = helper.make_node("Cast", ["yes"], ["true"], to=TensorProto.BOOL)
+    branch = helper.make_node("If", ["true"], ["y"], then_branch=inner, else_branch=inner)
+    wanted, found = runs_of(model_of([yes, cast, branch], [8, 4]))
+    assert all(0.5 * AMPLITUDE < np.abs(one / wanted - 1).max() < 1.01 * AMPLITUDE for one in found)
