@@ -489,6 +489,10 @@ class SessionManager:
         """Go on with a micro-batch of that step with what was made of it here."""
         return self._carry_out(self.stages.give(batch, made, after), now_s)
 
+    def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
+        """Go on with what was suspect in that step; see `StageStep.resolve`."""
+        return self._carry_out(self.stages.resolve(right, reason), now_s)
+
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
         """End the step by stages, if any; devices keep what the next one can use."""
         return self._carry_out(self.stages.withdraw(), now_s) + self._give_back_memory(now_s)

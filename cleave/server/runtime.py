@@ -590,6 +590,11 @@ class LiveRuntime(Runtime):
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, made, after)
 
+    def resolve(self, right: bool, reason: str) -> None:
+        """See `Runtime.resolve`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._step_call, self.manager.resolve, right, reason)
+
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
         """Call the core about a step by stages, in the loop, and carry out what it answers."""
         try:
