@@ -35,7 +35,7 @@ import os
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -106,7 +106,9 @@ class Size(Enum):
 class Kept(Auditor):
     """Keeps a step instead of auditing it."""
 
-    def faults(self, work: StepWork, result: StepResult) -> list[Fault]:
+    def faults(
+        self, work: StepWork, result: StepResult, surely: Collection[int] = ()
+    ) -> list[Fault]:
         """Keep the step; return nothing."""
         self.step = work, result
         return []

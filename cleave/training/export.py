@@ -21,6 +21,7 @@ from cleave.errors import CleaveError, UsageError
 from cleave.training.adapters import adapted_model, add_adapters
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.disk import cannot_write
+from cleave.training.finite import first_not_finite
 from cleave.training.lora import LoraSpec
 from cleave.training.quantized import dequantize_all
 from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
@@ -165,6 +166,11 @@ def export_run(
     base = None if whole else _base_folder(job)
     held = _merged(job, checkpoint) if merge else weights_of(checkpoint)
     weights = {name: tensor.to(DTYPES[dtype]) for name, tensor in held.items()}
+    if name := first_not_finite(weights):
+        raise CleaveError(
+            f"{name!r} of step {checkpoint.step} has a number that is not finite in {dtype}; give "
+            f"--dtype fp32 or bf16, or another --step"
+        )
     temporary = _beside(into)
     try:
         temporary.mkdir(parents=True)
@@ -360,6 +366,7 @@ def _card(
     ]
     if job.get("lora"):
         rows.append(("adapters", f"LoRA, {job['lora']}" + ("" if base else ", merged")))
+    evals = [record for record in evals if record["eval_loss"] is not None]
     if steps:
         rows.append(("training loss", f"{steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}"))
         rows.append(("tokens", f"{sum(r['tokens'] for r in steps):,}"))

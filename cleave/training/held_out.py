@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite, nan
 from typing import Any
 
 
@@ -15,10 +15,12 @@ class HeldOut:
     Attributes:
         best: the lowest.
         since: how many came after it.
+        sound_before: after this step it was not finite, and has not been since; None if it is.
     """
 
     best: float = inf
     since: int = 0
+    sound_before: int | None = None
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
@@ -26,11 +28,16 @@ class HeldOut:
         found = cls()
         for record in records:
             if record.get("event") == "eval" and record["step"] <= step:
-                found.lowest(float(record["eval_loss"]))
+                loss = record["eval_loss"]  # null where it was not finite
+                found.lowest(nan if loss is None else float(loss), record["step"])
         return found
 
-    def lowest(self, loss: float) -> bool:
-        """Take a loss; say whether it is the lowest so far."""
+    def lowest(self, loss: float, step: int) -> bool:
+        """Take the loss after a step; say whether it is the lowest, as none is not finite."""
+        if isfinite(loss):
+            self.sound_before = None
+        elif self.sound_before is None:
+            self.sound_before = step
         if loss < self.best:
             self.best, self.since = loss, 0
             return True

@@ -26,8 +26,7 @@ import numpy as np
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.scheduler.stage_arrays import StageArray
-from cleave.scheduler.stage_device import sums_of
-from cleave.scheduler.stage_outcomes import Suspect, SumsRecord
+from cleave.scheduler.stage_outcomes import SumsRecord, Suspect
 from cleave.scheduler.stage_work import LOSS_LAYER, StepWork, SumName
 from cleave.scheduler.usual_sizes import FAR, Place, Returned
 from cleave.training.audits import Auditor
@@ -154,9 +153,7 @@ def _is_like_one_batch(
     )
 
 
-def _found(
-    work: StepWork, suspect: Suspect, wanted: Mapping[Place, Array]
-) -> dict[Place, Array]:
+def _found(work: StepWork, suspect: Suspect, wanted: Mapping[Place, Array]) -> dict[Place, Array]:
     """Return what the device returned, shaped as what was computed here."""
     record, found = suspect.record, {}
     for place, each in wanted.items():

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.device.core import Order
-from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
@@ -30,13 +27,10 @@ from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet
 from tests.graphs.models import TOKENS, plain_gradients, small_model, trained
 from tests.training.test_staged import (
-    KEPT,
     PS,
     EvenStages,
-    SlicedLoss,
     batches,
     gradients_of,
-    rows,
 )
 
 pytestmark = pytest.mark.slow
@@ -55,7 +49,7 @@ def output(order: StageOrder) -> bool:
 
 
 def loss(order: StageOrder) -> bool:
-    return order.name == names.LOSS
+    return bool(order.name == names.LOSS)
 
 
 def dx(order: StageOrder) -> bool:
