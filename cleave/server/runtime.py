@@ -631,6 +631,7 @@ class LiveRuntime(Runtime):
     def _quarantine(self, device: int, reason: str) -> None:
         """End the session of a device for good, in the loop."""
         if (record := self.manager.sessions.get(device)) is not None:
+            _logger.warning("%s sent a wrong result: %s", _name(record), reason)
             self._tell_listener(EventKind.WRONG, record, reason)
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
 

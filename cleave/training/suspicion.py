@@ -41,6 +41,9 @@ _GROSS: Final = 0.5
 _STEADY: Final = 0.1
 """Numbers that rounding moves by more than this share of the largest element prove nothing."""
 
+_BEYOND: Final = 1000.0
+"""Unless they are off by so many times as much: a gradient may consist of rounding alone."""
+
 _OTHERS: Final = 10.0
 """So much larger may the gradient of one micro-batch be than that of another."""
 
@@ -95,7 +98,7 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
         again = repeat(generator)
         for place in wrong:
             moved_by = Difference.between(again[place], wanted[place]).largest
-            steady &= moved_by <= _STEADY * scales[place]
+            steady &= moved_by <= max(_STEADY * scales[place], off[place].largest / _BEYOND)
             most[place] = max(most[place], _size(again[place]))
         if not steady:
             break

@@ -32,6 +32,7 @@ from tests.training.test_staged import (
     PS,
     EvenStages,
     SlicedLoss,
+    assert_close,
     batches,
     gradients_of,
     rows,
@@ -297,3 +298,22 @@ def test_a_loop_of_ones_own_goes_on_without_the_liar(place: Place, value: float)
         cleave.restore(model)
     expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(6), clip=1.0)
     assert mine == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("value", [1e30, MILLION])
+def test_every_sum_is_held_to_its_own_size(value: float, cache: GraphCache) -> None:
+    """Also that of a key's bias, whose gradient consists of rounding alone."""
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    (ids,) = batches(1)
+    plain_gradients(plain, ids)
+    for number in range(16):  # an OPT's layer has so many parameters
+        lie = Lie(sums, value, number)
+        notes: list[str] = []
+        with fleet_of(lie, devices=2) as fleet:
+            model.zero_grad()
+            staged(fleet, model, cache, note=notes.append).gradients(rows(ids))
+            assert lie.told == 1
+            assert there(fleet) == {2}, number
+        assert_close(model, plain, 3e-6)
+        assert any("device 1 is quarantined: the sum of gradients of" in note for note in notes)
