@@ -110,7 +110,7 @@ def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> B
     return Buffer(np.frombuffer(data, dtype.storage).reshape(rows, columns), dtype)
 
 
-def largest(data: memoryview | bytes | Array, dtype: DType) -> float:
+def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float:
     """Return the magnitude of the largest element; infinity or NaN where an element is that.
 
     The bits of floating-point numbers of one sign are ordered as their magnitudes are, with NaN

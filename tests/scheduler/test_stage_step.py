@@ -300,7 +300,7 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
     for _ in range(data.draw(st.integers(0, 80))):
         if trial.step.ended:
             break
-        choices = [("answer", d) for d in trial.fleet.waiting] * 6
+        choices: list[tuple[str, Any]] = [("answer", d) for d in trial.fleet.waiting] * 6
         choices += [("shout", d) for d in trial.fleet.waiting] * 3
         choices += [("resolve", how) for _ in trial.suspects for how in ("right", "lie")] * 3
         choices += [("give", b) for b in trial.outputs] * 6

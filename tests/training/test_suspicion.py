@@ -233,7 +233,7 @@ def test_what_a_liar_returned_before_in_a_step_is_not_used(cache: GraphCache) ->
 def test_where_the_model_diverges_nobody_is_blamed(
     dtype: DType, factor: float, cache: GraphCache
 ) -> None:
-    model = small_model("llama")
+    model: Any = small_model("llama")
     notes: list[str] = []
     with fleet_of() as fleet:
         planner = EvenStages(loss=True)
