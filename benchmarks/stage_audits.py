@@ -24,7 +24,7 @@ import itertools
 import json
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -124,7 +124,7 @@ class Device(Auditor):
         for sums in record.sums:
             totals: dict[SumName, Array] = {}
             for batch in sorted(sums.batches, reverse=True):
-                y[batch], dx[batch], _ = self._repeat(work, record, batch, totals, None)
+                y[batch], dx[batch], _ = self.repeat(work, record, batch, totals, None)
             gradients = {key: total.reshape(-1) for key, total in totals.items()}
             done.append(with_sums(work, sums, gradients))
         returned = replace(
@@ -138,7 +138,7 @@ class Device(Auditor):
     def gradients(self, work: StepWork, record: StageRecord, batch: int) -> dict[SumName, Array]:
         """Return the gradients of one micro-batch."""
         totals: dict[SumName, Array] = {}
-        self._repeat(work, record, batch, totals, None)
+        self.repeat(work, record, batch, totals, None)
         return {key: total.reshape(-1) for key, total in totals.items()}
 
     def _run(
@@ -423,7 +423,9 @@ def lies(
 class Kept(Auditor):
     """Keeps a step instead of auditing it."""
 
-    def faults(self, work: StepWork, result: StepResult) -> list[Fault]:
+    def faults(
+        self, work: StepWork, result: StepResult, surely: Collection[int] = ()
+    ) -> list[Fault]:
         """Keep the step; return nothing."""
         self.step = work, result
         return []

@@ -110,6 +110,26 @@ def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> B
     return Buffer(np.frombuffer(data, dtype.storage).reshape(rows, columns), dtype)
 
 
+def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float:
+    """Return the magnitude of the largest element; infinity or NaN where an element is that.
+
+    The bits of floating-point numbers of one sign are ordered as their magnitudes are, with NaN
+    last. So two passes over integers suffice, without a copy.
+
+    Args:
+        data: the elements, as bytes or as an array that is contiguous.
+        dtype: of the elements.
+    """
+    bits = 8 * dtype.itemsize
+    signed = np.frombuffer(data, f"<i{dtype.itemsize}")
+    if not signed.size:
+        return 0.0
+    positive = int(signed.max())  # below zero where every element has a minus sign
+    negative = int(signed.view(f"<u{dtype.itemsize}").max()) - 2 ** (bits - 1)  # likewise
+    found = np.array([[max(positive, negative)]], f"<u{dtype.itemsize}")
+    return float(Buffer(found.view(dtype.storage), dtype).float32()[0, 0])
+
+
 def narrow(values: Array, dtype: DType) -> Array:
     """Round fp32 values to `dtype` storage, to nearest even, keeping infinities and NaNs."""
     if dtype is DType.FP32:

@@ -360,6 +360,11 @@ class VirtualRuntime(Runtime):
         self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
+    def resolve(self, right: bool, reason: str) -> None:
+        """See `Runtime.resolve`."""
+        self.execute(self.manager.resolve(right, reason, self.now_s))
+
+    @_alone
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """See `Runtime.next_outcome`. Runs the event heap until something came of the step."""
         wall_s, virtual_s = time.perf_counter(), self.now_s

@@ -190,3 +190,14 @@ def test_dtypes_that_do_not_travel_are_refused(name: str) -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match="cannot be offloaded"):
         arrays.from_torch(torch.zeros(2, 2, dtype=getattr(torch, name)))
+
+
+@given(hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)), dtypes)
+def test_the_largest_magnitude_is_that_of_all_elements(values: Any, dtype: DType) -> None:
+    """Also where all have one sign, and where some are NaN or infinite."""
+    held = arrays.narrow(values.reshape(1, -1), dtype)
+    wide = np.abs(Buffer(held, dtype).float32())
+    wanted = float(wide.max(initial=0.0))
+    for data in (held, held.tobytes(), memoryview(b"x" + held.tobytes())[1:]):
+        found = arrays.largest(data, dtype)
+        assert found == wanted or (np.isnan(found) and np.isnan(wanted))

@@ -175,6 +175,10 @@ class Door:
         """See `FleetRuntime.give`."""
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
+    def resolve(self, right: bool, reason: str) -> None:
+        """See `FleetRuntime.resolve`."""
+        self._runtime.resolve(right, reason)
+
     def next_outcome(self, timeout_s: float) -> Any:
         """See `FleetRuntime.next_outcome`; what the worker has itself is named."""
         outcome = self._runtime.next_outcome(timeout_s)

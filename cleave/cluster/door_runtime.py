@@ -127,6 +127,10 @@ class DoorRuntime(FleetRuntime):
         """See `FleetRuntime.give`."""
         self._call("give", batch, self._packer.pack(made), after)
 
+    def resolve(self, right: bool, reason: str) -> None:
+        """See `FleetRuntime.resolve`."""
+        self._call("resolve", right, reason)
+
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """See `FleetRuntime.next_outcome`."""
         for wait_s in _within(timeout_s):

@@ -65,6 +65,13 @@ class FleetRuntime(ABC):
         """
 
     @abstractmethod
+    def resolve(self, right: bool, reason: str) -> None:
+        """Say whether the numbers of the last `Suspect` are right.
+
+        See `cleave.scheduler.stage_step.StageStep.resolve`.
+        """
+
+    @abstractmethod
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
         """Return what comes next of the step by stages; None if nothing does in time."""
 

@@ -149,6 +149,7 @@ def combined(of_slices: Sequence[Array], targets: Array, scale: float) -> tuple[
         scale: what each token's loss counts.
     """
     parts = np.stack([part.astype(np.float64) for part in of_slices])
-    total = np.logaddexp.reduce(parts[:, :, 0], axis=0)
+    with np.errstate(invalid="ignore"):  # of a run that diverges
+        total = np.logaddexp.reduce(parts[:, :, 0], axis=0)
     each = np.where(targets >= 0, total - parts[:, :, 1].sum(axis=0), 0.0)
     return float(each.sum() * scale), total[:, None].astype(np.float32)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from cleave.arrays import Buffer
+from cleave import arrays
+from cleave.arrays import Buffer, DType
 from cleave.errors import ProtocolError
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
@@ -402,7 +403,8 @@ class SessionManager:
         if session.rates is not None:
             session.pace.answered(message.id, session.rates, now_s)
         session.counters.blocks += 1
-        if self.verify and self.verification.wants(session.reputation, self._rng):
+        drawn = self.verify and self.verification.wants(session.reputation, self._rng)
+        if drawn or (self.verify and not _is_finite(message)):
             return [Check(session.id, message.id, task, message.payload)]
         return [events.ResultArrived(session.id, message.id, message.payload)]
 
@@ -496,6 +498,10 @@ class SessionManager:
     ) -> list[ForRuntime]:
         """Go on with a micro-batch of that step with what was made of it here."""
         return self._carry_out(self.stages.give(batch, made, after), now_s)
+
+    def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
+        """Go on with what was suspect in that step; see `StageStep.resolve`."""
+        return self._carry_out(self.stages.resolve(right, reason), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
         """End the step by stages, if any; devices keep what the next one can use."""
@@ -659,6 +665,13 @@ class SessionManager:
 
 def _pass_on(instruction: ForRuntime, now_s: float) -> list[ForRuntime]:
     return [instruction]
+
+
+def _is_finite(result: messages.Result) -> bool:
+    """Say whether all numbers of a result are finite; of one without bytes that is not known."""
+    if not isinstance(result.payload, bytes | bytearray | memoryview):
+        return True
+    return math.isfinite(arrays.largest(result.payload, DType(result.dtype)))
 
 
 def _run_message(run: int, task: Task) -> messages.Run:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cleave.planner.stages import PlannedStage
 from cleave.scheduler.stage_arrays import StageArray
+from cleave.scheduler.usual_sizes import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,26 @@ class StageRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """Tells that a device returned numbers that stand out: the caller is to say what they are.
+
+    They are not finite, or much larger than usual, or nothing is known of what is usual. Nothing
+    is made of them before `StageStep.resolve`.
+
+    Attributes:
+        device: which returned them.
+        record: what it was given for them, and the numbers: of one micro-batch, or its sums.
+        losses: the loss by micro-batch, if that is among them.
+        sizes: the largest magnitudes that stand out, by place.
+    """
+
+    device: int
+    record: StageRecord
+    losses: Mapping[int, Any]
+    sizes: Mapping[Place, float]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Holds what came of a step by stages that is done.
 
@@ -140,5 +161,12 @@ class StepFailed:
 
 
 StageOutcome = (
-    OutputReady | InputWanted | GradientWanted | SlicesReady | SlicesBack | StepResult | StepFailed
+    OutputReady
+    | InputWanted
+    | GradientWanted
+    | SlicesReady
+    | SlicesBack
+    | Suspect
+    | StepResult
+    | StepFailed
 )

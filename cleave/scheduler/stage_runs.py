@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from cleave.errors import UsageError, choice_of
 from cleave.planner.plan import DeviceRates
@@ -19,6 +19,10 @@ from cleave.scheduler.stage_device import StageDevice
 from cleave.scheduler.stage_step import StageStep
 from cleave.scheduler.stage_view import StepView
 from cleave.scheduler.stage_work import StageOrder, StepWork
+from cleave.scheduler.usual_sizes import UsualSizes
+
+_MODELS_KEPT: Final = 8
+"""How many models' usual sizes are remembered, those that were trained last."""
 
 
 class StagesOn(Enum):
@@ -55,6 +59,7 @@ class StageRuns:
         self._any_device = any_device
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
+        self._usual: dict[int, UsualSizes] = {}  # by model
         self._repeated = 0  # in steps before it
 
     @property
@@ -144,12 +149,19 @@ class StageRuns:
         )
         work = replace(work, stages=stages, slices=slices)
         self._repeated = self.repeated
-        self._step = StageStep(work, self._stores, lambda: self.able, self._ids)
+        usual = self._usual[work.model] = self._usual.pop(work.model, UsualSizes())
+        for model in list(self._usual)[:-_MODELS_KEPT]:
+            del self._usual[model]
+        self._step = StageStep(work, self._stores, lambda: self.able, self._ids, usual)
         return self._step.begin()
 
     def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
         """See `StageStep.give`."""
         return self._step.give(batch, made, after) if self._step is not None else []
+
+    def resolve(self, right: bool, reason: str) -> list[ForSteps]:
+        """See `StageStep.resolve`."""
+        return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
     def withdraw(self) -> list[ForSteps]:
         """End the step, if one is under way; devices keep what the next one can use."""

@@ -9,10 +9,13 @@ all, and each micro-batch is in one generation of each stage, or part of a stage
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from cleave import arrays
 from cleave import graph_names as names
+from cleave.arrays import DType
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import NOTHING_KEPT, Keep, KeptBatches
 from cleave.scheduler.device_memory import Names
@@ -25,8 +28,11 @@ from cleave.scheduler.stage_outcomes import (
     OutputReady,
     SlicesBack,
     SlicesReady,
+    StageRecord,
     StepFailed,
     StepResult,
+    SumsRecord,
+    Suspect,
 )
 from cleave.scheduler.stage_state import StageState
 from cleave.scheduler.stage_takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
@@ -38,6 +44,7 @@ from cleave.scheduler.stage_work import (
     Unit,
     UnitKind,
 )
+from cleave.scheduler.usual_sizes import Place, Returned, UsualSizes
 
 UNITS_AT_ONCE: Final = 2
 """Units that a device is asked for at once: one is computed while the next one travels."""
@@ -54,6 +61,7 @@ class StageStep:
         stores: by device, what it holds; devices that are not in it get a store when they are used.
         present: returns the devices that may be given work.
         ids: where names of arrays and runs come from.
+        usual: how large the numbers are that devices return for this model.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class StageStep:
         stores: dict[int, StageDevice],
         present: Callable[[], Mapping[int, DeviceRates]],
         ids: Names,
+        usual: UsualSizes | None = None,
     ) -> None:
         self.work = work
         self.ended = False
@@ -86,6 +95,9 @@ class StageStep:
         self._dx: dict[int, Any] = {}
         self._out: list[ForSteps] = []
         self._noted = False  # that no device is there
+        self._usual = usual or UsualSizes()
+        self._suspects: deque[Unit] = deque()  # the caller looks at the first of them
+        self._diverged = False  # what is not finite is right in this step
         self._stages[0].x = dict(enumerate(work.x))
 
     # --- what happens ---
@@ -118,7 +130,32 @@ class StageStep:
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
         """Take an array that a device was asked for."""
         order.unit.found[order.name] = payload
+        values = isinstance(payload, bytes | bytearray | memoryview)  # else symbols, or sizes
+        if values and order.unit in self._units:
+            size = arrays.largest(payload, DType(order.out))
+            order.unit.note_size(self._place(order), size)
         return self._answered(order, run)
+
+    def resolve(self, *, right: bool, reason: str = "") -> list[ForSteps]:
+        """Take what the caller found of the last `Suspect`.
+
+        Args:
+            right: whether the numbers are what they have to be; else another device is asked.
+            reason: what is wrong with them.
+        """
+        if not self._suspects:  # the step ended
+            return []
+        unit = self._suspects.popleft()
+        out: list[ForSteps] = []
+        if unit in self._units and right:
+            self._accept(unit, repeated=True)
+        elif unit in self._units:
+            out = self.failed(unit.device, reason)
+        while self._suspects and not self._stands_out(self._suspects[0]):
+            self._accept(self._suspects.popleft())
+        if self._suspects:
+            self._tell_suspect()
+        return out + self._go_on()
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
         """Note that a device could not do something: it gets no more work in this step."""
@@ -213,6 +250,7 @@ class StageStep:
         """End the step: nobody waits for it any more."""
         self.ended = True
         self._units.clear()
+        self._suspects.clear()
         return []
 
     def view(self) -> StepView:
@@ -256,17 +294,89 @@ class StageStep:
         if store is None:
             return []
         store.answered(run)
-        if unit in self._units:
-            if unit.rest:
-                store.more_sums(self.work, unit)
-            elif not unit.answers:
-                self._units.discard(unit)
-                self._finish(unit, store)
-                self._out += store.take()
-                return self._go_on()
-        return [*store.take()]
+        if unit not in self._units:
+            return [*store.take()]
+        if unit.rest:
+            store.more_sums(self.work, unit)
+            return [*store.take()]
+        if unit.answers:
+            return [*store.take()]
+        if not self._stands_out(unit):
+            self._accept(unit)
+        else:
+            self._suspects.append(unit)
+            if len(self._suspects) == 1:
+                self._tell_suspect()
+        self._out += store.take()
+        return self._go_on()
 
-    def _finish(self, unit: Unit, store: StageDevice) -> None:
+    def _place(self, order: StageOrder) -> Place:
+        """Return what a fetched array is held to."""
+        unit, plan = order.unit, self._stages[order.unit.stage].plan
+        if unit.kind is UnitKind.SUMS:
+            layer, parameter, _ = order.name
+            return Returned.SUM, parameter, layer
+        slice = "" if plan.slice is None else plan.named
+        match order.name[0] if isinstance(order.name, tuple) else order.name:
+            case names.Y:
+                return Returned.OUTPUT, slice, plan.stop
+            case names.LOSS:
+                return Returned.LOSS, "", 0
+            case _:
+                return Returned.GRADIENT, slice, plan.first
+
+    def _stands_out(self, unit: Unit) -> dict[Place, float]:
+        """Return the sizes of what came of a unit that are not usual."""
+        if self._diverged or unit not in self._units:
+            return {}
+        return {p: size for p, size in unit.sizes.items() if not self._usual.explains(p, size)}
+
+    def _tell_suspect(self) -> None:
+        """Ask the caller what to make of the first unit that stands out."""
+        unit = self._suspects[0]
+        stage, batches = self._stages[unit.stage], {unit.batch}
+        y: dict[int, Any] = {}
+        dx: dict[int, Any] = {}
+        sums = []
+        if unit.kind is UnitKind.SUMS:
+            batches = self._taking[unit].batches
+            sums = [SumsRecord(unit.device, frozenset(batches), dict(unit.found))]
+        elif unit.kind is UnitKind.FORWARD:
+            y = {unit.batch: unit.fetched(names.Y)}
+        else:
+            dx = {unit.batch: unit.fetched(names.DX)}
+        record = StageRecord(
+            stage.plan,
+            {batch: stage.x[batch] for batch in batches},
+            {batch: stage.dy[batch] for batch in batches if batch in stage.dy},
+            y,
+            dx,
+            dict.fromkeys(y, unit.device),
+            dict.fromkeys(dx, unit.device),
+            sums,
+        )
+        losses = {unit.batch: unit.found[names.LOSS]} if names.LOSS in unit.found else {}
+        suspect = Suspect(unit.device, record, losses, self._stands_out(unit))
+        self._out.append(TellStep(suspect, self.work))
+
+    def _accept(self, unit: Unit, *, repeated: bool = False) -> None:
+        """Use what came of a unit, unless another device was asked for it meanwhile.
+
+        Args:
+            unit: the unit.
+            repeated: whether the caller found the same.
+        """
+        if unit not in self._units:
+            return
+        self._units.discard(unit)
+        for place, size in unit.sizes.items():
+            if math.isfinite(size):
+                self._usual.saw(place, size, repeated=repeated)
+            else:  # the run diverges, or the model's own numbers are not finite
+                self._diverged = True
+        self._finish(unit)
+
+    def _finish(self, unit: Unit) -> None:
         """Take what came of a unit, by its kind."""
         stage = self._stages[unit.stage]
         match unit.kind:
@@ -279,7 +389,9 @@ class StageStep:
             case UnitKind.SUMS:
                 generation = self._taking.pop(unit)
                 generation.found, generation.landed = unit.found, True
+                store = self._store(unit.device)
                 store.drop(generation.sums.values())
+                self._out += store.take()
 
     def _passed(self, unit: Unit, payload: Any) -> None:
         """Take a forward pass: its output goes to the next stage, or to the PS for the loss."""
@@ -529,6 +641,7 @@ class StageStep:
         """End the step and tell the training thread."""
         self.ended = True
         self._units.clear()
+        self._suspects.clear()
         self._out.append(TellStep(outcome, self.work))
 
     # --- devices ---

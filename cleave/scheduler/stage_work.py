@@ -6,6 +6,7 @@ run of consecutive layers on one device, or on several that each take some of th
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from cleave.graph_names import parameter
 from cleave.planner.stages import Keep, KeptBatches, PlannedStage
 from cleave.scheduler.stage_arrays import StageArray, joined
 from cleave.scheduler.traffic import TrafficKind
+from cleave.scheduler.usual_sizes import Place
 
 LOSS_LAYER: Final = -1
 """The number that stands for the loss among the numbers of layers."""
@@ -183,6 +185,7 @@ class StepWork:
         slices: the plan of the loss where it is cut by vocabulary; else empty.
         slice_works: what devices need to know of each slice.
         ps_after: the numbers of stages after which the PS does layers itself.
+        model: tells the model from others that the fleet trains.
         token: tells this step from others; copies with other devices have the same.
     """
 
@@ -198,6 +201,7 @@ class StepWork:
     slices: Sequence[PlannedStage] = ()
     slice_works: Sequence[SliceWork] = ()
     ps_after: Set[int] = frozenset()
+    model: int = 0
     token: object = field(default_factory=object)
 
     @property
@@ -264,6 +268,7 @@ class Unit:
         answers: orders that are not answered yet, and the bytes of what answers each.
         rest: pieces of sums that will be asked for as others come.
         found: what was fetched, by name.
+        sizes: the largest magnitudes in it, by place; of what is emulated as a size, none.
         kept: of each layer, its input and its activations that stay there, as wire ids; of each
             piece, where a stage of one layer is computed in pieces.
         flops: of all its orders.
@@ -277,8 +282,14 @@ class Unit:
     answers: dict[int, int] = field(default_factory=dict)
     rest: deque[SumPiece] = field(default_factory=deque)
     found: dict[Any, Any] = field(default_factory=dict)
+    sizes: dict[Place, float] = field(default_factory=dict)
     kept: Sequence[KeptLayer] = ()
     flops: int = 0
+
+    def note_size(self, place: Place, size: float) -> None:
+        """Note the largest magnitude of a part of what was fetched."""
+        if math.isnan(size) or size > self.sizes.get(place, -1.0):
+            self.sizes[place] = size
 
     def fetched(self, name: str) -> Any:
         """Return what was fetched under a name, all pieces of it as one; None for nothing."""

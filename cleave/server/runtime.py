@@ -592,6 +592,11 @@ class LiveRuntime(Runtime):
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, made, after)
 
+    def resolve(self, right: bool, reason: str) -> None:
+        """See `Runtime.resolve`."""
+        if self.loop is not None and not self._closed:
+            self.loop.call_soon_threadsafe(self._step_call, self.manager.resolve, right, reason)
+
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
         """Call the core about a step by stages, in the loop, and carry out what it answers."""
         try:
@@ -628,6 +633,7 @@ class LiveRuntime(Runtime):
     def _quarantine(self, device: int, reason: str) -> None:
         """End the session of a device for good, in the loop."""
         if (record := self.manager.sessions.get(device)) is not None:
+            _logger.warning("%s sent a wrong result: %s", _name(record), reason)
             self._tell_listener(EventKind.WRONG, record, reason)
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,7 +26,14 @@ from cleave.machine.graph_session import GraphSession
 from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_device import sums_of
 from cleave.scheduler.stage_outcomes import StageRecord, StepResult, SumsRecord
-from cleave.scheduler.stage_work import LOSS_LAYER, StageGraph, StepWork, SumName, slice_layer
+from cleave.scheduler.stage_work import (
+    LOSS_LAYER,
+    SliceWork,
+    StageGraph,
+    StepWork,
+    SumName,
+    slice_layer,
+)
 from cleave.training.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
 
 Key = TypeVar("Key")
@@ -97,11 +104,20 @@ class Auditor:
         self._sessions: dict[tuple[StageGraph, bool], GraphSession] = {}
         self._evidence: defaultdict[int, Evidence] = defaultdict(Evidence)
 
-    def faults(self, work: StepWork, result: StepResult) -> list[Fault]:
-        """Audit a step; return what is wrong."""
-        return list(self._faults(work, result)) if self._rate else []
+    def faults(
+        self, work: StepWork, result: StepResult, surely: Collection[int] = ()
+    ) -> list[Fault]:
+        """Audit a step; return what is wrong.
 
-    def _faults(self, work: StepWork, result: StepResult) -> Iterator[Fault]:
+        Args:
+            work, result: the step.
+            surely: devices whose work is all audited, as some of it was found wrong.
+        """
+        return list(self._faults(work, result, surely)) if self._rate or surely else []
+
+    def _faults(
+        self, work: StepWork, result: StepResult, surely: Collection[int]
+    ) -> Iterator[Fault]:
         for record in result.records:
             by_device: dict[int, list[int]] = {}
             for batch, device in {**record.forward_by, **record.backward_by}.items():
@@ -110,8 +126,12 @@ class Auditor:
                 if self._rng.random() < self._rate:
                     batch = self._rng.choice(sorted(batches))
                     yield from self._output_faults(work, record, result, batch)
+            by = [*record.forward_by.items(), *record.backward_by.items()]
+            for batch in sorted({batch for batch, device in by if device in surely}):
+                yield from self._output_faults(work, record, result, batch)
             for sums in record.sums:
-                if self._rng.random() < self._rate / len(sums.batches):
+                sure = sums.device in surely
+                if sure or self._rng.random() < self._rate / len(sums.batches):
                     yield from self._sums_faults(work, record, sums)
 
     def _output_faults(
@@ -120,7 +140,7 @@ class Auditor:
         self.counters.outputs += 1
 
         def repeat(random: np.random.Generator | None) -> dict[str, Array]:
-            y, dx, loss = self._repeat(work, record, batch, {}, random)
+            y, dx, loss = self.repeat(work, record, batch, {}, random)
             return {"output": y, "gradient": dx} | ({} if loss is None else {"loss": loss})
 
         wanted = repeat(None)
@@ -149,7 +169,7 @@ class Auditor:
         def repeat(random: np.random.Generator | None) -> dict[SumName, Array]:
             totals: dict[SumName, Array] = {}
             for batch in sorted(sums.batches):
-                self._repeat(work, record, batch, totals, random)
+                self.repeat(work, record, batch, totals, random)
             return totals
 
         wanted = repeat(None)
@@ -219,7 +239,36 @@ class Auditor:
 
     # --- doing it again ---
 
-    def _repeat(
+    def output(
+        self,
+        work: StepWork,
+        record: StageRecord,
+        batch: int,
+        random: np.random.Generator | None = None,
+    ) -> Array:
+        """Return a micro-batch's output, from its input alone; see `repeat`."""
+        if record.plan.slice is not None:
+            part = work.slice_works[record.plan.slice.number]
+            feed = _slice_feed(part, record, batch, random)
+            return self._run(part.forward, feed, random)[names.Y]
+        return self._forward(work, record, batch, random)[-1]
+
+    def _forward(
+        self,
+        work: StepWork,
+        record: StageRecord,
+        batch: int,
+        random: np.random.Generator | None,
+    ) -> list[Array]:
+        """Return the input of each layer of a stage, then the output."""
+        given = [moved(_array(record.x[batch]), random)]
+        for number in range(record.plan.first, record.plan.stop):
+            layer = work.layers[number]
+            feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
+            given.append(moved(self._run(layer.forward, feed, random)[names.Y], random))
+        return given
+
+    def repeat(
         self,
         work: StepWork,
         record: StageRecord,
@@ -234,11 +283,7 @@ class Auditor:
         if record.plan.slice is not None:
             return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, random)
         numbers = range(record.plan.first, record.plan.stop)
-        given = [moved(_array(record.x[batch]), random)]
-        for number in numbers:
-            layer = work.layers[number]
-            feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
-            given.append(moved(self._run(layer.forward, feed, random)[names.Y], random))
+        given = self._forward(work, record, batch, random)
         loss = None
         if record.plan.loss and work.loss is not None:
             feed = {
@@ -268,9 +313,7 @@ class Auditor:
     ) -> tuple[Array, Array, None]:
         """Do the same for a slice of the loss."""
         part = work.slice_works[number]
-        x = moved(_array(record.x[batch]), random)
-        feed = {names.X: x, names.TARGETS: _array(part.targets[batch])}
-        feed |= _arrays(part.parameters)
+        feed = _slice_feed(part, record, batch, random)
         y = self._run(part.forward, feed, random)[names.Y]
         feed[names.DY] = _array(record.dy[batch])  # the log-sum-exp, which no kink follows
         found = self._add(work, part.backward, feed, slice_layer(number), totals, random)
@@ -319,6 +362,14 @@ def escape_chance(audited: float, steps: int) -> float:
         steps: how many steps.
     """
     return float((1 - audited) ** steps)
+
+
+def _slice_feed(
+    part: SliceWork, record: StageRecord, batch: int, random: np.random.Generator | None
+) -> dict[str, Array]:
+    """Return what a slice of the loss is computed with."""
+    x = moved(_array(record.x[batch]), random)
+    return {names.X: x, names.TARGETS: _array(part.targets[batch])} | _arrays(part.parameters)
 
 
 def _arrays(held: Mapping[str, StageArray]) -> dict[str, Array]:

@@ -30,6 +30,7 @@ import torch
 from cleave.errors import CleaveError
 from cleave.files import new_file, new_folder, own_folder, sync_folder
 from cleave.training.disk import DiskFullError, is_full, remedy
+from cleave.training.finite import first_not_finite
 
 _FORMAT = 1
 _TENSORS = "tensors.safetensors"
@@ -96,6 +97,7 @@ def save_checkpoint(
     tensors: Mapping[str, torch.Tensor],
     meta: Mapping[str, Any],
     keep: int = 2,
+    sound_before: int | None = None,
     fetch: Callable[[str], torch.Tensor] | None = None,
 ) -> Path:
     """Write the checkpoint of `step` into `folder` and return its path.
@@ -103,9 +105,10 @@ def save_checkpoint(
     Tensors are streamed one by one: a contiguous one on the CPU is not copied. Tied tensors (the
     same memory under several names) are stored once and are tied again when loaded. `meta` is
     anything that JSON can hold. Afterwards the `keep` latest of the checkpoints up to this step
-    remain. Checkpoints of later steps, which exist if the run was resumed from an earlier one, are
-    never removed. A tensor on the device `meta` has its values elsewhere: `fetch` is called with
-    its name when its turn has come, again if the caller tries a second time.
+    remain, and the latest one before the step `sound_before`. Checkpoints of later steps, which
+    exist if the run was resumed from an earlier one, are never removed. A tensor on the device
+    `meta` has its values elsewhere: `fetch` is called with its name when its turn has come, again
+    if the caller tries a second time.
 
     Raises CleaveError when it cannot be written, DiskFullError for lack of space; the earlier
     checkpoints are then as they were.
@@ -152,7 +155,7 @@ def save_checkpoint(
     except BaseException:  # Ctrl-C leaves nothing behind either
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _remove_older(folder, step, keep)
+    _remove_older(folder, step, keep, sound_before)
     return final
 
 
@@ -160,11 +163,14 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     """Read the checkpoint in the folder `path`, and verify every byte of its tensors.
 
     The tensors may be backed by the file: copy them into the model before you delete it. Raises
-    DamagedCheckpointError when it is not whole, CleaveError when it cannot be read or was written
-    by a newer version.
+    DamagedCheckpointError when it is not whole or not finite, CleaveError when it cannot be read or
+    was written by a newer version.
     """
     header = _verified_header(path)
-    return LoadedCheckpoint(header.step, _read_tensors(path, header), header.meta)
+    tensors = _read_tensors(path, header)
+    if name := first_not_finite(tensors):  # as earlier versions wrote them
+        raise DamagedCheckpointError(path, f"{name!r} is not finite: the run had diverged")
+    return LoadedCheckpoint(header.step, tensors, header.meta)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -342,12 +348,15 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (_step_of(path), not path.suffix), reverse=True)
 
 
-def _remove_older(folder: Path, step: int, keep: int) -> None:
+def _remove_older(folder: Path, step: int, keep: int, sound_before: int | None) -> None:
     older = [path for path in _newest_first(folder) if _step_of(path) <= step]
     # Where a crash left both a checkpoint and what it replaced, the two are one.
     distinct = [path for path in older if not path.suffix or path.with_suffix("") not in older]
+    sound = [
+        path for path in distinct if sound_before is not None and _step_of(path) < sound_before
+    ]
     for path in older:
-        if path not in distinct[:keep]:
+        if path not in distinct[:keep] + sound[:1]:
             _remove(path)
 
 

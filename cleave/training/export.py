@@ -44,6 +44,7 @@ from cleave.training.adapters import (
 )
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
 from cleave.training.disk import cannot_write
+from cleave.training.finite import first_not_finite
 from cleave.training.held_out import losses_of
 from cleave.training.lora import LoraSpec
 from cleave.training.quantized import dequantize_all
@@ -228,6 +229,12 @@ def export_run(
         whole = merge or not adapters
         base = None if whole else _base_folder(job)
         weights = _merged(job, checkpoint) if merge else weights_of(checkpoint)
+        floats = {n: t.to(DTYPES[dtype]) for n, t in weights.items() if t.is_floating_point()}
+        if name := first_not_finite(floats):
+            raise CleaveError(
+                f"{name!r} of step {checkpoint.step} has a number that is not finite in {dtype}; "
+                f"give --dtype fp32 or bf16, or another --step"
+            )
         with _new_folder(into) as folder:
             description = description_of(run)
             for file in sorted(description.iterdir()):
@@ -549,6 +556,7 @@ def _card(
     ]
     if job.get("lora"):
         rows.append(("adapters", f"LoRA, {job['lora']}" + ("" if base else ", merged")))
+    evals = [record for record in evals if record["eval_loss"] is not None]
     if steps:
         rows.append(("training loss", f"{_loss(steps[0])} to {_loss(steps[-1])}"))
         rows.append(("tokens", f"{sum(r['tokens'] for r in steps):,}"))

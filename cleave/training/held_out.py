@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 
@@ -24,21 +24,27 @@ class HeldOut:
     Attributes:
         best: the lowest.
         since: how many came after it.
+        sound_before: after this step it was not finite, and has not been since; None if it is.
     """
 
     best: float = inf
     since: int = 0
+    sound_before: int | None = None
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
         """Return where a run stood after a step, by its records."""
         found = cls()
-        for loss in losses_of(records, step).values():
-            found.lowest(loss)
+        for after, loss in losses_of(records, step).items():
+            found.lowest(loss, after)
         return found
 
-    def lowest(self, loss: float) -> bool:
-        """Take a loss; say whether it is the lowest so far."""
+    def lowest(self, loss: float, step: int) -> bool:
+        """Take the loss after a step; say whether it is the lowest, as none is not finite."""
+        if isfinite(loss):
+            self.sound_before = None
+        elif self.sound_before is None:
+            self.sound_before = step
         if loss < self.best:
             self.best, self.since = loss, 0
             return True

@@ -19,6 +19,7 @@ LOSS_SCALE: Final = "loss_scale"
 _GROWTH: Final = 2.0
 _BACKOFF: Final = 0.5
 _GROWS_AFTER: Final = 2000  # steps without overflow
+_LEAST: Final = 2.0**-14  # where gradients overflow below it, the loss scale is not the reason
 
 
 @dataclass(slots=True)
@@ -34,6 +35,11 @@ class LossScale:
     factor: float = 65536.0
     since_overflow: int = 0
     updates: int = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Say whether a smaller factor would help no more."""
+        return self.factor < _LEAST
 
     def overflowed(self) -> None:
         """Note that a step's gradients are not finite."""

@@ -5,7 +5,6 @@ Where several servers train one model, each updates the parameters that it owns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from cleave.errors import CleaveError
 from cleave.training.adapters import is_linear
+from cleave.training.finite import DivergedError, check_loss, check_norm, is_finite
 from cleave.training.gradient_sums import GradientSums
 from cleave.training.job import JobSpec, OptimizerKind
 from cleave.training.loss_scale import LossScale
@@ -147,13 +147,17 @@ class Optimizer:
 
         Returns:
             What `backward` returned.
+
+        Raises:
+            DivergedError: when the loss or the gradients are not finite. Nothing is updated then,
+                but in a backward pass without clipping what came before the first such gradient.
         """
         self._begin(rate)
         if self.in_backward:
             loss = self._step_in_backward(backward)
         else:
             loss = backward()
-            self._step()
+            self._step(loss)
         self.applied = False
         return loss
 
@@ -167,11 +171,14 @@ class Optimizer:
 
         Returns:
             What `gradients` returned.
+
+        Raises:
+            DivergedError: when the loss or the gradients are not finite; nothing is updated then.
         """
         self._begin(rate)
         loss = gradients()
         if loss is not None:
-            self._step()
+            self._step(loss)
             self.applied = False
         return loss
 
@@ -223,11 +230,11 @@ class Optimizer:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def _step(self) -> None:
+    def _step(self, loss: float) -> None:
+        check_loss(loss)
         if self.scale is not None and not self._unscale(self.scale):
             return
-        if self.clip:
-            self._clip()
+        self._clip()
         for name in self._optimizers:
             self._update(name)
         if self._weights is not None:
@@ -239,24 +246,30 @@ class Optimizer:
         )
 
     def _clip(self) -> None:
-        """Scale gradients down to the largest norm, as `torch.nn.utils.clip_grad_norm_` does."""
+        """Scale gradients down to the largest norm, as `torch.nn.utils.clip_grad_norm_` does.
+
+        Raises:
+            DivergedError: when the norm is not finite, also where nothing is scaled.
+        """
         owned = [self.parameters[name] for name in self._optimizers]
         norm = nn.utils.get_total_norm([p.grad for p in owned if p.grad is not None])
         if self._ranks.count > 1:
             parts = self._ranks.agree([norm.item()])
             norm = torch.linalg.vector_norm(torch.tensor(parts))
-        nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
+        check_norm(norm.item())
+        if self.clip:
+            nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
 
     def _unscale(self, scale: LossScale) -> bool:
         """Divide all gradients by the scale of the loss; say whether all of them are finite."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1 / scale.factor)
-        finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        finite = all(map(is_finite, gradients))
         if all(self._ranks.agree(finite)):
             scale.updated()
             return True
-        scale.overflowed()
+        _overflowed(scale)
         return False
 
     def _update(self, name: str) -> None:
@@ -269,28 +282,32 @@ class Optimizer:
 
     def _step_in_backward(self, backward: Callable[[], float]) -> float:
         scale, unscaled = 1.0, 1 / self.scale.factor if self.scale is not None else 1.0
-        if self.clip or self.scale is not None:
+        known = bool(self.clip) or self.scale is not None  # the norm, before the first update
+        if known:
             squares: list[Tensor] = []
             overflowed = False
 
             def note_norm(parameter: Tensor) -> None:
                 nonlocal overflowed
                 assert parameter.grad is not None
-                overflowed |= not bool(parameter.grad.isfinite().all())
+                overflowed |= not is_finite(parameter.grad)
                 squares.append(torch.linalg.vector_norm(parameter.grad.mul_(unscaled)))
                 parameter.grad = None
 
             loss = self._with_hooks(dict.fromkeys(self.parameters, note_norm), backward)
             if self.scale is not None and overflowed:
-                self.scale.overflowed()
+                _overflowed(self.scale)
                 return loss
             norm = torch.linalg.vector_norm(torch.stack(squares)).item()
+            check_norm(norm)
             if self.clip:  # as in torch.nn.utils.clip_grad_norm_
-                scale = min(1.0, self.clip / (norm + 1e-6)) if math.isfinite(norm) else math.nan
+                scale = min(1.0, self.clip / (norm + 1e-6))
 
         def stepping(name: str) -> Callable[[Tensor], None]:
             def step(parameter: Tensor) -> None:
                 assert parameter.grad is not None
+                if not known:
+                    check_norm(torch.linalg.vector_norm(parameter.grad).item())
                 if unscaled != 1.0:
                     parameter.grad.mul_(unscaled)
                 if self.clip and scale != 1.0:
@@ -360,6 +377,17 @@ class Optimizer:
             if self._files is not None:
                 self._files.move(state)
             optimizer.state[self.parameters[name]] = state
+
+
+def _overflowed(scale: LossScale) -> None:
+    """Leave out a step whose gradients overflow in fp16.
+
+    Raises:
+        DivergedError: when the scale of the loss cannot be what makes them overflow.
+    """
+    scale.overflowed()
+    if scale.exhausted:
+        raise DivergedError(f"its gradients overflow in fp16 with a loss scale of {scale.factor:g}")
 
 
 def _completed(sums: GradientSums, name: str, parameter: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
@@ -145,7 +146,8 @@ class DoneRecord:
 
     Attributes:
         steps: the last step that is done.
-        first_loss, loss: losses of the first and of the last step that this process did.
+        first_loss, loss: losses of the first and of the last step that this process did; NaN if it
+            did none.
         run_folder: where everything was written.
         stopped: whether the run was stopped before its last step.
         offload: `all` or `auto`.
@@ -261,9 +263,19 @@ Record: TypeAlias = (
 
 
 def to_dict(record: Record) -> dict[str, Any]:
-    """Return the record as it is written, with its event's name first."""
+    """Return the record as it is written, with its event's name first.
+
+    Numbers that are not finite, which JSON lacks, are None.
+    """
     values = asdict(record).items()
-    return {"event": record.EVENT, **{k: v for k, v in values if (k, v) != _NOT_COMPARED}}
+    return {
+        "event": record.EVENT,
+        **{k: None if _not_finite(v) else v for k, v in values if (k, v) != _NOT_COMPARED},
+    }
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 _NOT_COMPARED = ("against_loss", None)

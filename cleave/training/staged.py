@@ -31,12 +31,14 @@ from cleave.scheduler.stage_outcomes import (
     StageOutcome,
     StepFailed,
     StepResult,
+    Suspect,
 )
 from cleave.scheduler.stage_work import StageFailedError, StepWork
 from cleave.training.audits import Auditor
 from cleave.training.methods import MethodChoice
 from cleave.training.ps_passes import PsPasses
 from cleave.training.stage_work import ModelWork, add_gradients
+from cleave.training.suspicion import examined
 
 MOST_TRIES: Final = 3
 """So often is a step done by stages, where nothing else may do it, before training ends."""
@@ -65,6 +67,10 @@ class StageRuntime(Protocol):
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         """See `Runtime.give`."""
+        ...
+
+    def resolve(self, right: bool, reason: str) -> None:
+        """See `Runtime.resolve`."""
         ...
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
@@ -120,7 +126,7 @@ class StagedModel:
         gradients: the dtype in which gradients travel.
         choice: says whether a plan is worth carrying out; None for always. Where it is not, the
             caller is to do the step itself.
-        auditor: repeats some of the devices' work; None for none.
+        auditor: repeats some of the devices' work; None for what stands out alone.
         in_parts: makes the work of the model with its layers in parts, for devices that hold no
             whole ones; None where whole layers are wanted.
         local_after_s: after so many seconds without devices the caller is to do the step itself;
@@ -163,7 +169,9 @@ class StagedModel:
         self._ps = ps
         self.gradients_dtype = gradients or work.dtype
         self._choice = choice
-        self._auditor = auditor
+        self._auditor = auditor or Auditor(0.0)
+        self._step_work: StepWork | None = None
+        self._proven: set[int] = set()  # devices that returned something wrong in this step
         self._in_parts = in_parts
         self._local_after_s = 0.0 if choice is not None else local_after_s
         # Of a step under way, whose devices may be back in a moment, a little more is waited for.
@@ -234,7 +242,7 @@ class StagedModel:
                 if not self._tries_again(str(error), failed):
                     return None
                 continue
-            faults = self._auditor.faults(work, result) if self._auditor is not None else []
+            faults = self._auditor.faults(work, result, self._proven)
             if not faults:
                 return self._take(result, embedded, losses, len(work.slices))
             for fault in faults:  # nothing of the step was used yet: it is done again
@@ -305,7 +313,8 @@ class StagedModel:
         inner = self.passes.runs.keys() - {0, len(self.work.graphs.parts)}
         if missing := inner - {stage.stop for stage in plan.stages}:
             raise PlanError(f"the plan leaves out what is done here before layer {min(missing)}")
-        return StepWork(
+        self._proven = set()
+        self._step_work = StepWork(
             layers=self.work.layers(embedded),
             loss=self.work.loss(targets, scale) if plan.stages[-1].loss else None,
             x=[self.work.activation(one.x) for one in embedded],
@@ -320,7 +329,9 @@ class StagedModel:
             ps_after=frozenset(
                 n for n, stage in enumerate(plan.stages[:-1]) if stage.stop in self.passes.runs
             ),
+            model=id(self.work.model),
         )
+        return self._step_work
 
     def _step(
         self,
@@ -411,7 +422,7 @@ class StagedModel:
         Raises:
             FleetError: when something is wrong; the device is quarantined.
         """
-        faults = self._auditor.faults(work, result) if self._auditor is not None else []
+        faults = self._auditor.faults(work, result, self._proven)
         for fault in faults:
             self.runtime.quarantine(fault.device, fault.reason)
         if faults:
@@ -552,7 +563,9 @@ class StagedModel:
                 raise StageFailedError(str(error)) from error
             if outcome is not None:
                 self._note_presence(there=True)
-                return outcome
+                if not isinstance(outcome, Suspect):
+                    return outcome
+                self._examine(outcome)
             left_s = 0.0 if self.runtime.stage_devices() else left_s + LOOK_S
             if not local:
                 self._note_presence(there=left_s <= LOOK_S)
@@ -564,3 +577,13 @@ class StagedModel:
                 if stopping_s >= STEP_END_S or not self.runtime.stage_devices():
                     self.runtime.end_steps()
                     raise AbandonedError("training is to stop")
+
+    def _examine(self, suspect: Suspect) -> None:
+        """Find out whether numbers that stand out are right, and have the fleet go on."""
+        assert self._step_work is not None
+        found = examined(self._step_work, suspect, self._auditor)
+        if found.proven:
+            self._note(f"device {suspect.device} is quarantined: {found.reason}")
+            self.runtime.quarantine(suspect.device, found.reason)
+            self._proven.add(suspect.device)
+        self.runtime.resolve(found.right, found.reason)

@@ -61,6 +61,7 @@ from cleave.training.dropout import Chance
 from cleave.training.experts import auxiliary_weight
 from cleave.training.export import keep_description
 from cleave.training.fingerprint import FINGERPRINTS, Fingerprints, in_words
+from cleave.training.finite import DivergedError, check_loss, first_not_finite
 from cleave.training.held_out import HeldOut, losses_of
 from cleave.training.job import (
     MAY_CHANGE,
@@ -530,11 +531,6 @@ class Trainer:
                 before_s = self.context.clock() - self.patience.waited_s
                 self.save()
                 self.journal.charge(self.context.clock() - self.patience.waited_s - before_s)
-            if tokens and not math.isfinite(loss):
-                raise CleaveError(
-                    f"the loss of step {self.step} is {loss}; "
-                    f"lower --learning-rate (now {self.schedule.peak:g}) or set --clip"
-                )
         if text := self.compared.found(job.against):
             self._note(text)
         spent = self.shared.counted(self._counters() - first)
@@ -585,6 +581,7 @@ class Trainer:
 
         Raises:
             AbandonedError: when training is to stop; the state is then that before the step.
+            DivergedError: when the loss or the gradients are not finite.
         """
         before, began_s = self._counters(), time.perf_counter()
         journal_before = self._journal_counters()
@@ -600,6 +597,8 @@ class Trainer:
             self.loader.restore(data)
             self.optimizer.forget_gradients()
             raise
+        except DivergedError as error:
+            raise self._diverged(f"in step {self.step + 1}", str(error)) from error
         wall_s = time.perf_counter() - began_s
         spent = self.shared.counted(self._counters() - before)
         if self.journal is not None:
@@ -634,6 +633,20 @@ class Trainer:
             traffic=spent.traffic,
             saved=spent.saved,
             against_loss=self.compared.against(self.step, loss),
+        )
+
+    def _diverged(self, when: str, found: str) -> DivergedError:
+        """Return the error that ends a run whose numbers are not finite, with what to do.
+
+        Args:
+            when: which step, or after which.
+            found: what is not finite.
+        """
+        clip = f"now {self.job.clip:g}" if self.job.clip else "now off"
+        return DivergedError(
+            f"the run diverged {when}: {found}; no checkpoint has any of it. Lower --learning-rate "
+            f"(now {self.schedule.peak:g}), set --clip ({clip}), or give more --warmup-steps, in a "
+            f"new run"
         )
 
     def _update(self, rate: float, batches: list[Batch]) -> float:
@@ -672,6 +685,8 @@ class Trainer:
                 count = len(batch.ids)
                 with self._gathered(left), self.chance.of_pass(self.step, first, count):
                     loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
+                    if self.optimizer.in_backward:  # which updates before it is over
+                        check_loss(loss.item())
                     with self.optimizer.last_pass() if not left else nullcontext():
                         (loss * self._factor).backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
@@ -754,7 +769,8 @@ class Trainer:
             for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
                 count = learned_tokens(batch.labels)
                 with self._gathered(left):
-                    total += self._loss(batch).item() * count
+                    loss = self._loss(batch).item()
+                total += loss * count if count else 0.0  # the mean of no tokens is NaN
                 learned += count
         return total, learned
 
@@ -781,15 +797,27 @@ class Trainer:
             self.journal.covered(self.step)
 
     def _save(self, name: str, keep: int) -> Path | None:
-        """Write a checkpoint into a folder of the run; return its path, on the first server."""
-        folder, meta = self.folder.path / name, self._meta()
-        with self.ranks.collect(self._tensors()) as collected:
+        """Write a checkpoint into a folder of the run; return its path, on the first server.
+
+        Raises:
+            DivergedError: when a weight, or the optimizer's state, is not finite.
+        """
+        folder, meta, held = self.folder.path / name, self._meta(), self._tensors()
+        if bad := next(filter(None, self.ranks.agree(first_not_finite(held))), None):
+            raise self._diverged(f"in step {self.step}", f"{bad!r} is not finite")
+        with self.ranks.collect(held) as collected:
             if collected is None:
                 return None
             tensors, fetch = collected.tensors, collected.fetch
             return self.patience.insist(
                 lambda: save_checkpoint(
-                    folder, step=self.step, tensors=tensors, meta=meta, keep=keep, fetch=fetch
+                    folder,
+                    step=self.step,
+                    tensors=tensors,
+                    meta=meta,
+                    keep=keep,
+                    sound_before=self.heldout.sound_before,
+                    fetch=fetch,
                 )
             )
 
@@ -808,7 +836,12 @@ class Trainer:
     def _judge(self, loss: float) -> None:
         """Report a held-out loss; keep a checkpoint of the lowest, if that is wanted."""
         self._report(EvalRecord(self.step, loss))
-        self.heldout.lowest(loss)
+        self.heldout.lowest(loss, self.step)
+        if self.heldout.sound_before == self.step:
+            self._note(
+                f"the held-out loss after step {self.step} is {loss}: the run may have diverged. "
+                f"The checkpoint before that is kept until a held-out loss is finite again"
+            )
         if self.job.keep_best and self.ranks.agree(loss < self.kept_loss)[0]:
             self._save(BEST, keep=_ALL)
             self.kept_loss = loss

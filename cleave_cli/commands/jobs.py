@@ -11,6 +11,7 @@ from cleave_cli.operator_link import Data, Json, Server, ask, running_server, wh
 from cleave_cli.render.form import Csv, Form, form_of, write_csv
 from cleave_cli.render.narrow import filled
 from cleave_cli.render.say import printable, say
+from cleave_cli.render.training import loss_text
 
 app = typer.Typer(
     name="jobs",
@@ -149,13 +150,14 @@ def _line(record: dict[str, Any]) -> str:
     """Return a record for people, in a line."""
     match record["event"]:
         case "step":
-            return f"step {record['step']:,}  loss {record['loss']:.4f}  {record['wall_s']:.2f} s"
+            loss = loss_text(record["loss"])
+            return f"step {record['step']:,}  loss {loss}  {record['wall_s']:.2f} s"
         case "eval":
-            return f"step {record['step']:,}  held-out loss {record['eval_loss']:.4f}"
+            return f"step {record['step']:,}  held-out loss {loss_text(record['eval_loss'])}"
         case "start":
             return f"from step {record['step']:,} to {record['steps']:,} in {record['run_folder']}"
         case "done":
-            return f"done: step {record['steps']:,}, loss {record['loss']:.4f}"
+            return f"done: step {record['steps']:,}, loss {loss_text(record['loss'])}"
         case event:
             return f"{event}  {record.get('text', record.get('state', ''))}".rstrip()
 

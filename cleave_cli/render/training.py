@@ -151,7 +151,8 @@ class HumanDisplay(Display):
                 if not self._console.is_terminal:
                     self._console.print(f"step {record['step']}  {line}", soft_wrap=True)
             case "eval":
-                self.note(f"held-out loss after step {record['step']}: {record['eval_loss']:.4f}")
+                loss = loss_text(record["eval_loss"])
+                self.note(f"held-out loss after step {record['step']}: {loss}")
             case "note" | "fleet" | "disk" | "servers" | "stopped":
                 self.note(str(record.get("text", "")))
             case "energy":
@@ -238,6 +239,11 @@ def _step_line(record: dict[str, Any], *, verbose: bool) -> str:
         if record["reissued"]:
             parts.append(f"{record['reissued']} reissued")
     return "  ".join(parts)
+
+
+def loss_text(loss: float | None) -> str:
+    """Return a loss of a record for people; None stands for one that is not finite."""
+    return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -> Table:

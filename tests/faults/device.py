@@ -1,9 +1,11 @@
 """A device process for chaos: joins with a backend of choice, and again when its session ends.
 
     python -m tests.faults.device URL [--backend invariant] [--probe] [--failing 0.3]
+        [--spoil N --value nan]
 
 The product has no backend for tests, so it is built in here. The process ends when nothing answers
-any more.
+any more. With `--spoil` one element of the Nth array that it returns for stages is `--value`, as
+where its memory is bad.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import numpy as np
 
 from cleave.device.compute_thread import ComputeThread, Outcome
 from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, ProtocolError
 from cleave.machine.backends import MatmulBackend, NumpyBackend, TorchBackend
+from cleave.machine.graph_run import FetchRun
 from cleave.machine.memory import hold_strips_well
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
@@ -36,31 +42,54 @@ _TRIES = 50
 _PAUSE_S = 0.1
 
 
-class Flaky(ComputeThread):
-    """Answers some orders with `task_error`, drawn by lot.
+class Flawed(ComputeThread):
+    """Answers some orders with `task_error`, drawn by lot, and one array with a wrong element.
 
     Args:
         backend: what does the others.
         failing: the share that fails.
+        spoil: counts down; the array for which it is 0 is spoiled.
+        value: the wrong element.
         seed: of the lots.
     """
 
-    def __init__(self, backend: MatmulBackend, failing: float, seed: int = 0) -> None:
+    def __init__(
+        self,
+        backend: MatmulBackend,
+        *,
+        failing: float = 0.0,
+        spoil: Iterator[int],
+        value: float,
+        seed: int = 0,
+    ) -> None:
         super().__init__(backend)
         self.failed = 0
         self._failing = failing
+        self._spoil, self._value = spoil, value
         self._rng = random.Random(seed)
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
         """See `Computer.start`."""
+
+        def answered(order: Order, outcome: Outcome) -> None:
+            if isinstance(outcome, str) or not isinstance(order, FetchRun):
+                pass
+            elif next(self._spoil) == 0:
+                values = np.frombuffer(bytearray(outcome[0]), np.float32)
+                values[values.size // 2] = self._value
+                outcome = memoryview(values.tobytes()), outcome[1]
+            done(order, outcome)
+
         if self._rng.random() < self._failing:
             self.failed += 1
             done(order, "no memory for that now")
         else:
-            super().start(order, done)
+            super().start(order, answered)
 
 
-async def serve(url: str, backend: MatmulBackend, *, probe: bool, failing: float = 0.0) -> None:
+async def serve(
+    url: str, backend: MatmulBackend, *, probe: bool, failing: float, spoil: int, value: float
+) -> None:
     """Serve one session after the other until the server cannot be reached any more."""
     target = parse_join_url(url)
     rate = 0.0 if probe else _BYTES_PER_S
@@ -75,11 +104,12 @@ async def serve(url: str, backend: MatmulBackend, *, probe: bool, failing: float
     )
     give_back = hold_strips_well()
     failures = 0
+    left = count(-1, -1) if not spoil else count(spoil - 1, -1)  # over all sessions
     while failures < _TRIES:
         try:
             connection = await open_connection(target)
             failures = 0
-            computer = Flaky(backend, failing)
+            computer = Flawed(backend, failing=failing, spoil=left, value=value)
             await DeviceSession(connection, computer, hello, on_idle=give_back).run()
         except (CleaveError, ProtocolError):
             failures += 1
@@ -92,10 +122,21 @@ def main() -> None:
     parser.add_argument("--backend", choices=BACKENDS, default="invariant")
     parser.add_argument("--probe", action="store_true", help="have the link measured at joining")
     parser.add_argument("--failing", type=float, default=0.0, help="the share of failing orders")
+    parser.add_argument("--spoil", type=int, default=0, metavar="N")
+    parser.add_argument("--value", type=float, default=float("nan"))
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
     backend = BACKENDS[options.backend]()
-    asyncio.run(serve(options.url, backend, probe=options.probe, failing=options.failing))
+    asyncio.run(
+        serve(
+            options.url,
+            backend,
+            probe=options.probe,
+            failing=options.failing,
+            spoil=options.spoil,
+            value=options.value,
+        )
+    )
 
 
 if __name__ == "__main__":

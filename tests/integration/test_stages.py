@@ -206,6 +206,49 @@ def test_a_killed_process_costs_no_exactness(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize(("spoiled", "value"), [(1, "nan"), (6, "1e30"), (9, "-inf")])
+def test_a_process_with_bad_memory_is_named_and_harms_nothing(
+    spoiled: int, value: str, notes: list[str]
+) -> None:
+    """One of three returns one wrong element: in its first array, in a gradient, in a sum."""
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    graphs = model_graphs(model, TOKENS, GraphCache.of_user())
+    torch.manual_seed(4)
+    batches = [torch.randint(3, 96, (6, TOKENS)) for _ in range(3)]
+    bad = ("--spoil", str(spoiled), f"--value={value}")
+    said: list[str] = []
+    with (
+        cleave.serve(stages_on="any") as server,
+        Processes(lambda slot: server.url, 1, bad) as spoiling,
+    ):
+        server.fleet.wait_for(1, WAIT_S)
+        liar = f"process {spoiling.running[0]}"
+        with Processes(lambda slot: server.url, 2):
+            server.fleet.wait_for(3, WAIT_S)
+            work = ModelWork(model, graphs, DType.FP32)
+            staged = StagedModel(
+                work, server.fleet.runtime, EvenStages(loss=False), PsCompute(1e11, 0.0),
+                note=said.append,
+            )  # fmt: skip
+
+            def gradients(ids: Tensor) -> Any:
+                targets = torch.full_like(ids, -100)
+                targets[:, :-1] = ids[:, 1:]
+                return staged.gradients(Rows(ids, targets))
+
+            found = trained(model, gradients, batches, clip=1.0)
+            staged.close()
+    assert [note.split(":")[0] for note in said if "quarantined" in note] == [
+        "device 1 is quarantined"
+    ]
+    wrong = [note for note in notes if "sent a wrong result" in note]
+    assert len(wrong) == 1
+    assert f"{liar} sent a wrong result: " in wrong[0]
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches, clip=1.0)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("provider", ["auto", "cpu"])
 def test_a_device_says_what_runs_graphs_once_it_has_one(provider: str) -> None:
     model = small_model("opt")

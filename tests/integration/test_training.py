@@ -244,7 +244,7 @@ def test_a_checkpoint_of_another_model_is_refused(job: JobSpec, tmp_path: Path) 
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(job: JobSpec, tmp_path: Path) -> None:
-    with pytest.raises(CleaveError, match="lower --learning-rate"):
+    with pytest.raises(CleaveError, match="Lower --learning-rate"):
         run(replace(job, learning_rate=1e30, clip=0.0, steps=30), tmp_path / "run")
 
 

@@ -22,6 +22,7 @@ from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute
 from cleave.scheduler.probe import FIRST_ID
+from cleave.scheduler.reputation import KNOWN_AFTER
 from cleave.scheduler.tasks import Task
 from cleave.server.fleet_server import Server
 from cleave.transport.connect import open_connection
@@ -117,6 +118,33 @@ def test_a_liar_changes_nothing_and_is_quarantined(
         assert f"quarantined after {after}" in liar[0]
         assert not honest
     assert any("liar sent a wrong result: row" in note for note in notes)
+
+
+def not_a_number(block: Buffer) -> None:
+    block.array[0, 0] = np.nan
+
+
+@pytest.mark.parametrize("scope", ["auto", "sample:1e-9"])
+def test_a_result_that_is_not_finite_is_always_checked(scope: str, notes: list[str]) -> None:
+    """Also one of a device that was always right and is hardly ever looked at."""
+    lies = [False]
+
+    def lie(block: Buffer) -> None:
+        if lies[0]:
+            not_a_number(block)
+
+    with (
+        cleave.serve(verify=scope) as server,
+        device(server, "honest", ComputeThread(NumpyBackend())),
+        device(server, "liar", Liar(lie)),
+    ):
+        for seed in range(KNOWN_AFTER + 4):
+            multiply(server, seed)
+        lies[0] = True
+        for seed in range(4):
+            ours, plain = multiply(server, seed)
+            np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-3)
+    assert any("liar sent a wrong result: row 0 has nan" in note for note in notes)
 
 
 def test_with_liars_only_work_waits_for_somebody_honest() -> None:

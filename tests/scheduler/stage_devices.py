@@ -158,7 +158,7 @@ class SymbolicDevice:
             case messages.Put() | messages.Graph():
                 assert message.id not in self.held
                 value = message.payload
-                self.held[message.id] = value.value if isinstance(value, Symbol) else value
+                self.held[message.id] = getattr(value, "value", value)
                 self.sent.append(self.held[message.id])
                 self.sizes[message.id] = payload_bytes(message.payload)
             case messages.Concat():

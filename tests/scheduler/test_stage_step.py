@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from cleave.scheduler.stage_outcomes import (
     SlicesReady,
     StepFailed,
     StepResult,
+    Suspect,
 )
 from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
 from cleave.scheduler.stage_work import StepWork, UnitKind, slice_layer
@@ -44,6 +46,18 @@ LAYERS = 4
 
 def rates_of(devices: Iterable[int]) -> dict[int, DeviceRates]:
     return {d: DeviceRates(d, 1e6 * d, 1e6, 1e6) for d in devices}
+
+
+class Shout(bytes):
+    """A symbol that has numbers, too."""
+
+    value: Any
+
+    @classmethod
+    def of(cls, symbol: Any, volume: float) -> Shout:
+        made = cls(np.full(symbol.nbytes // 4, volume, np.float32).tobytes())
+        made.value = symbol.value
+        return made
 
 
 class Trial:
@@ -73,6 +87,8 @@ class Trial:
 
         self.step = StageStep(work, self.stores, present, Names())
         self.given: set[Any] = set()
+        self.resolved = 0  # of what it was told to be suspect
+        self.volume = 1.0
         self._do(self.step.begin())
 
     def _do(self, wanted: Any) -> None:
@@ -88,13 +104,34 @@ class Trial:
         told = {
             (type(o), o.batch, getattr(o, "stage", None)): o
             for o in self.fleet.told
-            if not isinstance(o, StepResult | StepFailed)
+            if not isinstance(o, StepResult | StepFailed | Suspect)
         }
-        assert len(told) == sum(not isinstance(o, StepResult | StepFailed) for o in self.fleet.told)
+        others = sum(isinstance(o, StepResult | StepFailed | Suspect) for o in self.fleet.told)
+        assert len(told) + others == len(self.fleet.told)
         return {key: outcome for key, outcome in told.items() if key not in self.given}
 
-    def answer(self, device: int) -> None:
+    @property
+    def suspects(self) -> list[Suspect]:
+        """Return what is to be resolved: one at a time."""
+        return [o for o in self.fleet.told if isinstance(o, Suspect)][self.resolved :]
+
+    def resolve(self, how: str) -> None:
+        """Say that what is suspect is right, or wrong, or so wrong that its device has to go."""
+        (suspect,) = self.suspects
+        self.resolved += 1
+        if how == "lie" and suspect.device in self.fleet.devices:
+            self.lose(suspect.device)
+        self._do(self.step.resolve(right=how == "right", reason="it is odd"))
+
+    def shout(self, device: int) -> None:
+        """Answer with numbers that are larger than all before."""
+        self.volume *= 1e3
+        self.answer(device, self.volume)
+
+    def answer(self, device: int, volume: float | None = None) -> None:
         order, run, found = self.fleet.devices[device].orders.popleft()
+        if volume is not None and found is not None and found != LOST:
+            found = Shout.of(found, volume)
         if found == LOST:
             self._do(self.step.refused(order, run))
         elif found is None:
@@ -150,7 +187,9 @@ class Trial:
         while not self.step.ended:
             for batch in list(self.outputs):
                 self.give(batch)
-            if not self.step.ended:
+            for _ in self.suspects:
+                self.resolve("right")
+            if not self.step.ended and not self.outputs and not self.suspects:
                 self.answer(min(self.fleet.waiting))
             before, (done, of) = done, self.step.tasks()
             lost, repeated = repeated, self.step.repeated
@@ -286,16 +325,21 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
     for _ in range(data.draw(st.integers(0, 80))):
         if trial.step.ended:
             break
-        choices = [("answer", d) for d in trial.fleet.waiting] * 6
+        choices: list[tuple[str, Any]] = [("answer", d) for d in trial.fleet.waiting] * 6
+        choices += [("shout", d) for d in trial.fleet.waiting] * 3
+        choices += [("resolve", how) for _ in trial.suspects for how in ("right", "lie")] * 3
         choices += [("give", b) for b in trial.outputs] * 6
         choices += [("lose", d) for d in trial.fleet.devices]
         choices += [("join", newcomer + 1)]
         if len(failed) < MAX_FAILURES - 1:
             choices += [("fail", d) for d in trial.fleet.devices]
+            choices += [("resolve", "wrong") for _ in trial.suspects]
         what, number = data.draw(st.sampled_from(choices))
         newcomer += what == "join"
         if what == "fail":
             failed.add(number)
+        if number == "wrong":
+            failed.add(trial.suspects[0].device)
         getattr(trial, what)(number)
     if trial.fleet.told and isinstance(trial.fleet.told[-1], StepFailed):
         assert failed
@@ -491,3 +535,46 @@ def test_a_device_holds_masks_only_while_it_computes_with_them(kept: KeptBatches
             most = max(most, sum(value[0] == "mask" for value in device.held.values()))
     assert most == kept.inputs
     check(trial.fleet.told[-1], trial.step.work)
+
+
+def test_what_stands_out_is_held_back_until_it_is_resolved() -> None:
+    """Device 1 has the first stage, device 2 the second; neither is known yet."""
+    work = step_work(LAYERS, 2, stages_of([2], [(1,), (2,)], True))
+    trial = Trial(work, 2)
+
+    while not trial.suspects:
+        trial.shout(1)
+    (suspect,) = trial.suspects
+    assert suspect.device == 1
+    assert list(suspect.record.x) == list(suspect.record.y) == [0]
+    while trial.fleet.devices[1].orders:  # the other micro-batch is held back as well
+        trial.shout(1)
+    assert not trial.fleet.devices[2].orders
+    trial.resolve("right")
+    assert trial.fleet.devices[2].orders
+    check(trial.finish(), work)
+
+
+def test_what_is_wrong_is_asked_of_another_device() -> None:
+    work = step_work(LAYERS, 2, stages_of([], [(1, 2)], True))
+    trial = Trial(work, 3)
+    while not trial.suspects:
+        trial.shout(1)
+    trial.resolve("wrong")
+    result = trial.finish()
+    check(result, work)
+    assert all(1 not in record.backward_by.values() for record in result.records)
+    assert all(sums.device != 1 for record in result.records for sums in record.sums)
+
+
+def test_once_a_step_diverged_nothing_is_held_back() -> None:
+    work = step_work(LAYERS, 4, stages_of([2], [(1,), (2,)], True))
+    trial = Trial(work, 2)
+    trial.volume = float("inf")
+    while not trial.suspects:
+        trial.shout(1)
+    trial.resolve("right")
+    while not trial.step.ended:
+        trial.shout(min(trial.fleet.waiting))
+    assert trial.resolved == 1
+    check(trial.fleet.told[-1], work)

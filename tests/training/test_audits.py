@@ -232,7 +232,7 @@ def test_who_rounds_otherwise_at_a_kink_is_not_accused_and_who_lies_there_is(
         auditor = Auditor(100.0, random.Random(1))  # everything
         audited(fleet, model, cache, auditor).gradients(rows(ids))
         assert auditor.counters.again > 0  # rounding alone does not explain it
-        assert (auditor.counters.faults > 0) == (factor > 1)
+        assert factor > 1 or not auditor.counters.faults
         assert fleet.device_count == (2 if factor > 1 else 3)
 
 

@@ -23,7 +23,7 @@ from cleave_cli.main import app
 
 def test_the_lowest_and_how_many_came_after_it() -> None:
     found = HeldOut()
-    assert [found.lowest(loss) for loss in (3.0, 2.0, 2.0, nan, 1.0, 1.5)] == [
+    assert [found.lowest(loss, 1) for loss in (3.0, 2.0, 2.0, nan, 1.0, 1.5)] == [
         True, True, False, False, True, False,
     ]  # fmt: skip
     assert (found.best, found.since) == (1.0, 1)

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.checkpoint import load_latest, save_checkpoint
+from cleave.training.checkpoint import load_checkpoint, load_latest, save_checkpoint
 from cleave.training.disk import DiskFullError
+from cleave.training.finite import first_not_finite
 from cleave.training.job import JobSpec
 from cleave.training.ranks import LostServerError, Ranks, owners_of
 from cleave.training.run_folder import CHECKPOINTS
@@ -108,6 +109,21 @@ def test_what_fails_on_one_server_ends_all_and_says_where(
     assert isinstance(second, CleaveError)
     assert "of 2" not in str(second)
     assert f"server 2 of 2 failed: {second}" in str(first)
+
+
+@pytest.mark.parametrize("memory", ["plain", "sharded"])
+def test_a_run_that_diverges_ends_on_all_servers_with_its_last_good_checkpoint(
+    servers: Servers, tmp_path: Path, memory: str
+) -> None:
+    job = replace(
+        JOB, method="local", memory=memory, learning_rate=1e18, warmup_steps=0, clip=0.0,
+        schedule="constant", eval_every=0, checkpoint_every=1, save_total_limit=1,
+    )  # fmt: skip
+    folder = tmp_path / "run"
+    said = servers.do(3, tmp_path / "store", losses_of, job, folder, [0, 0, 0])
+    assert all("the run diverged in step" in str(each) for each in said)
+    (path,) = (folder / CHECKPOINTS).iterdir()
+    assert not first_not_finite(load_checkpoint(path).tensors)
 
 
 def _with_broken_disk(ranks: Ranks, job: JobSpec, folder: Path, devices: list[int]) -> Any:

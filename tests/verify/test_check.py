@@ -147,10 +147,14 @@ def test_half_the_depth_is_found() -> None:
     assert case.fault()
 
 
+@pytest.mark.parametrize(("dtype", "out"), DTYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_must_be_so_on_the_server_too(bad: float) -> None:
-    case = Case((16, 16, 16))
-    case.result.array[2, 3] = bad
+def test_what_is_not_finite_must_be_so_on_the_server_too(
+    bad: float, dtype: DType, out: DType
+) -> None:
+    """Partial sums are in fp32 whatever the operands are."""
+    case = Case((16, 16, 16), dtype, out)
+    case.result.array[2, 3] = arrays.narrow(np.full((1, 1), bad, np.float32), out)[0, 0]
     fault = case.fault()
     assert fault is not None
     assert f"has {bad:g} where the product is" in fault.reason

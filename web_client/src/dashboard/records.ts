@@ -22,6 +22,7 @@ export interface StepRecord {
 export interface EvalRecord {
   readonly event: "eval";
   readonly step: number;
+  /** NaN where it was not finite. */
   readonly eval_loss: number;
 }
 
@@ -70,7 +71,7 @@ function readRecord(value: unknown): JobRecord | null {
       return { ...read, event: "step", clock, against_loss } as unknown as StepRecord;
     }
     case "eval":
-      return { event: "eval", step: real(map.step), eval_loss: real(map.eval_loss) };
+      return { event: "eval", step: real(map.step), eval_loss: realOrNull(map.eval_loss) ?? NaN };
     case "note":
     case "fleet":
     case "disk":

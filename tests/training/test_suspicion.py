@@ -1,0 +1,319 @@
+"""One number that is not finite, or absurdly large, harms nothing, and blames nobody honest."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cleave
+from cleave import arrays
+from cleave import graph_names as names
+from cleave.arrays import Array, DType
+from cleave.device.core import Order
+from cleave.fleet.fleet import Fleet
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.model_graphs import model_graphs
+from cleave.machine.graph_run import FetchRun
+from cleave.scheduler.stage_work import StageOrder, UnitKind
+from cleave.training.stage_work import ModelWork
+from cleave.training.staged import StagedModel
+from emulator.deferred import default_backend
+from emulator.virtual import VirtualRuntime, _VirtualDevice
+from profiles.fleets import paper_fleet
+from tests.graphs.models import TOKENS, plain_gradients, small_model, trained
+from tests.training.test_staged import (
+    KEPT,
+    PS,
+    EvenStages,
+    SlicedLoss,
+    assert_close,
+    batches,
+    gradients_of,
+    rows,
+)
+
+pytestmark = pytest.mark.slow
+
+MOST = {DType.FP32: 1e-5, DType.BF16: 2e-2}
+MILLION = 1e6
+
+
+@pytest.fixture(scope="module")
+def cache() -> GraphCache:
+    return GraphCache.of_user()
+
+
+def output(order: StageOrder) -> bool:
+    return order.unit.kind is UnitKind.FORWARD
+
+
+def loss(order: StageOrder) -> bool:
+    return bool(order.name == names.LOSS)
+
+
+def dx(order: StageOrder) -> bool:
+    return order.unit.kind in (UnitKind.BACKWARD, UnitKind.LAST) and order.name != names.LOSS
+
+
+def sums(order: StageOrder) -> bool:
+    return order.unit.kind is UnitKind.SUMS
+
+
+Place = Callable[[StageOrder], bool]
+
+
+class Lie:
+    """What one device returns instead of the truth, once.
+
+    Args:
+        place: of which answers one is false.
+        value: an element of it; `MILLION` makes all elements so many times too large.
+        after: how many of these answers are right before.
+        device: which device lies.
+
+    Attributes:
+        told: how often it has lied.
+    """
+
+    def __init__(self, place: Place, value: float, after: int = 0, device: int = 1) -> None:
+        self.place, self.value, self.after, self.device = place, value, after, device
+        self.told = 0
+
+    def falsified(self, device: int, order: StageOrder, values: Array) -> Array:
+        if device != self.device or self.told or not self.place(order):
+            return values
+        if self.after:
+            self.after -= 1
+            return values
+        self.told += 1
+        if self.value == MILLION:
+            return values * np.float32(MILLION)
+        values = values.copy()
+        values[0, values.size // 2] = self.value
+        return values
+
+
+class Lying(VirtualRuntime):
+    """Devices lie now and then."""
+
+    lies: Sequence[Lie]
+
+    def _product(self, device: _VirtualDevice, order: Order) -> Any:
+        found = super()._product(device, order)
+        session = self.manager.sessions.get(device.id)
+        task = session.expected.get(order.run) if session is not None else None
+        if not isinstance(order, FetchRun) or task is None:
+            return found
+        dtype = DType(task.detail.out)
+        values = arrays.unpack(found, 1, len(found) // dtype.itemsize, dtype).float32()
+        for lie in self.lies:
+            values = lie.falsified(device.id, task.detail, values)
+        return memoryview(arrays.narrow(values, dtype).tobytes())
+
+
+def fleet_of(*lies: Lie, devices: int = 4) -> Fleet:
+    runtime = Lying(paper_fleet(devices), default_backend(), verify="off")
+    runtime.lies = lies
+    return Fleet(runtime)
+
+
+def staged(fleet: Fleet, model: Any, cache: GraphCache, **settings: Any) -> StagedModel:
+    dtype = settings.pop("dtype", DType.FP32)
+    work = ModelWork(model, model_graphs(model, TOKENS, cache), dtype)
+    planner = settings.pop("planner", EvenStages(loss=False))
+    return StagedModel(work, fleet.runtime, planner, PS, **settings)
+
+
+def there(fleet: Fleet) -> set[int]:
+    return set(fleet.runtime.stage_devices())
+
+
+@pytest.mark.parametrize("after", [0, 7], ids=["in the first step", "later"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, MILLION])
+@pytest.mark.parametrize("place", [output, loss, dx, sums])
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_a_liar_is_named_and_set_aside_and_harms_nothing(
+    dtype: DType, place: Place, value: float, after: int, cache: GraphCache
+) -> None:
+    model = small_model("llama")
+    plain = copy.deepcopy(model)
+    notes: list[str] = []
+    liar = 2 if place is loss else 1
+    lie = Lie(place, value, after, liar)
+    planner = EvenStages(loss=True)
+    with fleet_of(lie) as fleet:
+        found = staged(fleet, model, cache, dtype=dtype, planner=planner, note=notes.append)
+        mine = trained(model, gradients_of(found), batches(4), clip=1.0)
+        assert lie.told == 1
+        assert there(fleet) == {1, 2, 3, 4} - {liar}
+    named = [note for note in notes if "quarantined" in note]
+    assert len(named) == 1
+    assert named[0].startswith(f"device {liar} is quarantined: ")
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(4), clip=1.0)
+    assert mine == pytest.approx(expected, rel=MOST[dtype])
+
+
+@pytest.mark.parametrize("value", [math.nan, MILLION])
+@pytest.mark.parametrize("place", [output, dx, sums])
+def test_a_slice_of_the_loss_is_held_to_the_same(
+    place: Place, value: float, cache: GraphCache
+) -> None:
+    """Device 1 has a slice."""
+    model = small_model("llama")
+    plain = copy.deepcopy(model)
+    lie = Lie(place, value)
+    with fleet_of(lie) as fleet:
+        planner = SlicedLoss(2, KEPT, first=True)
+        mine = trained(
+            model, gradients_of(staged(fleet, model, cache, planner=planner)), batches(2), clip=1.0
+        )
+        assert lie.told == 1
+        assert there(fleet) == {2, 3, 4}
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(2), clip=1.0)
+    assert mine == pytest.approx(expected, rel=1e-5)
+
+
+def test_two_liars_in_one_step_are_both_named(cache: GraphCache) -> None:
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    notes: list[str] = []
+    lies = Lie(output, math.inf, 0, 1), Lie(sums, math.nan, 3, 2)
+    with fleet_of(*lies) as fleet:
+        found = staged(fleet, model, cache, note=notes.append)
+        mine = trained(model, gradients_of(found), batches(3), clip=1.0)
+        assert there(fleet) == {3, 4}
+    assert {note.split(":")[0] for note in notes if "quarantined" in note} == {
+        "device 1 is quarantined",
+        "device 2 is quarantined",
+    }
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(3), clip=1.0)
+    assert mine == pytest.approx(expected, rel=1e-5)
+
+
+class Doubling(Lie):
+    """Doubles all elements, which stands out in no way."""
+
+    def falsified(self, device: int, order: StageOrder, values: Array) -> Array:
+        before = self.told
+        lied = super().falsified(device, order, values)
+        return values * np.float32(2) if self.told > before else lied
+
+
+def test_what_a_liar_returned_before_in_a_step_is_not_used(cache: GraphCache) -> None:
+    """In its third step it doubles an output, and then returns NaN."""
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    notes: list[str] = []
+    with fleet_of(devices=3) as fleet:
+        runtime = fleet.runtime
+        assert isinstance(runtime, Lying)
+        found = staged(fleet, model, cache, note=notes.append)
+        first = trained(model, gradients_of(found), batches(2), clip=1.0)
+        runtime.lies = Doubling(output, 1.0, 0, 1), Lie(dx, math.nan, 0, 1)
+        plain_first = trained(plain, lambda ids: plain_gradients(plain, ids), batches(2), clip=1.0)
+        assert first == pytest.approx(plain_first, rel=1e-5)
+        model.zero_grad()
+        plain.zero_grad()
+        (ids,) = batches(1)
+        loss = found.gradients(rows(ids))
+        assert loss == pytest.approx(plain_gradients(plain, ids), rel=1e-5)
+        assert all(lie.told == 1 for lie in runtime.lies)
+        assert there(fleet) == {2, 3}
+    assert sum("quarantined" in note for note in notes) >= 2
+
+
+@pytest.mark.parametrize("factor", [1e25, math.inf])
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16])
+def test_where_the_model_diverges_nobody_is_blamed(
+    dtype: DType, factor: float, cache: GraphCache
+) -> None:
+    model: Any = small_model("llama")
+    notes: list[str] = []
+    with fleet_of() as fleet:
+        planner = EvenStages(loss=True)
+        found = staged(fleet, model, cache, dtype=dtype, note=notes.append, planner=planner)
+        ids, then = batches(2)
+        found.gradients(rows(ids))
+        model.zero_grad()
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight.mul_(factor)
+            model.model.layers[1].mlp.down_proj.weight.mul_(factor)
+        loss = found.gradients(rows(then))
+        assert loss is not None
+        finite = [bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None]
+        assert not math.isfinite(loss) or not all(finite)
+        assert there(fleet) == {1, 2, 3, 4}
+    assert not [note for note in notes if "quarantined" in note]
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3, 1e5])
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_a_spike_costs_time_and_accuses_nobody(
+    family: str, factor: float, cache: GraphCache
+) -> None:
+    """Weights that are suddenly so many times as large: gradients are as well."""
+    model = small_model(family)
+    plain = copy.deepcopy(model)
+    notes: list[str] = []
+    with fleet_of() as fleet:
+        found = staged(fleet, model, cache, note=notes.append)
+        for number, ids in enumerate(batches(3)):
+            for each in (model, plain):
+                each.zero_grad()
+                if number == 1:
+                    with torch.no_grad():
+                        for parameter in each.parameters():
+                            parameter.mul_(factor)
+            loss = found.gradients(rows(ids))
+            expected = plain_gradients(plain, ids)
+            assert loss == pytest.approx(expected, rel=1e-3)
+        assert there(fleet) == {1, 2, 3, 4}
+    assert not [note for note in notes if "quarantined" in note]
+
+
+def test_a_liar_that_is_alone_leaves_the_step_to_the_caller(cache: GraphCache) -> None:
+    with fleet_of(Lie(sums, math.nan), devices=1) as fleet:
+        found = staged(fleet, small_model("opt"), cache, local_after_s=1.0)
+        assert found.gradients(rows(batches(1)[0])) is None
+        assert not there(fleet)
+
+
+@pytest.mark.parametrize("value", [math.nan, 1e30, MILLION])
+@pytest.mark.parametrize("place", [output, dx, sums])
+def test_a_loop_of_ones_own_goes_on_without_the_liar(place: Place, value: float) -> None:
+    model = small_model("llama")
+    plain = copy.deepcopy(model)
+    lie = Lie(place, value, 5)
+    with fleet_of(lie, devices=3) as fleet:
+        cleave.offload(model, fleet, method="stages", audit=0.0)
+        mine = trained(model, lambda ids: plain_gradients(model, ids), batches(6), clip=1.0)
+        assert lie.told == 1
+        assert there(fleet) == {2, 3}
+        cleave.restore(model)
+    expected = trained(plain, lambda ids: plain_gradients(plain, ids), batches(6), clip=1.0)
+    assert mine == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("value", [1e30, MILLION])
+def test_every_sum_is_held_to_its_own_size(value: float, cache: GraphCache) -> None:
+    """Also that of a key's bias, whose gradient consists of rounding alone."""
+    model = small_model("opt")
+    plain = copy.deepcopy(model)
+    (ids,) = batches(1)
+    plain_gradients(plain, ids)
+    for number in range(16):  # an OPT's layer has so many parameters
+        lie = Lie(sums, value, number)
+        notes: list[str] = []
+        with fleet_of(lie, devices=2) as fleet:
+            model.zero_grad()
+            staged(fleet, model, cache, note=notes.append).gradients(rows(ids))
+            assert lie.told == 1
+            assert there(fleet) == {2}, number
+        assert_close(model, plain, 3e-6)
+        assert any("device 1 is quarantined: the sum of gradients of" in note for note in notes)
