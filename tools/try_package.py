@@ -51,7 +51,7 @@ def built(folder: Path) -> Path:
     run("git", "clone", "--quiet", str(ROOT), str(source))
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir")
     run(*pip, str(folder / "dist"), str(source))
-    (wheel,) = (folder / "dist").glob("cleave-*.whl")
+    (wheel,) = (folder / "dist").glob("cleave_train-*.whl")
     held = run(sys.executable, "-m", "zipfile", "--list", str(wheel))
     if missing := [page for page in _PAGES if page not in held]:
         raise SystemExit(f"{wheel.name} lacks {', '.join(missing)}; is npm installed?")

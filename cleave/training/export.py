@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
+from cleave import __version__
 from cleave.errors import CleaveError, UsageError
 from cleave.training.adapters import adapted_model, add_adapters
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
@@ -50,7 +51,7 @@ _DESCRIBING: Final = (
     "chat_template.jinja",
 )
 _OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
-_VERSIONS: Final = ("cleave", "torch", "transformers")
+_VERSIONS: Final = ("torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +371,8 @@ def _card(
             ("held-out loss", f"{evals[-1]['eval_loss']:.4f} after step {evals[-1]['step']}")
         )
     rows += facts.items()
-    rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))
+    versions = {"cleave": __version__} | {name: version(name) for name in _VERSIONS}
+    rows.append(("versions", ", ".join(f"{name} {v}" for name, v in versions.items())))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     library = f"peft\nbase_model: {base}" if base else "transformers"
     return (
