@@ -6,6 +6,7 @@ export needs a checkpoint and nothing else: the folder that the model came from 
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from cleave import __version__
 from cleave.errors import CleaveError, UsageError
 from cleave.training.adapters import adapted_model, add_adapters
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
@@ -371,7 +371,8 @@ def _card(
             ("held-out loss", f"{evals[-1]['eval_loss']:.4f} after step {evals[-1]['step']}")
         )
     rows += facts.items()
-    versions = {"cleave": __version__} | {name: version(name) for name in _VERSIONS}
+    ours = importlib.import_module("cleave").__version__
+    versions = {"cleave": ours} | {name: version(name) for name in _VERSIONS}
     rows.append(("versions", ", ".join(f"{name} {v}" for name, v in versions.items())))
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     library = f"peft\nbase_model: {base}" if base else "transformers"
