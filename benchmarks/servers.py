@@ -7,7 +7,7 @@ server and of plain PyTorch. One run of each method has a server killed by SIGKI
 code 1 where losses are more than 1e-4 off one server's, or devices left when a server was killed.
 With `--served` jobs are sent to `cleave serve --servers N` instead, once its devices are spread.
 
-    python -m benchmarks.servers                # needs cleave[ray]; about 15 minutes on 2 cores
+    python -m benchmarks.servers    # needs cleave-train[ray]; about 15 minutes on 2 cores
     python -m benchmarks.servers --only stages --servers 1,2 --no-kill
     python -m benchmarks.servers --only tiles --memory sharded    # servers share the weights
     python -m benchmarks.servers --only stages --servers 2 --served

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 Choice = TypeVar("Choice", bound=Enum)
+
+DISTRIBUTION: Final = "cleave-train"
+"""What pip calls this package. On PyPI the name `cleave` belongs to another project."""
 
 
 class CleaveError(Exception):
@@ -40,11 +43,15 @@ class FleetError(CleaveError):
     """The fleet cannot finish a job that it was given."""
 
 
+def to_install(extra: str) -> str:
+    """Return the command that installs the libraries of an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
 def not_installed(what: str, library: str, extra: str) -> UsageError:
     """Return the error for something that needs a library which only an extra installs."""
     return UsageError(
-        f"{what} needs {library}, which is not installed here; "
-        f"install it with: pip install 'cleave[{extra}]'"
+        f"{what} needs {library}, which is not installed here; install it with: {to_install(extra)}"
     )
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from typing import Any, Final
 
-from cleave.errors import UsageError, not_installed
+from cleave.errors import UsageError, not_installed, to_install
 
 _KNOCK_S: Final = 5.0
 _RAYS_CORE: Final = "ray._raylet"  # a compiled module, which nothing else has
@@ -32,8 +32,8 @@ def need_ray(option: str) -> None:
         where = places[0] if places else found.origin
         raise UsageError(
             f"{option} needs Ray, and Python takes {str(where)!r} for it, which is something else; "
-            "rename that, or run this in another folder (Ray is installed with: pip install "
-            "'cleave[ray]')"
+            "rename that, or run this in another folder (Ray is installed with: "
+            f"{to_install('ray')})"
         )
 
 

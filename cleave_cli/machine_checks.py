@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from cleave.errors import to_install
 from cleave.machine.cache_folder import cache_folder
 from cleave.machine.graph_choice import installed
 from cleave.machine.graph_provider import setups_of
@@ -81,7 +82,7 @@ def machine_checks(
         missing = [name for name in modules if not has(name)]
         if missing:
             what = f"no {', '.join(missing)}: {use}"
-            yield Check(Verdict.WITHOUT, what, f"pip install 'cleave[{extra}]'")
+            yield Check(Verdict.WITHOUT, what, to_install(extra))
         else:
             names = ", ".join(f"{name} {version(name)}" for name in modules)
             yield Check(Verdict.OK, f"{names}: {use}")
@@ -98,7 +99,7 @@ def _graphs() -> Check:
         return Check(
             Verdict.FAILED,
             f"stages cannot be computed: {error}",
-            "install Cleave again: pip install .",
+            "pip install --force-reinstall onnxruntime",
         )
     # Those that it may use, by the names that --provider takes.
     names = ", ".join(dict.fromkeys(s.provider.value for s in setups_of(None, providers)))

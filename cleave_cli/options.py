@@ -6,7 +6,7 @@ import importlib.util
 
 import typer
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, not_installed
 
 
 def need_train_extra(command: str, *more: str) -> None:
@@ -21,10 +21,7 @@ def need_train_extra(command: str, *more: str) -> None:
         if importlib.util.find_spec(name) is None
     ]
     if missing:
-        raise UsageError(
-            f"{command} needs {', '.join(missing)}, which is not installed here; "
-            f"install it with: pip install 'cleave[train]'"
-        )
+        raise not_installed(command, ", ".join(missing), "train")
 
 
 def was_given(context: typer.Context, parameter: str) -> bool:

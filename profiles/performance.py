@@ -29,6 +29,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from cleave.errors import not_installed
+
 EDGE_WIDTHS: Final = (2, 4, 8, 16, 32, 48)
 """Widths of register tiles that are tried; a fit leaves those at zero that do not matter."""
 
@@ -185,10 +187,7 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
     try:
         from scipy.optimize import nnls
     except ImportError:
-        raise ValueError(
-            "fitting a profile needs scipy, which is not installed here; "
-            "install it with: pip install 'cleave[profile]'"
-        ) from None
+        raise ValueError(not_installed("fitting a profile", "scipy", "profile")) from None
     if len(samples) < 8:
         raise ValueError(f"{len(samples)} samples are too few to fit a model; measure at least 8")
     names = ("a", "b", "c", "seconds", "strips")

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from cleave.errors import not_installed
 from cleave.files import write_output
 from profiles.availability import AvailabilityFamily
 from profiles.device_profile import SCHEMA, DeviceKind, DeviceProfile, Origin
@@ -165,10 +166,7 @@ def write_profile(profile: DeviceProfile, path: Path) -> None:
     try:
         import tomli_w
     except ImportError:
-        raise ValueError(
-            "writing a profile needs tomli-w, which is not installed here; "
-            "install it with: pip install 'cleave[profile]'"
-        ) from None
+        raise ValueError(not_installed("writing a profile", "tomli-w", "profile")) from None
     values = _without_none(msgspec.to_builtins(profile))
     text = tomli_w.dumps({"schema": SCHEMA, **values})
     try:

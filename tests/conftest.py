@@ -78,7 +78,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         if not any(which(program) for program in programs)
     ]
     if find_spec("wandb") is None:
-        missing.append("curves in Weights & Biases: pip install 'cleave[wandb]'")
+        missing.append("curves in Weights & Biases: pip install 'cleave-train[wandb]'")
     if missing:
         terminalreporter.section("not tested on this machine")
         for line in missing:

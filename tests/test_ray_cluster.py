@@ -21,7 +21,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_ray_that_is_not_installed_is_asked_for(elsewhere: Path) -> None:
-    with pytest.raises(UsageError, match=r"pip install 'cleave\[ray\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'cleave-train\[ray\]'"):
         need_ray("--servers")
 
 

@@ -51,7 +51,7 @@ def built(folder: Path) -> Path:
     run("git", "clone", "--quiet", str(ROOT), str(source))
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir")
     run(*pip, str(folder / "dist"), str(source))
-    (wheel,) = (folder / "dist").glob("cleave-*.whl")
+    (wheel,) = (folder / "dist").glob("cleave_train-*.whl")
     held = run(sys.executable, "-m", "zipfile", "--list", str(wheel))
     if missing := [page for page in _PAGES if page not in held]:
         raise SystemExit(f"{wheel.name} lacks {', '.join(missing)}; is npm installed?")
@@ -83,13 +83,26 @@ def try_together(device: Path, server: Path, folder: Path) -> None:
         if "<script" not in text:
             raise SystemExit(f"the server's page is none: {text[:200]!r}")
         with saying(device, "join", address["url"], "--once"):
-            train = ("train", "--model", "opt-nano", "--steps", "2", "--method", "tiles", "--json")
-            said = run(str(server), *train, "--server", address["operator_url"])
-    records = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    steps = [record for record in records if record["event"] == "step"]
-    if len(steps) != 2 or not steps[-1]["tiles"]:
+            for_server = ("--server", address["operator_url"])
+            steps = steps_of(server, "--model", "opt-nano", "--method", "tiles", *for_server)
+    if not steps[-1]["tiles"]:
         raise SystemExit(f"two steps by tiles were asked for, and these came: {steps}")
     print("a server with the extra trained on a device without it", flush=True)
+
+
+def steps_of(cleave: Path, *how: str) -> list[dict[str, Any]]:
+    """Return what a command reports of each step of a training of two steps.
+
+    Args:
+        cleave: the command.
+        how: more options of `cleave train`.
+    """
+    said = run(str(cleave), "train", "--steps", "2", "--json", *how)
+    records = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    steps = [record for record in records if record["event"] == "step"]
+    if len(steps) != 2:
+        raise SystemExit(f"two steps with {' '.join(how)} were asked for, and these came: {steps}")
+    return steps
 
 
 @contextmanager

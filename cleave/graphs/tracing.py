@@ -215,7 +215,7 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     inputs = _examples(traced.inputs, traced.varying)
 
     def function(*given: Tensor) -> tuple[Tensor, ...]:
-        with _PlainLinear():
+        with _PlainLinear(), _NoLayerDrop():
             return traced.function(dict(zip(inputs, given, strict=True)))
 
     graph = _made(function, inputs, traced.varying)
@@ -290,6 +290,26 @@ class _PlainLinear(TorchFunctionMode):
         if func is not torch.nn.functional.linear:
             return func(*args, **(kwargs or {}))
         return _linear(*args, **(kwargs or {}))
+
+
+class _NoLayerDrop(TorchFunctionMode):
+    """Draws of one number as `_Draw`: some models draw one for each layer, to skip the layer."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.rand and args == ([],) and not kwargs:
+            return _Draw()
+        return func(*args, **(kwargs or {}))
+
+
+class _Draw:
+    """A number from 0 to 1 that is not known while a function is traced."""
+
+    def __lt__(self, probability: float) -> bool:
+        if probability > 0:
+            raise LayerGraphError("it drops layers at random; set its layerdrop to 0")
+        return False
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cleave import arrays
 from cleave.arrays import Buffer, DType
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, UsageError, to_install
 
 if TYPE_CHECKING:
     from cleave.machine.multiplication import Compute, StoredArray
@@ -324,7 +324,7 @@ def _absent(name: str, available: Sequence[Candidate]) -> str:
     if not any(candidate.name.startswith("torch") for candidate in available):
         return (
             f"the backend {name} needs torch, which is not installed here; "
-            f"install cleave[train] or use --backend numpy"
+            f"install it with: {to_install('train')}, or use --backend numpy"
         )
     device = name.partition(":")[2]
     there = ", ".join(candidate.name for candidate in available)

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, UsageError, to_install
 from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, bytes_of
 from cleave.training.lora import ALL_LINEAR, LoraSpec
 from cleave.training.offloaded_linear import conv1d
@@ -283,7 +283,7 @@ def open_adapters(folder: Path) -> PeftModel:
     except ImportError as error:
         raise UsageError(
             f"{str(folder)!r} has adapters, which need peft ({error}); install it with: "
-            f"pip install 'cleave[lora]'"
+            f"{to_install('lora')}"
         ) from error
     if not (folder / _ADAPTER_WEIGHTS).is_file():  # `peft` would look for them online
         raise UsageError(

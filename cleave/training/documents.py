@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, not_installed, to_install
 from cleave.training.conversations import FIELDS, FIELDS_TEXT, Document, document_of
 
 # fmt: off
@@ -213,9 +213,7 @@ def _read_parquet(path: Path) -> Iterator[Document]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UsageError(
-            f"Reading {str(path)!r} needs pyarrow: pip install 'cleave[train]'."
-        ) from None
+        raise not_installed(f"Reading {str(path)!r}", "pyarrow", "train") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names
@@ -253,7 +251,7 @@ def _read_dataset(name: str) -> Iterator[Document]:
 def _no_data_sets(name: str) -> UsageError:
     return UsageError(
         f"There is no file or folder {name!r}: check the path, or, if it is the name of a data "
-        "set, pip install 'cleave[datasets]'."
+        f"set, {to_install('datasets')}."
     )
 
 

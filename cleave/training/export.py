@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import DISTRIBUTION, CleaveError, UsageError
 from cleave.files import (
     LOCK,
     Lock,
@@ -78,7 +78,7 @@ _DESCRIBING: Final = (
 )
 _MORE_TEMPLATES: Final = "additional_chat_templates"
 _OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
-_VERSIONS: Final = ("cleave", "torch", "transformers")
+_VERSIONS: Final = (DISTRIBUTION, "torch", "transformers")
 _PATHS: Final = re.compile(r".*(name_or_path|_file|_dir)")  # keys of JSON files that tools write
 _HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, to_install
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -81,7 +81,7 @@ class LoraSpec:
             from peft import LoraConfig
         except ImportError as error:
             raise UsageError(
-                f"--lora needs peft ({error}); install it with: pip install 'cleave[lora]'"
+                f"--lora needs peft ({error}); install it with: {to_install('lora')}"
             ) from error
         every = self.targets == (ALL_LINEAR,)
         return LoraConfig(

@@ -9,7 +9,7 @@ from enum import Enum
 from importlib.util import find_spec
 from typing import Any, Final, Protocol, Self
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, not_installed
 from cleave.files import own_folder, refuse_link, write_atomically
 from cleave.training.job import JobSpec
 from cleave.training.records import EvalRecord, Record, StepRecord
@@ -53,9 +53,7 @@ def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
             )
     for name in names:
         if find_spec(name) is None:
-            raise UsageError(
-                f"--report-to {name} needs {name}; install it with: pip install 'cleave[{name}]'"
-            )
+            raise not_installed(f"--report-to {name}", name, name)
     return tuple(TrackerKind(name) for name in names)
 
 

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, to_install
 from cleave.files import private_file
 from cleave.transport import addresses, certificate
 
@@ -210,7 +210,7 @@ def _with_own(host: str, security: Security, now: datetime) -> Exposure:
     if missing:
         raise UsageError(
             f"making a certificate needs {' and '.join(missing)}, which is not installed here; "
-            f"install it with: pip install 'cleave[tls]', or give --tls-cert and --tls-key"
+            f"install it with: {to_install('tls')}, or give --tls-cert and --tls-key"
         )
     names, reached = _names(host), addresses.reachable_host(host)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cleave.errors import CleaveError, UsageError
+from cleave.errors import CleaveError, UsageError, not_installed
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -408,10 +408,7 @@ def _need(*modules: str) -> None:
         except ImportError:
             missing.append(module.partition(".")[0].replace("_", "-"))
     if missing:
-        raise UsageError(
-            f"cleave profile needs {' and '.join(missing)} here, which is not installed; "
-            f"install it with: pip install 'cleave[profile]'"
-        )
+        raise not_installed("cleave profile", " and ".join(missing), "profile")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cleave.errors import UsageError
+from cleave.errors import UsageError, to_install
 from cleave.protocol import limits
 from cleave.ray_cluster import need_ray
 from cleave_cli.cluster_options import ClusterOptions
@@ -113,7 +113,7 @@ def serve(
         int,
         typer.Option(
             help="Train with so many servers, started by Ray; devices join this one and are sent "
-            "on. Needs cleave[ray]."
+            f"on. Needs Ray: {to_install('ray')}."
         ),
     ] = 1,
     ray: Annotated[

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from onnxruntime import InferenceSession
@@ -76,6 +77,23 @@ def test_dropout_is_refused(changed: dict[str, float], reason: str) -> None:
     model = small_model("opt", **changed).eval()
     with pytest.raises(LayerGraphError, match=reason):
         export_layer(LayerPart.whole(layer_calls(model, IDS)[0], 0))
+
+
+def test_layers_that_are_never_skipped_are_no_chance() -> None:
+    """Some versions of transformers draw a number for each layer even where none is skipped."""
+
+    def skipping(probability: float) -> TracedGraph:
+        def function(given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+            skipped = torch.rand([]) < probability
+            return (given["x"] if skipped else 2 * given["x"],)
+
+        return TracedGraph(function, {"x": torch.ones(2, 3)}, ("y",), {"x"})
+
+    graph = InferenceSession(to_onnx(skipping(0.0)))
+    given = np.ones((5, 3), np.float32)
+    np.testing.assert_array_equal(graph.run(None, {"x": given})[0], 2 * given)
+    with pytest.raises(LayerGraphError, match="set its layerdrop to 0"):
+        to_onnx(skipping(0.1))
 
 
 def test_hooks_on_inner_modules_are_refused() -> None:

@@ -198,7 +198,7 @@ def test_what_is_missing_is_named(module: str, option: str, tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 2
     assert module.partition(".")[0] in done.stderr
-    assert "pip install 'cleave[profile]'" in done.stderr
+    assert "pip install 'cleave-train[profile]'" in done.stderr
 
 
 # --- the library ---

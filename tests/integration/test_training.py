@@ -279,4 +279,4 @@ def test_several_servers_that_cannot_be_are_refused(options: tuple[str, ...], sa
 def test_several_servers_without_ray_say_what_to_install() -> None:
     done = here("train", "--model", "opt-nano", "--servers", "2")
     assert done.returncode == 2
-    assert "pip install 'cleave[ray]'" in done.stderr
+    assert "pip install 'cleave-train[ray]'" in done.stderr

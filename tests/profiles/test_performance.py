@@ -201,7 +201,7 @@ except ValueError as error:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
-    assert "pip install 'cleave[profile]'" in done.stdout
+    assert "pip install 'cleave-train[profile]'" in done.stdout
 
 
 # --- asking ---

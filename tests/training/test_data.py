@@ -188,7 +188,9 @@ def test_bad_sources_are_one_sentence(
 
 def test_a_data_set_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"'owner/some-set'.*pip install 'cleave\[datasets\]'"):
+    with pytest.raises(
+        UsageError, match=r"'owner/some-set'.*pip install 'cleave-train\[datasets\]'"
+    ):
         read_documents("owner/some-set")
     with pytest.raises(UsageError, match="'owner/some-set'"):
         check_source("owner/some-set")

@@ -34,7 +34,7 @@ def test_what_it_refuses(text: str) -> None:
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'cleave\[wandb\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'cleave-train\[wandb\]'"):
         tracker_kinds("wandb")
 
 
@@ -83,7 +83,7 @@ def test_tensorboard_shows_the_losses_of_a_run_and_of_its_continuation(
 def test_wandb_keeps_a_run_without_a_network(
     tmp_path: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'cleave[wandb]'")
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'cleave-train[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = RunFolder.create(tmp_path, "mine")
     job = job_of(corpus_file, report_to="wandb")

@@ -68,10 +68,10 @@ two ways, and start it again:</p>
 <li>with Node.js: <code>make web</code> in the folder of that copy;</li>
 <li>install the wheel that <code>make package</code> puts into <code>dist</code>.</li>
 </ul>
-<p>Without pages, a machine with Python joins: <code>pip install ./cleave-*.whl</code>, or
+<p>Without pages, a machine with Python joins: <code>pip install ./cleave_train-*.whl</code>, or
 <code>pip install .</code> in a copy of Cleave, then
 <code>cleave join 'THE ADDRESS OF THIS PAGE'</code>, with all that follows its <code>#</code>.
-(What has the name on PyPI is another project.)
+(The package <code>cleave</code> on PyPI is another project.)
 <code>cleave status</code> shows what the fleet is doing.</p>
 </body>
 </html>

@@ -1,0 +1,59 @@
+"""What pip calls this package: the name `cleave` on PyPI is another project's."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from cleave.errors import DISTRIBUTION, to_install
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SAID_IN = (".md", ".py", ".toml", ".yml", ".yaml", ".ts", ".tsx", ".html", ".java", "Dockerfile")
+NOT_OURS = {"node_modules", "build", "dist", "CHANGELOG.md", Path(__file__).name}
+
+OF_OTHERS = re.compile(
+    r"\bcleave\\?\["  # an extra
+    r"|pip install (-\S+ )*['\"]?cleave(?![\w-])"
+    r"|\bcleave-(\*|[0-9.]+)\S*\.whl"
+)
+
+
+def test_commands_install_this_package() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert to_install("lora") == f"pip install '{PROJECT['name']}[lora]'"
+    of_its_own = [n for needs in extras.values() for n in needs if n.startswith("cleave")]
+    assert of_its_own
+    assert all(need.startswith(f"{DISTRIBUTION}[") for need in of_its_own)
+
+
+def test_the_command_and_the_import_are_called_cleave() -> None:
+    assert PROJECT["scripts"] == {"cleave": "cleave_cli.main:main"}
+
+
+def test_extras_that_messages_name_exist() -> None:
+    named = set()
+    for path in texts():
+        called = re.findall(
+            r"(?:to_install|not_installed)\([^()]*['\"](\w+)['\"]\)", path.read_text()
+        )
+        named |= set(called) | set(re.findall(rf"{DISTRIBUTION}\[(\w+)\]", path.read_text()))
+    assert {"train", "lora", "ray"} <= named <= PROJECT["optional-dependencies"].keys()
+
+
+def test_nothing_installs_another_project() -> None:
+    for path in texts():
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            assert not OF_OTHERS.search(line), f"{path}:{number} names another project's package"
+
+
+def texts() -> list[Path]:
+    return [
+        path
+        for folder in ROOT.iterdir()
+        if not folder.name.startswith(".") and folder.name not in NOT_OURS
+        for path in ([folder] if folder.is_file() else folder.rglob("*"))
+        if path.name.endswith(SAID_IN) and not NOT_OURS & set(path.relative_to(ROOT).parts)
+    ]
