@@ -248,6 +248,7 @@ def export_run(
                 _write_adapters(folder, description, job, base, weights, DTYPES[dtype])
             _remove_paths(folder)
             card = _card(run, job, checkpoint.step, facts or {}, base)
+            (folder / "README.md").unlink(missing_ok=True)  # `peft` writes one of its own
             with new_file(folder / "README.md") as readme:
                 write_all(readme, card.encode())
             mode = (folder / "README.md").stat().st_mode

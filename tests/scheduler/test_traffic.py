@@ -77,6 +77,7 @@ def test_a_step_by_stages_says_what_each_message_is_for() -> None:
                 continue
         up.append((type(answer), session.kind_of(answer)))
         waiting += sent(manager.received(1, answer, 2.0))
+        waiting += sent(manager.resolve(True, "", 2.0))  # of the first numbers nothing is known
         if len(up) == 2:  # the output came: the PS computes the loss
             waiting += sent(manager.give(0, work.x[0], None, 3.0))
     put, graph = messages.Put, messages.Graph
