@@ -81,6 +81,7 @@ BENCHMARKS: Final = (
     Benchmark("qlora", 45, quick=("--skip-real",)),
     Benchmark("trainer_options", 30),
     Benchmark("stage_audits", 90, quick=_QUICK),
+    Benchmark("model_changes", 600, quick=("--sequences", "20", "--emulated")),
     Benchmark("stage_overhead", 45, quick=_QUICK),
     Benchmark("stage_costs", 60, quick=_QUICK),
     Benchmark("layer_memory", 20, quick=_QUICK),
