@@ -58,7 +58,7 @@ def check_others_may_have(folder: Path, private: Path, *, but: str = "") -> None
     """All files are as readable as any, and none says where on this machine something is."""
     plain = folder.parent / "plain"
     plain.touch()
-    for path in folder.iterdir():
+    for path in filter(Path.is_file, folder.rglob("*")):
         assert path.stat().st_mode == plain.stat().st_mode, path
         if path.suffix in (".json", ".md", ".jinja") and path.name != but:
             assert str(private) not in path.read_text(), path
