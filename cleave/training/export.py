@@ -533,7 +533,7 @@ def _write_adapters(
     path = folder / ADAPTER_CONFIG
     found = json.loads(path.read_text("utf-8"))
     found["target_modules"].sort()  # of a set, whose order differs from process to process
-    path.write_text(json.dumps(found, indent=2, sort_keys=True), encoding="utf-8")
+    write_atomically(path, json.dumps(found, indent=2, sort_keys=True).encode())
 
 
 def _card(
