@@ -17,6 +17,7 @@ from cleave.training.checkpoint import WEIGHTS, LoadedCheckpoint, bytes_of
 from cleave.training.lora import ALL_LINEAR, LoraSpec
 from cleave.training.offloaded_linear import conv1d
 from cleave.training.quantized import QuantizedLinear, quantize_frozen
+from cleave.training.staged_module import passes_of
 from cleave.workload.models.build import (
     ModelSource,
     load_folder,
@@ -114,7 +115,7 @@ def quantize(model: Any, bits: int = 4) -> None:
     if bits not in tuple(Bits):
         raise UsageError(f"bits is {bits}; use 4 or 8")
     inner = getattr(model, "get_base_model", lambda: model)()
-    if "forward" in vars(inner) or any(hasattr(m, "_cleave") for m in model.modules()):
+    if passes_of(inner) is not None or any(hasattr(m, "_cleave") for m in model.modules()):
         raise UsageError("the model is offloaded: quantize it before, or cleave.restore it first")
     if why := _quantize(model, Bits(bits)):
         raise UsageError(f"{why}; give a model whose layers are frozen, as peft makes it")
