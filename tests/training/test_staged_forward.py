@@ -358,7 +358,9 @@ def test_no_device_is_planned_for_a_loss_that_the_caller_computes() -> None:
 def test_wrappers_of_forward_stay_around_the_passes() -> None:
     """As accelerate makes them: before, autocast was lost from the second step on."""
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # a Trainer's, which is the process's
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     (ids,) = batches(1)
     losses = []
@@ -376,6 +378,7 @@ def test_wrappers_of_forward_stay_around_the_passes() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     with cleave.emulated(1) as fleet, pytest.raises(UsageError, match="prepare it afterwards"):
         cleave.offload(prepared, fleet, method="stages")
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_copies_and_pickles_are_plain_models(tmp_path: Path) -> None:
