@@ -41,6 +41,7 @@ from cleave.scheduler.stage_outcomes import (
     SlicesBack,
     SlicesReady,
     StepResult,
+    Suspect,
 )
 from cleave.scheduler.stage_work import (
     LayerWork,
@@ -498,6 +499,8 @@ class TimedStep:
                     self._at(now_s, partial(self._step.give, batch, total))
                 case TellStep(SlicesBack(batch)):
                     self._at(now_s, partial(self._step.give, batch, self._activation(batch)))
+                case TellStep(Suspect()):
+                    self._at(now_s, partial(self._step.resolve, right=True))
                 case TellStep(StepResult()):
                     first = sum(p.flops for p in self._model.ps_layers if not p.before)
                     self.end_s = now_s + self._ps.optimizer_s
