@@ -21,6 +21,8 @@ from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.exporter import without_repetition
 from cleave.graphs.joint_graph import Part, split
 from cleave.graphs.programs import CoreAtenProgram, changes_its_input, traced_again
+from cleave.machine.graph_arrays import UnboundedError
+from cleave.machine.graph_memory import GivenInput, GraphMemory
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -118,7 +120,7 @@ def to_onnx_split(
 def _to_onnx(part: Part) -> bytes:
     if (known := CoreAtenProgram.of(part)) is not None:
         try:
-            return _checked(_translated(known, part).model_proto)
+            return _checked(_translated(known, part).model_proto, part)
         except torch.onnx.OnnxExporterError:
             pass  # what it lacks may have come apart when it is traced again
     program = traced_again(part)
@@ -126,7 +128,7 @@ def _to_onnx(part: Part) -> bytes:
         model = _translated(CoreAtenProgram.traced(program), part)
     except torch.onnx.OnnxExporterError:  # of some operations ONNX has only the parts
         model = _translated(program, part)
-    return _checked(model.model_proto)
+    return _checked(model.model_proto, part)
 
 
 def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx.ONNXProgram:
@@ -412,12 +414,12 @@ def _padded(tensor: Tensor, dim: int, before: int, after: int) -> Tensor:
     return padded
 
 
-def _checked(model: Any) -> bytes:
+def _checked(model: Any, part: Part) -> bytes:
     """Return a model's bytes, without notes about its source.
 
     Raises:
-        LayerGraphError: when it holds large constants, too many operations, or some that only torch
-            knows.
+        LayerGraphError: when it holds large constants, too many operations, some that only torch
+            knows, or some whose memory a device could not tell before a run.
     """
     if any(domain.domain for domain in model.opset_import):
         raise LayerGraphError("it needs operations that ONNX does not have")
@@ -435,6 +437,11 @@ def _checked(model: Any) -> bytes:
     written: bytes = model.SerializeToString(deterministic=True)
     if len(written) > MAX_GRAPH_BYTES:
         raise LayerGraphError(f"its graph has {len(written)} bytes, more than {MAX_GRAPH_BYTES}")
+    given = [GivenInput(part.inputs[value.name].numel()) for value in model.graph.input]
+    try:
+        GraphMemory(written).peak_bytes(given, [False] * len(part.outputs))
+    except UnboundedError as error:
+        raise LayerGraphError(f"devices cannot tell what memory its graph needs: {error}") from None
     return written
 
 

@@ -62,6 +62,13 @@ def test_a_graph_is_run_on_what_was_put_and_answered() -> None:
     assert core.computed(1, b"", 0.5) == []
 
 
+def test_what_a_server_says_of_operations_is_not_more_than_any_device_does() -> None:
+    core = _core(GRAPH, X)
+    core.received(replace(RUN, flops=2**63))
+    core.computed(1, b"", 0.5)
+    assert core.flops == 10**15
+
+
 def test_what_a_run_makes_is_what_later_ones_take_before_it_is_answered() -> None:
     core = _core(GRAPH, X)
     first = _only(core.received(RUN))

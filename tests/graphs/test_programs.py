@@ -74,6 +74,11 @@ def test_what_depends_on_the_size_of_the_batch_is_refused() -> None:
         to_onnx(traced(function))
 
 
+def test_what_a_device_would_not_run_is_refused() -> None:
+    with pytest.raises(LayerGraphError, match="what memory its graph needs: .* no operation Det"):
+        to_onnx(traced(lambda x: torch.linalg.det(x[:, :1, None]) * x[:, 0]))
+
+
 def test_tensors_of_its_own_become_constants() -> None:
     held = torch.arange(4.0)
 
