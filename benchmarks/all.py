@@ -2,12 +2,10 @@
 
     python -m benchmarks.all [--quick] [--only NAMES] [--out build/results.md] [--list]
 
-Runs one benchmark after another, each with a limit of time. The page says the machine, the commit
-and the date, how each benchmark ended, with its last lines, and which sections of the README and
-the documentation have figures that no benchmark of this run has reached, with what they name for
-them: a command of `cleave`, a test, or nothing. Results are kept beside the page (`.json`): what
-ran to its end at the same commit and with the same options is not run again. `--quick` takes each
-benchmark's short form. Ends with 1 if one failed.
+Runs one benchmark after another, each with a time limit. The page states the machine, the commit
+and the date, how each benchmark ended, and its last lines. Results are kept next to the page
+(`.json`): a benchmark that finished at the same commit with the same options is not run again.
+`--quick` runs each benchmark's short form. The exit code is 1 if a benchmark failed.
 """
 
 from __future__ import annotations
@@ -26,12 +24,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from benchmarks.claims import Gap, Section, claims_of, unreached
 from benchmarks.common import machine
 from benchmarks.side_by_side.results import measured_commit, saved
 from cleave.files import write_atomically
 
-PAGES: Final = ("README.md", "docs/*.md", "docs/decisions/*.md", "docs/how-to/*.md")
 _TAIL: Final = 40  # lines of a benchmark's output on the page
 _END_S: Final = 60.0
 _ROOT: Final = Path(__file__).parents[1]
@@ -69,7 +65,6 @@ BENCHMARKS: Final = (
     Benchmark("first_minute", 30),
     Benchmark("large_model", 60),
     Benchmark("planner_gap", 30, quick=_QUICK),
-    Benchmark("one_answer", 30),
     Benchmark("simulation", 90, quick=_QUICK),
     Benchmark("learning", 30),
     Benchmark("emulator_fidelity", 60),
@@ -198,11 +193,8 @@ def command_of(benchmark: Benchmark, *, quick: bool) -> list[str]:
     return [f"benchmarks.{benchmark.name}", *(benchmark.options if short is None else short)]
 
 
-def page(ended: Sequence[Ended], claims: Sequence[Section]) -> str:
+def page(ended: Sequence[Ended]) -> str:
     """Return the page of results."""
-    done = [one.name for one in ended if one.good]
-    reasons = {one.name: "is left out: it " + one.left_out for one in BENCHMARKS if one.left_out}
-    reasons |= {one.name: one.how for one in ended if not one.good}
     lines = ["# Results", ""]
     for where in dict.fromkeys((one.machine, one.commit) for one in ended):
         dates = sorted(one.date[:10] for one in ended if (one.machine, one.commit) == where)
@@ -210,15 +202,6 @@ def page(ended: Sequence[Ended], claims: Sequence[Section]) -> str:
         lines.append(f"Measured on {where[0]}, commit `{where[1]}`, {when}.")
     lines += ["", "| benchmark | ended | minutes |", "| --- | --- | ---: |"]
     lines += [f"| `{one.command}` | {one.how} | {one.took_s / 60:.1f} |" for one in ended]
-    lines += ["", "## What this does not reach", ""]
-    gaps = [*unreached(claims, done, reasons)]
-    for kind in Gap:
-        told = [
-            f"- {claim.page}, *{claim.title}* ({claim.figures} figures){why and ': '}{why}"
-            for claim, gap, why in gaps
-            if gap is kind
-        ]
-        lines += [f"### {kind.value}", "", *told, ""] if told else []
     for one in ended:
         lines += ["", f"## {one.name}", "", "```text", f"$ {one.command}", one.output, "```"]
     return "\n".join(lines) + "\n"
@@ -263,8 +246,8 @@ def main() -> None:
         kept.append(run(benchmark, quick=options.quick, commit=commit))
         print(f"{command}: {kept[-1].how}, {kept[-1].took_s:.0f} s", file=sys.stderr, flush=True)
         write_atomically(record, json.dumps([asdict(one) for one in kept], indent=1).encode())
-        options.out.write_text(page(kept, claims_of(_ROOT, PAGES)))
-    options.out.write_text(page(kept, claims_of(_ROOT, PAGES)))
+        options.out.write_text(page(kept))
+    options.out.write_text(page(kept))
     sys.exit(0 if all(one.good for one in kept) else 1)
 
 

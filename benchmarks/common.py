@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cleave.fleet.fleet import Fleet
-from cleave.planner.methods import Method
+from cleave.planner.plan import Method
 from cleave.training.adapters import load_adapted
 from cleave.training.job import JobSpec
 from cleave.training.lora import LoraSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cleave.planner.alternatives import Alternative
-from cleave.planner.methods import Method
+from cleave.planner.forecast import Forecast
+from cleave.planner.plan import Method
 from cleave.workload.stages import StageSizes, recomputed_elements
 from cleave_cli.options import human_bytes
 
@@ -35,7 +35,7 @@ class Fit:
     reason: str = ""
 
 
-def fit(each: Alternative, sizes: StageSizes, rows: int, sent: int, memory_bytes: int) -> Fit:
+def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: int) -> Fit:
     """Return whether a step by one method fits.
 
     Args:
@@ -63,7 +63,7 @@ def fit(each: Alternative, sizes: StageSizes, rows: int, sent: int, memory_bytes
 
 
 def _savings(
-    each: Alternative, sizes: StageSizes, rows: int, sent: int
+    each: Forecast, sizes: StageSizes, rows: int, sent: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield bytes that the server saves, with the options that save them, the mildest first."""
     trained = sizes.trained_parameters

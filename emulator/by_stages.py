@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from cleave.arrays import DType
 from cleave.planner.coding import CodingPolicy
-from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import PsRates
-from cleave.planner.stage_prediction import local_step_s
-from cleave.planner.stage_search import plan_stages, plan_stages_within
 from cleave.planner.stages import PsCompute, StageModel, StagePlan
 from cleave.workload.registry import ModelSpec
+from cleave.workload.stages import StageSizes
 from emulator.activity import Activity
 from emulator.sized_stages import EmulatedStep, EmulatedSteps, SizedModel, run_steps
 from emulator.virtual import Arithmetic, VirtualRuntime
@@ -87,21 +85,13 @@ def emulate_stages(
     )
     runtime.observers.extend(observers)
 
-    def made(count: int, *, in_parts: bool = False) -> SizedModel:
-        return SizedModel(spec, rows, sequence, count, dtype, in_parts=in_parts)
-
-    optimizer_s = made(1).sizes.trained_parameters / OPTIMIZER_PER_S
-    ps = PsCompute(ps_flops_per_s, optimizer_s, card)
-    model, plan = plan_batch(
-        plan_stages,
-        lambda count: made(count).costs(),
-        rows,
-        list(runtime.stage_devices().values()),
-        ps,
-        lambda count: made(count, in_parts=True).costs(),
-        plan_stages_within,
-    )
-    sized = made(len(model.tokens), in_parts=model.in_parts)
+    sizes = StageSizes(spec, sequence, dtype.itemsize, dtype.itemsize)
+    ps = PsCompute(ps_flops_per_s, sizes.trained_parameters / OPTIMIZER_PER_S, card)
+    forecaster = sizes.forecaster(rows, ps)
+    found = forecaster.by_stages(list(runtime.stage_devices().values()))
+    assert found.stages is not None
+    model, plan = found.stages
+    sized = SizedModel(spec, rows, sequence, len(model.tokens), dtype, in_parts=model.in_parts)
     loss_s = [tokens * sized.sizes.loss_flops / ps_flops_per_s for tokens in model.tokens]
     ran = run_steps(runtime, lambda: sized.work(plan), loss_s, steps)
-    return EmulatedStages(model, plan, ran, ps, local_step_s(made(1).costs(), ps))
+    return EmulatedStages(model, plan, ran, ps, forecaster.alone().step_s)

@@ -13,16 +13,14 @@ sent the weights and does them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from cleave.errors import PlanError
-from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stage_events import costs_of
-from cleave.planner.stage_search import plan_stages, plan_stages_within
 from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
-from cleave.workload.stages import StageSizes, cut_batch
+from cleave.workload.stages import StageSizes
 from simulator.method import Conditions, Outcome, Part, impossible
 
 
@@ -37,17 +35,12 @@ class Stages:
         whole = StageSizes(conditions.spec, conditions.seq, element, element)
         devices = conditions.fp32_devices or conditions.devices
         ps = PsCompute(conditions.ps_flops_per_s, 0.0, conditions.ps)
-
-        def cut(sizes: StageSizes) -> Callable[[int], StageModel]:
-            return lambda parts: sizes.costs(cut_batch(conditions.batch, conditions.seq, parts))
-
-        cuts = cut(whole), cut(replace(whole, in_parts=True))
         try:
-            model, plan = plan_batch(
-                plan_stages, cuts[0], conditions.batch, devices, ps, cuts[1], plan_stages_within
-            )
+            found = whole.forecaster(conditions.batch, ps).by_stages(devices)
         except PlanError as error:
             return [impossible(self.name, str(error))]
+        assert found.stages is not None
+        model, plan = found.stages
         return [_outcome(self.name, StagedStep(model, plan, {d.device: d for d in devices}))]
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stage_events import UNITS_AT_ONCE
 from cleave.planner.stage_prediction import held_bytes, predict
+from cleave.planner.stage_rules import UNITS_AT_ONCE
 from cleave.planner.stages import (
     HeadSlice,
     KeptBatches,

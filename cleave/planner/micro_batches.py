@@ -7,13 +7,7 @@ from typing import Final
 
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import (
-    PsCompute,
-    StageModel,
-    StagePlan,
-    StagePlanner,
-    StagePlannerWithin,
-)
+from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
 
 _MOST: Final = 64
 
@@ -36,7 +30,6 @@ def plan_batch(
     devices: Sequence[DeviceRates],
     ps: PsCompute,
     in_parts: Callable[[int], StageModel] | None = None,
-    within: StagePlannerWithin | None = None,
 ) -> tuple[StageModel, StagePlan]:
     """Return the batch as it is best cut, and the plan for it.
 
@@ -47,7 +40,6 @@ def plan_batch(
         devices: the fleet.
         ps: the PS.
         in_parts: as `cut`, with layers in parts, which are planned where whole ones do not fit.
-        within: the same planner, which is told how fast the best so far is; it may be faster then.
 
     Raises:
         DeviceMemoryError: when devices have too little memory for stages.
@@ -59,17 +51,14 @@ def plan_batch(
     for count in reversed(micro_batch_counts(rows, len(devices)) if rows > 0 else ()):
         try:
             model = cut(count)
-            if best is None or within is None:
-                plan: StagePlan | None = planner(model, devices, ps)
-            else:
-                plan = within(model, devices, ps, best[1].step_s)
+            plan = planner(model, devices, ps)
         except PlanError as error:
             refused = refused or error
             continue
-        if plan is not None and (best is None or plan.step_s <= best[1].step_s):
+        if best is None or plan.step_s <= best[1].step_s:
             best = model, plan
     if best is not None:
         return best
     if in_parts is not None and isinstance(refused, DeviceMemoryError):
-        return plan_batch(planner, in_parts, rows, devices, ps, within=within)
+        return plan_batch(planner, in_parts, rows, devices, ps)
     raise refused or PlanError(f"a batch of {rows} sequences cannot be cut; it needs at least one")

@@ -5,9 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from cleave.gemm import Gemm, Span, Tile, TileCut, cut_tile
+
+
+class Method(Enum):
+    """How devices take part in a training step."""
+
+    AUTO = "auto"
+    """The method with the shortest forecast; forecast again when the fleet changes."""
+
+    TILES = "tiles"
+    """Devices compute tiles of single matrix products."""
+
+    STAGES = "stages"
+    """Devices train whole layers for a step."""
+
+    LOCAL = "local"
+    """The parameter server (PS) trains alone."""
 
 
 @dataclass(frozen=True, slots=True)

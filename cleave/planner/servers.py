@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cleave.planner.alternatives import Alternative
-from cleave.planner.methods import Method
-from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.forecast import Forecast
+from cleave.planner.plan import DeviceRates, Method, PsRates
 
 _FP32_BYTES: Final = 4
 _MOMENT_BYTES: Final = 8  # of a parameter that is trained
@@ -105,7 +104,7 @@ class ServersPlan:
     servers: int
     devices: int
     rows: int
-    slowest: Alternative
+    slowest: Forecast
     exchanged_bytes: int
     exchange_s: float
     server_bytes: int
@@ -125,7 +124,7 @@ def plan_servers(
     servers: int,
     devices: int,
     rows: int,
-    found: Sequence[Alternative],
+    found: Sequence[Forecast],
     trained_parameters: int,
     card: PsRates | None,
     weights: SharedWeights | None = None,
@@ -182,7 +181,7 @@ def why(plans: Sequence[ServersPlan]) -> str:
     return (
         f"{counted(best.servers)} are {faster:.2f} times as fast as {counted(first.servers)}; "
         f"their exchange takes {best.exchange_s / best.step_s:.0%} of a step, and their fleets the "
-        f"rest: {best.slowest.bound_by}."
+        f"rest: {best.slowest.bottleneck}."
     )
 
 

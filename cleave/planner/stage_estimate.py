@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.shape import Floats
-from cleave.planner.stage_events import UNITS_AT_ONCE
 from cleave.planner.stage_prediction import (
     RUNTIME_BYTES,
     SPARE,
@@ -34,6 +33,7 @@ from cleave.planner.stage_prediction import (
     widened_bytes,
     working_bytes,
 )
+from cleave.planner.stage_rules import UNITS_AT_ONCE
 from cleave.planner.stages import Keep, LayerCost, PlannedStage, PsCompute, StageModel
 
 Integers = npt.NDArray[np.intp]

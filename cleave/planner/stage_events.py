@@ -1,9 +1,8 @@
 """A step by stages, simulated event by event.
 
-The simulated PS gives out units as `cleave.scheduler.stage_step` does: forward and backward passes
-in turn, the last stage first, two units at once to each device, idle devices first and of these the
-fastest, and it takes a stage's sums when every micro-batch has passed it. Trained weights go to all
-devices when the step begins, layer by layer; frozen ones are there from the step before.
+The simulated PS gives out units by the rules of `stage_rules`, as the scheduler does. Trained
+weights go to all devices when the step begins, layer by layer; frozen ones are there from the step
+before.
 
 A device has a downlink, a processor and an uplink, each of which does one thing after another. What
 passes a link also passes the PS's network card in pieces, each after everything that began to pass
@@ -21,10 +20,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from operator import attrgetter
 from typing import Any, Final
 
+from cleave.planner import stage_rules as rules
 from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.stage_rules import UNITS_AT_ONCE, Pass
 from cleave.planner.stage_state import (
     PIECE_BYTES,
     Errand,
@@ -44,15 +44,6 @@ from cleave.planner.stages import (
     StageModel,
 )
 
-UNITS_AT_ONCE: Final = 2
-"""Units that a device is asked for at once, as in `cleave.scheduler.stage_step`."""
-
-_CHECKS: Final = 8
-"""How often at most it is looked into whether a step may end by a limit."""
-
-_TURN: Final = attrgetter("under_way", "unit_s", "number")
-"""Which device gets a unit first: idle ones, then the fastest."""
-
 _SUMMARY_BYTES: Final = 8
 """What a slice's forward pass returns of a token."""
 
@@ -62,6 +53,10 @@ def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
     if stage.slice is not None:
         return [model.slice_of_loss(stage.slice.of)]
     return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
+
+
+def _turn(device: SimulatedDevice) -> tuple[int, float, int]:
+    return rules.turn(device.under_way, device.unit_s, device.number)
 
 
 class StageSimulation:
@@ -127,22 +122,14 @@ class StageSimulation:
         # Each the same object every time, which tells events apart.
         self._received_event, self._send_up_event = self._received, self._send_up
 
-    def end_s(
-        self, limit_s: float = math.inf, may_end: Callable[[float], bool] = lambda now_s: True
-    ) -> float:
-        """Simulate the step; return when the last sums are there.
-
-        Args:
-            limit_s: a longer step is not simulated to its end; infinity is returned then.
-            may_end: returns whether the step may end by then as it is now; it is called sometimes.
-        """
+    def end_s(self) -> float:
+        """Simulate the step; return when the last sums are there, in seconds."""
         for stage in (*self.stages, *self.slices):
             self._load(stage)
         first = self.stages[0]
         for batch in range(len(self.model.tokens)):
             heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
         self._ask(0.0, first.devices)
-        check_s = every_s = limit_s / _CHECKS
         events, replace_first, numbers = self._events, heapq.heapreplace, self._numbers
         # Most events are pieces that pass the card. They are dealt with here, as that is what a
         # simulation takes most of its time for.
@@ -178,22 +165,8 @@ class StageSimulation:
                     replace_first(events, (passed_s, next(numbers), send_up, what))
                     continue
             heapq.heappop(events)
-            if now_s > check_s:
-                if now_s > limit_s:
-                    return math.inf if self._goes_on else self._end_s
-                if not may_end(now_s):
-                    return math.inf
-                check_s = min(now_s + every_s, limit_s)
             happens(now_s, what)
         return self._end_s
-
-    @property
-    def _goes_on(self) -> bool:
-        """Say whether anything will be back; weights may be on their way to idle devices."""
-        batches = len(self.model.tokens)
-        return any(device.under_way for device in self.devices.values()) or any(
-            stage.passed < batches for stage in (*self.stages, *self.slices)
-        )
 
     def _at(self, time_s: float, happens: Callable[[float, Any], None], what: Any) -> None:
         heapq.heappush(self._events, (time_s, next(self._numbers), happens, what))
@@ -208,7 +181,7 @@ class StageSimulation:
         turn = [device for device in devices if device.under_way < UNITS_AT_ONCE]
         while turn:
             if len(turn) > 1:
-                turn.sort(key=_TURN)
+                turn.sort(key=_turn)
             turn = [
                 device
                 for device in turn
@@ -219,7 +192,7 @@ class StageSimulation:
         """Give a micro-batch that has come to the first of the devices that may take it."""
         free = [device for device in devices if device.under_way < UNITS_AT_ONCE]
         if free:
-            self._ask_one(now_s, free[0] if len(free) == 1 else min(free, key=_TURN))
+            self._ask_one(now_s, free[0] if len(free) == 1 else min(free, key=_turn))
 
     def _ask_both(
         self, now_s: float, device: SimulatedDevice, others: Sequence[SimulatedDevice]
@@ -231,30 +204,29 @@ class StageSimulation:
         elif device in free:
             self._ask(now_s, free)
         else:
-            other = free[0] if len(free) == 1 else min(free, key=_TURN)
-            first, last = (other, device) if _TURN(other) < _TURN(device) else (device, other)
+            other = free[0] if len(free) == 1 else min(free, key=_turn)
+            first, last = (other, device) if _turn(other) < _turn(device) else (device, other)
             self._ask_one(now_s, first)
             self._ask_one(now_s, last)
 
     def _ask_one(self, now_s: float, device: SimulatedDevice) -> bool:
-        """Give a device a unit: backward if its last one was forward, where there are both.
-
-        Returns:
-            Whether there was any.
-        """
+        """Give a device a unit; return whether one was ready."""
         ahead = back = None
         for stage, own in device.stages:
             if ahead is None and stage.forward:
                 ahead = stage
             if back is None and (own or stage.backward):
                 back = stage
-        if ahead is not None and (device.went_back or back is None):
+        direction = rules.next_pass(
+            forward=ahead is not None,
+            backward=back is not None,
+            last_was_backward=device.went_back,
+        )
+        if direction is Pass.FORWARD and ahead is not None:
             self._go_forward(now_s, device, ahead)
-        elif back is not None:
+        elif direction is Pass.BACKWARD and back is not None:
             self._go_backward(now_s, device, back)
-        else:
-            return False
-        return True
+        return direction is not None
 
     def _go_backward(self, now_s: float, device: SimulatedDevice, stage: SimulatedStage) -> None:
         number = device.number
@@ -277,7 +249,9 @@ class StageSimulation:
 
     @staticmethod
     def _next_kept(device: SimulatedDevice) -> Keep:
-        return device.allowed.next(device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS])
+        return rules.next_kept(
+            device.allowed, device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS]
+        )
 
     def _give(
         self,
@@ -384,7 +358,7 @@ class StageSimulation:
             self._ask_both(now_s, device, others)
         elif others:
             self._ask_first(now_s, others)
-        if batch >= 0 and stage.passed == len(self.model.tokens):
+        if batch >= 0 and rules.may_take_sums(len(self.model.tokens) - stage.passed):
             self._take_sums(now_s, stage)
 
     def _passed_forward(

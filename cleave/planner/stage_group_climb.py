@@ -24,7 +24,7 @@ from cleave.planner.stage_estimate import (
     StageTables,
     Truths,
 )
-from cleave.planner.stage_events import UNITS_AT_ONCE
+from cleave.planner.stage_rules import UNITS_AT_ONCE
 from cleave.planner.stages import PsCompute
 
 _BEGUN: Final = 4  # starts that are improved a few times

@@ -9,12 +9,8 @@ from typing import Final
 
 from cleave.errors import PlanError
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stage_bound import StepBound
-from cleave.planner.stage_events import (
-    UNITS_AT_ONCE,
-    StageSimulation,
-    costs_of,
-)
+from cleave.planner.stage_events import StageSimulation, costs_of
+from cleave.planner.stage_rules import UNITS_AT_ONCE
 from cleave.planner.stage_state import SimulatedDevice
 from cleave.planner.stages import (
     NOTHING_KEPT,
@@ -38,9 +34,6 @@ SPARE: Final = 1.04
 """How much more than what adds up: ONNX Runtime's memory falls into pieces."""
 
 _FP32_BYTES: Final = 4
-
-_ROUNDING: Final = 1e-9
-"""Relative, of a time."""
 
 _SMALL: Final = 0.1
 """Of the time that a link is busy."""
@@ -197,26 +190,6 @@ def predict(
     Raises:
         PlanError: when a device has too little memory.
     """
-    plan = predict_within(model, stages, devices_by_id, ps, slices, math.inf)
-    assert plan is not None
-    return plan
-
-
-def predict_within(
-    model: StageModel,
-    stages: Sequence[PlannedStage],
-    devices_by_id: Mapping[int, DeviceRates],
-    ps: PsCompute,
-    slices: Sequence[PlannedStage],
-    limit_s: float,
-) -> StagePlan | None:
-    """Return what `predict` does; None if that takes longer than a limit.
-
-    What takes longer by far is not simulated, and nothing is simulated beyond the limit.
-
-    Raises:
-        PlanError: when a device has too little memory.
-    """
     stages = [in_pieces(model, stage, devices_by_id) for stage in stages]
     for stage in (*stages, *slices):
         needed = held_bytes(model, stage)
@@ -237,31 +210,20 @@ def predict_within(
         if kept not in tried:
             tried.append(kept)
             run = StageSimulation(model, stages, kept, devices_by_id, ps, slices)
-            plan = _simulated(run, kept, ps, limit_s)
-            if plan is not None and (best is None or plan.step_s < best.step_s):
-                best, limit_s = plan, plan.step_s
+            plan = _simulated(run, kept, ps)
+            if best is None or plan.step_s < best.step_s:
+                best = plan
+    assert best is not None
     return best
 
 
-def _simulated(
-    run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute, limit_s: float
-) -> StagePlan | None:
-    """Return what a simulated step takes; None if it takes longer than a limit."""
+def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute) -> StagePlan:
+    """Simulate a step, and return the stages with what the step takes."""
     model = run.model
     # Layers before the first stage are done before the step begins, and after it.
     first = math.fsum(layers.flops for layers in model.ps_layers if not layers.before)
     first_s = sum(model.tokens) * first / ps.flops_per_s
-    most_s = (limit_s - first_s - ps.optimizer_s) * (1 + _ROUNDING)
-    if limit_s == math.inf:
-        end_s = run.end_s()
-    else:
-        bound = StepBound(run)
-        if not bound.may_end_by(most_s):
-            return None
-        end_s = run.end_s(most_s, lambda now_s: bound.may_end_by(most_s, now_s))
-        if end_s == math.inf:
-            return None
-    step_s = end_s + first_s + ps.optimizer_s
+    step_s = run.end_s() + first_s + ps.optimizer_s
     stages = [stage.plan for stage in run.stages]
     slices = [stage.plan for stage in run.slices]
     memory = {

@@ -19,14 +19,13 @@ from typing import Final
 import numpy as np
 
 from cleave.errors import DeviceMemoryError, PlanError
-from cleave.planner.least_step import least_step_s
 from cleave.planner.loss_slices import LossSlices, ways_to_slice
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stage_climb import StageClimb
 from cleave.planner.stage_estimate import Arrangements, StageTables
 from cleave.planner.stage_group_climb import GroupClimb
 from cleave.planner.stage_groupings import by_speed, groupings
-from cleave.planner.stage_prediction import held_bytes, predict_within
+from cleave.planner.stage_prediction import held_bytes, predict
 from cleave.planner.stage_state import PIECE_BYTES
 from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
 
@@ -43,13 +42,12 @@ _PATIENCE: Final = 1.01
 _UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
 _WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
 _GAIN: Final = 1e-6  # less is none
-_SURELY: Final = 1 + 10 * _GAIN  # of a time, longer than it whatever is no gain
 
 
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
-    """Return the stages with the shortest predicted step that were found.
+    """Return the stages with the shortest predicted step that the search finds.
 
-    Slices of the loss on some of the devices are tried, too.
+    The search also tries plans that compute slices of the loss on some of the devices.
 
     Args:
         model: the model and the batch.
@@ -58,21 +56,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
-        PlanError: when nothing is to be planned.
-    """
-    plan = plan_stages_within(model, devices, ps, math.inf)
-    assert plan is not None
-    return plan
-
-
-def plan_stages_within(
-    model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, limit_s: float
-) -> StagePlan | None:
-    """Return what `plan_stages` does, or None, if it takes longer than a limit.
-
-    Raises:
-        DeviceMemoryError: when the devices have too little memory.
-        PlanError: when nothing is to be planned.
+        PlanError: when the model has no layers or the batch no micro-batches.
     """
     if not model.layers or not model.tokens:
         raise PlanError(
@@ -87,21 +71,15 @@ def plan_stages_within(
             f"layers that stay on the parameter server divide the others into "
             f"{len(model.cuts) + 1} runs; each needs a device, and {len(able)} can hold a layer"
         )
-    if least_step_s(tables, able, ps) > limit_s * _SURELY:
-        return None
-    if model.most_slices < 2:
-        found = _search(tables, able, ps, None, limit_s)
-        return found if found is not None and found.step_s <= limit_s else None
-    best = _search(tables, able, ps, None, math.inf)  # slices are cut for the best without them
-    assert best is not None
-    for slices in ways_to_slice(model, devices, ps, best):
+    best = _search(tables, able, ps, None)
+    for slices in ways_to_slice(model, devices, ps, best) if model.most_slices > 1 else ():
         sliced = {device for part in slices.stages for device in part.devices}
         others = [device for device in able if device.device not in sliced]
         if others:
             with suppress(DeviceMemoryError):  # they may be too few for the layers
-                found = _search(tables, others, ps, slices, min(limit_s, best.step_s))
-                best = best if found is None else min(best, found, key=lambda plan: plan.step_s)
-    return best if best.step_s <= limit_s else None
+                found = _search(tables, others, ps, slices)
+                best = min(best, found, key=lambda plan: plan.step_s)
+    return best
 
 
 def _search(
@@ -109,16 +87,14 @@ def _search(
     able: Sequence[DeviceRates],
     ps: PsCompute,
     slices: LossSlices | None,
-    limit_s: float,
-) -> StagePlan | None:
-    """Return the best stages found; None if they take longer than a limit.
+) -> StagePlan:
+    """Return the best stages that the search finds.
 
     Args:
         tables: of the model.
         able: the devices for layers.
         ps: the PS.
-        slices: of the loss, on other devices; None for none.
-        limit_s: the limit.
+        slices: slices of the loss, on other devices; None when the loss is not cut.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
@@ -140,15 +116,9 @@ def _search(
         for seconds, number, row in found[:_SIMULATED]
     ]
     judge = _Judge(model, those, ps, slices, units)
-    if sum(judge.units(climb.planned(one, 0)) for _, climb, one in first) >= units:
-        # If no others are simulated, only the best of these has to be known.
-        judge.limit_s = max(limit_s, first[-1][0] / _WORTH) * _SURELY
-        judge.simulate_first(first)
-        if judge.settled:
-            return judge.best
-        judge = _Judge(model, those, ps, slices, units, known=judge.known)
     judge.simulate_first(first)
     judge.search()
+    assert judge.best is not None
     return judge.best
 
 
@@ -242,10 +212,6 @@ class _Judge:
     Attributes:
         slices: of the loss, on other devices than the layers; None for none.
         units_left: how many units may still be simulated.
-        limit_s: how long a plan may take; what takes longer than that, or than the best so far,
-            is skipped. None where it has to be known how long each takes.
-        known: the plans of stages that were simulated.
-        skipped: whether any were.
         best: the fastest plan so far.
     """
 
@@ -254,9 +220,6 @@ class _Judge:
     ps: PsCompute
     slices: LossSlices | None
     units_left: int
-    limit_s: float | None = None
-    known: dict[tuple[PlannedStage, ...], StagePlan] = field(default_factory=dict)
-    skipped: bool = False
     best: StagePlan | None = None
     _seen: set[tuple[PlannedStage, ...]] = field(default_factory=set)
     _next: list[tuple[float, int, Iterator[tuple[StageClimb, Arrangements]]]] = field(
@@ -280,9 +243,7 @@ class _Judge:
             return False
         self._seen.add(planned)
         self.units_left -= self.units(planned)
-        if (plan := self._within_limit(planned, sliced)) is None:
-            self.skipped = True
-            return False
+        plan = predict(self.model, planned, self.devices, self.ps, sliced)
         changes = self._changes(climb, one)
         heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
         if self.best is not None and plan.step_s >= self.best.step_s * (1 - _GAIN):
@@ -290,35 +251,10 @@ class _Judge:
         self.best = plan
         return True
 
-    def _within_limit(
-        self, planned: tuple[PlannedStage, ...], sliced: tuple[PlannedStage, ...]
-    ) -> StagePlan | None:
-        """Return the plan of stages; None if it is skipped."""
-        if (plan := self.known.get(planned)) is not None:
-            return plan
-        limit_s = math.inf
-        if self.limit_s is not None:
-            best_s = math.inf if self.best is None else self.best.step_s * _SURELY
-            limit_s = min(self.limit_s, best_s)
-        plan = predict_within(self.model, planned, self.devices, self.ps, sliced, limit_s)
-        if plan is not None:
-            self.known[planned] = plan
-        return plan
-
     def units(self, planned: Sequence[PlannedStage]) -> int:
         """Return how many units are simulated of stages."""
         sliced = () if self.slices is None else self.slices.stages
         return round(2 * (len(planned) + len(sliced)) * self._weight)
-
-    @property
-    def settled(self) -> bool:
-        """Say whether the best is what it were if all were known, or that is beyond the limit."""
-        if self.units_left > 0:
-            return False  # changes of the best would be simulated, too
-        within = (
-            self.best is None or self.limit_s is None or self.best.step_s * _SURELY <= self.limit_s
-        )
-        return within or not self.skipped
 
     @property
     def _weight(self) -> float:

@@ -345,17 +345,3 @@ class StagePlanner(Protocol):
             PlanError: when no stages fit these devices.
         """
         ...
-
-
-class StagePlannerWithin(Protocol):
-    """Chooses stages if that gives a step that is fast enough."""
-
-    def __call__(
-        self, model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, limit_s: float
-    ) -> StagePlan | None:
-        """Return what a `StagePlanner` does; None if that takes longer than a limit.
-
-        Raises:
-            PlanError: when no stages fit these devices.
-        """
-        ...

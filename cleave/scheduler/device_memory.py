@@ -24,7 +24,7 @@ class Names:
 
 
 class DeviceMemory:
-    """Keeps which arrays exist and which devices hold them; jobs see it as `HeldArrays`.
+    """Keeps which arrays exist and which devices hold them.
 
     Args:
         names: where the next array's name comes from.
@@ -47,7 +47,7 @@ class DeviceMemory:
         return self._holders.get(array, frozenset())
 
     def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
-        """See `HeldArrays.array_of`."""
+        """Return the array of a region; the first call gives it an id. No device need hold it."""
         of_operand = self._arrays.setdefault(operand, {})
         array = of_operand.get((rows, columns))
         if array is None:
@@ -58,7 +58,7 @@ class DeviceMemory:
         return array
 
     def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
-        """See `HeldArrays.holders`."""
+        """Return, by device, the arrays of an operand that it holds or will hold."""
         found: dict[int, list[ArrayRef]] = {}
         present = {rates.device for rates in self._present()}
         for array in self._arrays.get(operand, {}).values():

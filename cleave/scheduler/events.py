@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.tasks import Job
+from cleave.scheduler.gemm_job import GemmJob
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class DeviceLost:
 class Submitted:
     """A new job was submitted."""
 
-    job: Job
+    job: GemmJob
 
 
 @dataclass(slots=True)

@@ -20,8 +20,9 @@ from cleave.planner.plan import (
 )
 from cleave.protocol import limits
 from cleave.protocol.messages import Op
+from cleave.scheduler.device_memory import DeviceMemory
 from cleave.scheduler.reduction import ReductionOrder
-from cleave.scheduler.tasks import ArrayRef, HeldArrays, Repartition, Task
+from cleave.scheduler.tasks import ArrayRef, Repartition, Task
 
 RESIDENCY_DEVICES: Final = 64
 """In larger fleets the planner is not told what devices hold: comparing holders in pairs costs too
@@ -129,23 +130,31 @@ class GemmJob:
 
     @property
     def title(self) -> str:
-        """See `Job.title`: it shows the shapes of A and B."""
+        """Return the name that people read: the shapes of A and B."""
         m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
         return f"{m}×{k} · {k}×{n}"
 
     @property
     def complete(self) -> bool:
-        """See `Job.complete`."""
+        """Return whether every block has been put in place, or may be now."""
         return self.plan is not None and not self._remaining
 
     def runs_on(self, device: DeviceRates) -> bool:
-        """See `Job.runs_on`."""
+        """Return whether a device can compute any task of the job."""
         return self.dtype in device.dtypes
 
     def assign(
-        self, devices: Sequence[DeviceRates], device_memory: HeldArrays
+        self, devices: Sequence[DeviceRates], device_memory: DeviceMemory
     ) -> Iterable[tuple[int, Task]]:
-        """See `Job.assign`."""
+        """Return (device, task) pairs, each device's tasks in the order in which it gets them.
+
+        Args:
+            devices: the devices that may take part.
+            device_memory: which arrays the devices hold, or will hold.
+
+        Raises:
+            PlanError: when the product does not fit these devices.
+        """
         residencies = list(self._residencies(device_memory, len(devices)))
         of_payloads = payload_rates(devices, self.dtype)
         self.plan = self._planner.plan(self.gemm, self.element, of_payloads, residencies)
@@ -170,7 +179,7 @@ class GemmJob:
         for task in tasks:
             self.tiles[task.detail.tile].blocks += each
 
-    def _tasks(self, cut: TileCut, number: int, device_memory: HeldArrays) -> Iterator[Task]:
+    def _tasks(self, cut: TileCut, number: int, device_memory: DeviceMemory) -> Iterator[Task]:
         """Yield a task for each block of a tile, in wavefront order; name the arrays it needs."""
         partial = cut.tile.is_partial(self.gemm)
         each = self.element.partial if partial else self.element.finished
@@ -196,11 +205,11 @@ class GemmJob:
                 *ratios,
             )
 
-    def _a(self, device_memory: HeldArrays, m: Span, k: Span) -> ArrayRef:
+    def _a(self, device_memory: DeviceMemory, m: Span, k: Span) -> ArrayRef:
         """Return the array of a part of A, under the id that it has or now gets."""
         return device_memory.array_of(self.a.operand, *self.a.region(m, k), self.element.sent)
 
-    def _b(self, device_memory: HeldArrays, k: Span, n: Span) -> ArrayRef:
+    def _b(self, device_memory: DeviceMemory, k: Span, n: Span) -> ArrayRef:
         """Return the array of a part of B, under the id that it has or now gets."""
         return device_memory.array_of(self.b.operand, *self.b.region(k, n), self.element.sent)
 
@@ -208,7 +217,7 @@ class GemmJob:
 
     @property
     def expected_s(self) -> float | None:
-        """See `Job.expected_s`."""
+        """Return the forecast seconds of the assignment; None before it."""
         return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
 
     def repartition(
@@ -216,9 +225,21 @@ class GemmJob:
         tasks: Sequence[Task],
         devices: Sequence[DeviceRates],
         busy_s: Mapping[int, float],
-        device_memory: HeldArrays,
+        device_memory: DeviceMemory,
     ) -> Repartition | None:
-        """See `Job.repartition`: every box of undone blocks is planned as a GEMM."""
+        """Propose smaller tasks with the same results, for `replace`.
+
+        Each box of undone blocks is planned as a GEMM.
+
+        Args:
+            tasks: tasks of this job that no device has answered.
+            devices: devices that may compute them.
+            busy_s: by device, the seconds of work that it already has.
+            device_memory: as for `assign`.
+
+        Returns:
+            The proposal; None when no plan fits.
+        """
         found = Repartition([], 0.0)
         self._repartitioned_tiles = {}
         planned_s, number = 0.0, self._tiles
@@ -251,7 +272,7 @@ class GemmJob:
         return self._planner.plan(gemm, element, of_payloads)
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """See `Job.replace`."""
+        """Replace tasks by those that `repartition` proposed for them."""
         self._remaining += len(others) - len(tasks)
         self._tiles = 1 + max(task.detail.tile for task in others)
         self.tiles |= self._repartitioned_tiles
@@ -266,7 +287,7 @@ class GemmJob:
     # --- results ---
 
     def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
-        """See `Job.arrived`."""
+        """Take a result; return the results to put in place now, in order."""
         self.tiles[task.detail.tile].done += 1
         ready = [(task, payload)]
         if self._order is not None and task.detail.partial:
@@ -276,7 +297,7 @@ class GemmJob:
 
     # --- what devices hold already ---
 
-    def _residencies(self, device_memory: HeldArrays, fleet: int) -> Iterator[Residency]:
+    def _residencies(self, device_memory: DeviceMemory, fleet: int) -> Iterator[Residency]:
         """Yield covers of the GEMM by tiles whose A side, or B side, devices hold."""
         if fleet > RESIDENCY_DEVICES:
             return

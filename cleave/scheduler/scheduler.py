@@ -21,6 +21,7 @@ from cleave.protocol import limits
 from cleave.scheduler import events
 from cleave.scheduler.device_memory import DeviceMemory, Names
 from cleave.scheduler.events import Event
+from cleave.scheduler.gemm_job import GemmJob
 from cleave.scheduler.instructions import (
     Done,
     Drained,
@@ -38,7 +39,7 @@ from cleave.scheduler.load import DeviceLoad
 from cleave.scheduler.reassignment import reassign, speculate
 from cleave.scheduler.story import Story
 from cleave.scheduler.stragglers import find_stragglers
-from cleave.scheduler.tasks import Job, Task
+from cleave.scheduler.tasks import Task
 from cleave.scheduler.validation import broken_invariants, leftovers
 
 MAX_FAILURES: Final = 8
@@ -99,8 +100,8 @@ class Scheduler:
         self.story = story or Story()
         self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest last
         self._devices: dict[int, DeviceLoad] = {}
-        self._jobs: dict[int, Job] = {}
-        self._waiting: list[Job] = []  # submitted while the fleet was empty
+        self._jobs: dict[int, GemmJob] = {}
+        self._waiting: list[GemmJob] = []  # submitted while the fleet was empty
         self._orphans: deque[Task] = deque()  # that no device which is there can take
         self._held: dict[Task, float] = {}  # that every device failed, until when
         self._stuck: dict[int, str] = {}  # by job, why no device can do it
@@ -182,7 +183,7 @@ class Scheduler:
         return not self._jobs
 
     @property
-    def oldest(self) -> tuple[Job, float] | None:
+    def oldest(self) -> tuple[GemmJob, float] | None:
         """Return the assigned job that was submitted first, and when; None where there is none."""
         for id, begun_s in self._begun_s.items():
             if self._jobs[id].expected_s is not None:  # else it waits for a device
@@ -304,7 +305,7 @@ class Scheduler:
         self._begun_s[event.job.id] = now_s
         self._start(event.job)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: GemmJob) -> None:
         """Assign a job and send what devices have room for; without devices let it wait."""
         rates = self._able(job)
         if not rates:
@@ -346,7 +347,7 @@ class Scheduler:
             if job is not None:  # else it failed meanwhile
                 self._reassign_of(job, group, repartition=repartition)
 
-    def _reassign_of(self, job: Job, tasks: list[Task], *, repartition: bool) -> None:
+    def _reassign_of(self, job: GemmJob, tasks: list[Task], *, repartition: bool) -> None:
         """Give undone tasks of one job to devices, as they are or cut anew."""
         devices, now_s = self._devices, self._now_s
         able = {r.device: devices[r.device].remaining_s(now_s) for r in self._able(job)}
@@ -383,7 +384,7 @@ class Scheduler:
             if device_id in devices:
                 self._pump(devices[device_id])
 
-    def _able(self, job: Job) -> list[DeviceRates]:
+    def _able(self, job: GemmJob) -> list[DeviceRates]:
         """Return the devices that may do some of a job; overdue ones only where all are."""
         able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
@@ -505,7 +506,7 @@ class Scheduler:
 
     # --- tasks that no device can do ---
 
-    def _stick(self, job: Job, reason: str) -> None:
+    def _stick(self, job: GemmJob, reason: str) -> None:
         """Note that part of a job waits, and why; report each reason once, the last of an event."""
         if self._stuck.get(job.id) != reason:
             self._stuck[job.id] = reason
@@ -514,7 +515,7 @@ class Scheduler:
                 self._instructions.remove(before)
             self._instructions.append(Stuck(job.id, reason))
 
-    def _hold(self, job: Job, task: Task, last: str) -> None:
+    def _hold(self, job: GemmJob, task: Task, last: str) -> None:
         """Keep back a task that every device failed, so that they do not go on failing it."""
         task.held += 1
         for_s = min(HOLD_MOST_S, HOLD_S * 2 ** (task.held - 1))

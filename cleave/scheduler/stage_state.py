@@ -105,6 +105,11 @@ class StageState:
                 return batch
         return next((batch for batch in ready if batch not in self.kept), None)
 
+    def next_forward(self) -> int | None:
+        """Return the first micro-batch whose forward pass can begin; None when there is none."""
+        ready = self.x.keys() - self.forward
+        return min(ready) if ready and self.passes and not self.plan.loss else None
+
     def part(self, sums: frozenset[SumName], devices: list[int]) -> StageState:
         """Return a part of it that returns these sums alone, for the same micro-batches."""
         return StageState(

@@ -16,8 +16,10 @@ from typing import Any, Final
 from cleave import arrays
 from cleave import graph_names as names
 from cleave.arrays import DType
+from cleave.planner import stage_rules as rules
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import NOTHING_KEPT, Keep, KeptBatches
+from cleave.planner.stage_rules import Pass
+from cleave.planner.stages import NOTHING_KEPT, Keep
 from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, Note, TellStep
 from cleave.scheduler.stage_arrays import StageArray
@@ -45,9 +47,6 @@ from cleave.scheduler.stage_work import (
     UnitKind,
 )
 from cleave.scheduler.usual_sizes import Place, Returned, UsualSizes
-
-UNITS_AT_ONCE: Final = 2
-"""Units that a device is asked for at once: one is computed while the next one travels."""
 
 MAX_FAILURES: Final = 4
 """So often may devices fail in a step before it ends."""
@@ -480,16 +479,12 @@ class StageStep:
         return asked
 
     def _turns(self, busy: Mapping[int, int]) -> list[int]:
-        """Return the devices that may take another unit: idle ones first, of these the fastest.
-
-        Else a device that is slow would be given a second one, while others that hold the same
-        layers wait.
-        """
+        """Return the devices that may take another unit, in the order of `stage_rules.turn`."""
         able = {d for stage in self._stages for d in stage.devices}
         if not able <= self._unit_s.keys():
             self._time_units()
-        turn = [device for device in able if busy.get(device, 0) < UNITS_AT_ONCE]
-        return sorted(turn, key=lambda d: (busy.get(d, 0), self._unit_s[d], d))
+        free = [device for device in able if rules.may_have_another(busy.get(device, 0))]
+        return sorted(free, key=lambda d: rules.turn(busy.get(d, 0), self._unit_s[d], d))
 
     def _time_units(self) -> None:
         """Note how long a unit of its stage takes each device."""
@@ -503,35 +498,25 @@ class StageStep:
                 self._unit_s.setdefault(device, unit_s)
 
     def _ask(self, device: int) -> bool:
-        """Ask a device for a unit, forward and backward in turn where there are both.
-
-        Backward passes alone would let later stages run dry, forward passes alone the earlier ones.
-        """
+        """Ask a device for a unit that is ready; return whether there was one."""
         mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
         mine.sort(key=lambda each: (each[1].passes, each[0]), reverse=True)
-        if device in self._went_back:
-            return self._ask_some_forward(mine, device) or self._ask_some_backward(mine, device)
-        return self._ask_some_backward(mine, device) or self._ask_some_forward(mine, device)
-
-    def _ask_some_backward(self, mine: Iterable[tuple[int, StageState]], device: int) -> bool:
-        """Ask a device for a backward pass that can begin; say whether there is one."""
-        for number, stage in mine:
-            batch = stage.next_backward(device)
-            if batch is not None:
-                self._went_back.add(device)
-                self._ask_backward(number, stage, device, batch)
-                return True
-        return False
-
-    def _ask_some_forward(self, mine: Iterable[tuple[int, StageState]], device: int) -> bool:
-        """Ask a device for a forward pass that can begin; say whether there is one."""
-        for number, stage in mine:
-            ready = stage.x.keys() - stage.forward
-            if ready and stage.passes and not stage.plan.loss:
-                self._went_back.discard(device)
-                self._ask_forward(number, stage, device, min(ready))
-                return True
-        return False
+        backward = _first((n, stage, stage.next_backward(device)) for n, stage in mine)
+        forward = _first((n, stage, stage.next_forward()) for n, stage in mine)
+        direction = rules.next_pass(
+            forward=forward is not None,
+            backward=backward is not None,
+            last_was_backward=device in self._went_back,
+        )
+        if direction is Pass.BACKWARD and backward is not None:
+            self._went_back.add(device)
+            number, stage, batch = backward
+            self._ask_backward(number, stage, device, batch)
+        elif direction is Pass.FORWARD and forward is not None:
+            self._went_back.discard(device)
+            number, stage, batch = forward
+            self._ask_forward(number, stage, device, batch)
+        return direction is not None
 
     def _ask_forward(self, number: int, stage: StageState, device: int, batch: int) -> None:
         """Ask a device for the forward pass of a micro-batch."""
@@ -544,19 +529,18 @@ class StageStep:
         self._out += store.take()
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
-        """Return what a device is to keep of its next micro-batch.
-
-        Memory is planned for the activations of its own stage, not of those that it takes over.
-        """
+        """Return what a device keeps of its next micro-batch."""
         kept = [
             layers for s in self._stages for place, layers in s.kept.values() if place == device
         ]
         kept += [unit.kept for unit in self._units if unit.device == device and unit.kept]
         activations = sum(len(layers[0]) > 1 for layers in kept if layers)
-        allowed = self.work.kept_batches.get(device, NOTHING_KEPT)
-        if device not in stage.plan.devices:
-            allowed = KeptBatches(allowed.inputs)
-        return allowed.next(len(kept) - activations, activations)
+        return rules.next_kept(
+            self.work.kept_batches.get(device, NOTHING_KEPT),
+            len(kept) - activations,
+            activations,
+            planned=device in stage.plan.devices,
+        )
 
     def _ask_backward(self, number: int, stage: StageState, device: int, batch: int) -> None:
         """Ask a device for the backward pass of a micro-batch, with the loss in the last stage."""
@@ -589,10 +573,10 @@ class StageStep:
     def _take_sums(self) -> None:
         """Ask for the sums of stages that every micro-batch has passed."""
         for number, stage in enumerate(self._stages):
-            if stage.left:
-                continue
+            left = stage.left
             for generation in stage.generations:
-                if generation.taken or self._is_waited_for(generation.device):
+                awaited = not left and self._is_waited_for(generation.device)
+                if generation.taken or not rules.may_take_sums(left, gradients_awaited=awaited):
                     continue
                 generation.taken = True
                 if not generation.sums:
@@ -605,10 +589,7 @@ class StageStep:
                 self._out += store.take()
 
     def _is_waited_for(self, device: int) -> bool:
-        """Say whether a device still has gradients to return that an earlier stage needs.
-
-        Sums would hold them up: they take an uplink much longer than the gradient of an activation.
-        """
+        """Return whether an earlier stage still needs gradients from a device."""
         return any(
             stage.passes and device in stage.devices and len(stage.dx) < len(self.work.x)
             for stage in self._stages[1:]
@@ -731,3 +712,10 @@ class StageStep:
         if device not in self._stores:
             self._stores[device] = StageDevice(device, self._ids)
         return self._stores[device]
+
+
+def _first(
+    found: Iterable[tuple[int, StageState, int | None]],
+) -> tuple[int, StageState, int] | None:
+    """Return the first stage that has a micro-batch, with its number and the micro-batch."""
+    return next(((n, stage, b) for n, stage, b in found if b is not None), None)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from cleave.scheduler.gemm_job import GemmJob
 from cleave.scheduler.load import DeviceLoad
-from cleave.scheduler.tasks import Job
 
 OVERDUE_S: Final = 1.0
 """A job is overdue when it has taken longer than this, and longer than `OVERDUE_SHARE` times the
@@ -41,7 +41,7 @@ class Late:
 
 def find_stragglers(
     devices: Mapping[int, DeviceLoad],
-    jobs: Mapping[int, Job],
+    jobs: Mapping[int, GemmJob],
     since_s: Mapping[int, float],
     now_s: float,
 ) -> Late:
@@ -69,14 +69,16 @@ def find_stragglers(
     return late
 
 
-def _limit_s(job: Job) -> float:
+def _limit_s(job: GemmJob) -> float:
     """Return how long a job may take; a job that is not assigned yet may wait for ever."""
     if job.expected_s is None:
         return math.inf
     return max(OVERDUE_S, OVERDUE_SHARE * job.expected_s)
 
 
-def _silent(devices: Mapping[int, DeviceLoad], jobs: Mapping[int, Job], now_s: float) -> list[int]:
+def _silent(
+    devices: Mapping[int, DeviceLoad], jobs: Mapping[int, GemmJob], now_s: float
+) -> list[int]:
     """Return devices that answered nothing for longer than any of their blocks should take.
 
     Return none if they are many; see `SILENT_SHARE`.

@@ -1,17 +1,11 @@
-"""What the scheduler handles: arrays, tasks, and the jobs that consist of tasks.
-
-The scheduler knows nothing of matrix multiplication. A `Job` turns itself into tasks with named
-inputs, says which arrived results may be assembled when, and knows when it is complete.
-"""
+"""What the scheduler handles: arrays, and the tasks of jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from cleave.gemm import Span
-from cleave.planner.plan import DeviceRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,84 +69,3 @@ class Repartition:
 
     assigned: list[tuple[int, Task]]
     finish_s: float
-
-
-class HeldArrays(Protocol):
-    """Tells which arrays devices hold, or will hold when queued tasks have been sent."""
-
-    def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
-        """Return the array that stands for a region; the first time, give it an id.
-
-        No device need have it yet.
-        """
-        ...
-
-    def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
-        """Return, by device, the arrays of an operand that it holds."""
-        ...
-
-
-class Job(Protocol):
-    """Does something on a fleet in tasks; the scheduler knows no more of it than this."""
-
-    @property
-    def id(self) -> int:
-        """Return its number, never used for another job."""
-        ...
-
-    @property
-    def title(self) -> str:
-        """Return the name that people read."""
-        ...
-
-    def runs_on(self, device: DeviceRates) -> bool:
-        """Say whether a device can do any task of the job."""
-        ...
-
-    def assign(
-        self, devices: Sequence[DeviceRates], device_memory: HeldArrays
-    ) -> Iterable[tuple[int, Task]]:
-        """Return (device, task) pairs, each device's tasks in the order it should get them.
-
-        Raises:
-            PlanError: when the job cannot be done on these devices.
-        """
-        ...
-
-    def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
-        """Take a result; return the results, this one or others, to put in place now, in order."""
-        ...
-
-    @property
-    def expected_s(self) -> float | None:
-        """Return the seconds that were predicted when the job was assigned; None before."""
-        ...
-
-    def repartition(
-        self,
-        tasks: Sequence[Task],
-        devices: Sequence[DeviceRates],
-        busy_s: Mapping[int, float],
-        device_memory: HeldArrays,
-    ) -> Repartition | None:
-        """Propose other, smaller tasks with the same results, for `replace`.
-
-        Args:
-            tasks: tasks of this job that no device has answered.
-            devices: devices that may do them.
-            busy_s: by device, the seconds of work that it already has.
-            device_memory: as for `assign`.
-
-        Returns:
-            None where that cannot be done.
-        """
-        ...
-
-    def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Replace tasks by those that `repartition` made of them."""
-        ...
-
-    @property
-    def complete(self) -> bool:
-        """Say whether every result has been put in place, or may be now."""
-        ...

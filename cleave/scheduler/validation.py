@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 from cleave.protocol import limits
 from cleave.scheduler.device_memory import DeviceMemory
+from cleave.scheduler.gemm_job import GemmJob
 from cleave.scheduler.load import DeviceLoad
-from cleave.scheduler.tasks import Job, Task
+from cleave.scheduler.tasks import Task
 
 
 def broken_invariants(
     devices: Mapping[int, DeviceLoad],
-    jobs: Mapping[int, Job],
+    jobs: Mapping[int, GemmJob],
     copies: Mapping[Task, set[int]],
     kept_back: Iterable[Task],
     memory: DeviceMemory,

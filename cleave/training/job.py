@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from cleave.errors import UsageError
-from cleave.planner.methods import Method
+from cleave.planner.plan import Method
 from cleave.training.interval import DEFAULT, Interval
 from cleave.training.lora import LoraSpec
 from cleave.training.schedule import Decay

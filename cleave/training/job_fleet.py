@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -24,15 +25,17 @@ from cleave.fleet.product import Multiplier
 from cleave.fleet.selection import Kept, SelectiveFleet, Selector, measure_ps
 from cleave.graphs.packed import PackedBy, mask_for
 from cleave.machine.backends import TorchBackend
-from cleave.planner.methods import Method
+from cleave.planner.forecast import MethodChoice
+from cleave.planner.plan import Method
+from cleave.planner.stages import PsCompute
 from cleave.training.data import Batch
 from cleave.training.job import FallbackMode, JobSpec, OffloadMode, Precision
 from cleave.training.journal import Journal, JournaledFleet
 from cleave.training.lora import LoraSpec
-from cleave.training.methods import predict_without_stages, tile_gemms
+from cleave.training.methods import TilesForecaster, choose_without_stages, tile_gemms
 from cleave.training.offload import restore, send
 from cleave.training.stage_setup import staged_model
-from cleave.training.staged import Rows, StagedModel
+from cleave.training.staged import NotByStages, Rows, StagedModel
 from cleave.workload.models.build import disable_checkpointing, enable_checkpointing
 from cleave.workload.registry import ModelSpec
 
@@ -101,7 +104,8 @@ class JobFleet:
         self._tiles: Multiplier | None = None
         self.staged: StagedModel | None = None
         self._said = ""
-        self._own_flops_per_s: float | None = None
+        gemms = tile_gemms(job, spec)
+        self._tiles_forecaster = TilesForecaster(gemms, DType(job.dtype), fleet)
         self._quantized = bool(job.lora and LoraSpec.of(job.lora).bits)
         method = Method(job.method)
         # The journal keeps products, and stages have none; nor do they travel in fp16.
@@ -136,24 +140,34 @@ class JobFleet:
             devices = list(self._fleet.runtime.stage_devices().values())
         if devices or self._job.fallback != FallbackMode.LOCAL.value:
             return sum(rates.flops_per_s for rates in devices)
-        if self._own_flops_per_s is None:
-            speed = measure_ps(TorchBackend(), DType(self._job.dtype), time.perf_counter)
-            self._own_flops_per_s = speed.flops_per_s
-        return self._own_flops_per_s
+        return self._ps.flops_per_s
+
+    @cached_property
+    def _ps(self) -> PsCompute:
+        """Return the speed of the parameter server, measured once."""
+        speed = measure_ps(TorchBackend(), DType(self._job.dtype), time.perf_counter)
+        return PsCompute(speed.flops_per_s, 0.0)
 
     def predicted_s(self, batches: Sequence[Batch]) -> float:
         """Return how long a step of these micro-batches is predicted to take."""
         if self._looks:
             self._look()
-        by_stages_s = self.staged.predicted_s(_rows(batches, self._packed)) if self.staged else None
-        if by_stages_s is not None:
-            return by_stages_s
-        gemms, dtype = tile_gemms(self._job, self._spec), DType(self._job.dtype)
-        predicted = predict_without_stages(gemms, dtype, self._fleet, self._selector)
-        tiles = self._job.method == Method.TILES.value and predicted.tiles_s < float("inf")
-        return predicted.tiles_s if tiles else predicted.step_s(predicted.best)
+        if self.staged is not None:
+            seconds = self.staged.predicted_s(_rows(batches, self._packed))
+            if not isinstance(seconds, NotByStages):
+                return seconds
+        choice = self._choice_without_stages()
+        tiles = replace(choice, asked=Method.TILES).considered
+        if self._job.method == Method.TILES.value and not tiles.refused:
+            return tiles.step_s
+        return choice.chosen.step_s
 
-    def gradients(self, batches: Sequence[Batch], learned: int | None = None) -> float | None:
+    def _choice_without_stages(self) -> MethodChoice:
+        return choose_without_stages(self._job, self._spec, self._tiles_forecaster, self._ps)
+
+    def gradients(
+        self, batches: Sequence[Batch], learned: int | None = None
+    ) -> float | NotByStages:
         """Add the gradients of a step's mean loss to the parameters by stages.
 
         Args:
@@ -161,8 +175,8 @@ class JobFleet:
             learned: the tokens that the mean is of, where others do more of them.
 
         Returns:
-            That loss, or what these tokens add to it; None where the step is to be done by the
-            model itself, whose linear layers multiply on the fleet where that is worth it.
+            That loss, or what these tokens add to it; or why the model itself is to compute the
+            step, whose linear layers multiply on the fleet where that is faster.
 
         Raises:
             AbandonedError: when training is to stop.
@@ -171,9 +185,9 @@ class JobFleet:
         if self._looks:
             self._look()
         if self.staged is None:
-            return None
+            return NotByStages("the job does not train by stages")
         loss = self.staged.gradients(_rows(batches, self._packed), learned)
-        if loss is None:  # what devices hold for stages is in the way of tiles
+        if isinstance(loss, NotByStages):  # arrays of stages would take the memory for tiles
             self.staged.close()
         return loss
 
@@ -218,8 +232,7 @@ class JobFleet:
         if self._quantized:
             said += "the parameter server computes the layers alone"
         else:
-            gemms, dtype = tile_gemms(self._job, self._spec), DType(self._job.dtype)
-            said += str(predict_without_stages(gemms, dtype, self._fleet, self._selector))
+            said += self._choice_without_stages().why
         if said != self._said:
             self._said = said
             self._reports.note(said)
@@ -232,10 +245,10 @@ class JobFleet:
         try:
             return staged_model(
                 self._job,
-                self._spec,
                 self._model,
                 self._fleet,
-                self._selector,
+                self._ps,
+                self._tiles_forecaster,
                 stop=self._stop,
                 note=self._reports.note,
                 presence=self._reports.presence,

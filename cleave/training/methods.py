@@ -1,4 +1,4 @@
-"""Which method trains sooner on the fleet as it is: stages, tiles, or the PS alone."""
+"""Forecasts for a job: the matrix products of its steps, planned for the connected devices."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from cleave.arrays import DType
 from cleave.errors import PlanError
 from cleave.fleet.fleet import Fleet
-from cleave.fleet.selection import Selector
-from cleave.planner.methods import CountedTimes, Prediction, tiles_step_s
-from cleave.planner.plan import ElementBytes
-from cleave.planner.stage_prediction import local_step_s
-from cleave.planner.stages import PsCompute, StageModel, StagePlan
+from cleave.planner.coding import payload_rates
+from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
+from cleave.planner.plan import ElementBytes, Method, PsRates
+from cleave.planner.report import plan_step
+from cleave.planner.stages import PsCompute
 from cleave.training.job import JobSpec
 from cleave.training.lora import LoraSpec
 from cleave.workload.registry import ModelSpec
+from cleave.workload.stages import Adapters, StageSizes
 from cleave.workload.step import GemmKind, StepGemm, step_gemms
 
 
 def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
-    """Return the GEMMs of a job's step by tiles; frozen weights have no gradients.
+    """Return the matrix products of a job's step by tiles.
 
-    Quantized weights never go by tiles.
+    Frozen weights have no gradients, and quantized weights never go by tiles.
     """
     found = step_gemms(spec, job.batch * job.accumulate, job.seq)
     if not job.lora:
@@ -32,64 +33,54 @@ def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodChoice:
-    """Compares the methods for one model and batch.
+class TilesForecaster:
+    """Forecasts a step by tiles on the connected devices.
 
     Attributes:
-        gemms: of a step, for tiles.
-        dtype: of the multiplications.
-        fleet: whose devices are asked about.
-        selector: predicts GEMMs on the fleet and here.
-        ps: what the PS can do itself.
+        gemms: the matrix products of a step.
+        dtype: the dtype of the products.
+        fleet: the fleet that computes them.
     """
 
     gemms: Sequence[StepGemm]
     dtype: DType
     fleet: Fleet
-    selector: Selector
-    ps: PsCompute
 
-    def predict(self, model: StageModel, plan: StagePlan) -> Prediction:
-        """Return how long a step takes by each method with the devices that are there now."""
-        local_s = local_step_s(model, self.ps)
-        return Prediction(plan.step_s, self._tiles_s(local_s), local_s)
+    def forecast(self, forecaster: StepForecaster) -> Forecast:
+        """Return the forecast; it says why when no device can compute the products.
 
-    def _tiles_s(self, local_s: float) -> float:
-        times = _counted_times(self.gemms, self.dtype, self.fleet, self.selector)
-        if any(each.fleet_s == float("inf") for each in times):
-            return float("inf")
-        return tiles_step_s(local_s, times)
+        Args:
+            forecaster: of the same model and batch.
+        """
+        _, devices = self.fleet.runtime.fleet_rates()
+        able = [device for device in devices if self.dtype.value in device.dtypes]
+        if not able:
+            return refused(Method.TILES, "no device is connected")
+        element = ElementBytes(self.dtype.itemsize, self.dtype.itemsize)
+        card = forecaster.ps.rates or PsRates()
+        rates = payload_rates(able, self.dtype.value)
+        try:
+            step = plan_step(self.fleet.planner, self.gemms, element, rates, card)
+        except PlanError as error:
+            return refused(Method.TILES, str(error))
+        return forecaster.by_tiles(step, self.gemms)
 
 
-def predict_without_stages(
-    gemms: Sequence[StepGemm], dtype: DType, fleet: Fleet, selector: Selector
-) -> Prediction:
-    """Return how long the multiplications of a step take, where no device can train whole layers.
+def choose_without_stages(
+    job: JobSpec, spec: ModelSpec, tiles: TilesForecaster, ps: PsCompute
+) -> MethodChoice:
+    """Choose between tiles and the parameter server alone, when no device can train layers.
 
     Args:
-        gemms: of a step.
-        dtype: of the multiplications.
-        fleet: whose devices are asked about.
-        selector: predicts GEMMs on the fleet and here.
+        job: the job.
+        spec: the sizes of its model.
+        tiles: forecasts its steps by tiles.
+        ps: the parameter server.
     """
-    times = _counted_times(gemms, dtype, fleet, selector)
-    local_s = sum(each.count * each.ps_s for each in times)
-    if any(each.fleet_s == float("inf") for each in times):
-        return Prediction(float("inf"), float("inf"), local_s)
-    return Prediction(float("inf"), tiles_step_s(local_s, times), local_s)
-
-
-def _counted_times(
-    gemms: Sequence[StepGemm], dtype: DType, fleet: Fleet, selector: Selector
-) -> list[CountedTimes]:
-    """Return how long each GEMM takes; infinitely long where no device can do it."""
-    epoch, devices = fleet.runtime.fleet_rates()
-    element = ElementBytes(dtype.itemsize, dtype.itemsize)
-    found = []
-    for gemm in gemms:
-        try:
-            decided = selector.decide(gemm.gemm, element, dtype, devices, epoch)
-        except PlanError:
-            decided = selector.decide(gemm.gemm, element, dtype, [], epoch)
-        found.append(CountedTimes(decided.fleet_s, decided.ps_s, gemm.count))
-    return found
+    adapters = None
+    if job.lora:
+        adapters = Adapters(LoraSpec.of(job.lora).rank)
+    each = tiles.dtype.itemsize
+    sizes = StageSizes(spec, job.seq, each, each, adapters)
+    forecaster = sizes.forecaster(job.batch * job.accumulate, ps)
+    return MethodChoice(Method.AUTO, [tiles.forecast(forecaster), forecaster.alone()])

@@ -22,7 +22,7 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
 from cleave.fleet.product import Multiplier
 from cleave.machine.backends import TorchBackend
-from cleave.planner.methods import Method
+from cleave.planner.plan import Method
 from cleave.training.job import FallbackMode
 from cleave.training.offload_choice import OffloadChoice
 from cleave.training.offload_report import OffloadReport

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from cleave.errors import UsageError
-from cleave.planner.methods import Method
+from cleave.planner.plan import Method
 from cleave.training.experts import are_experts, offloaded_experts
 from cleave.training.offload_report import OffloadReport, Stayed
 from cleave.training.offloaded_linear import (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from cleave.training.state_files import StateFiles
 
 _EPS = 1e-8
 _MATRIX = 2  # dimensions
+_T = TypeVar("_T")
 _STATE = "optimizer."  # before the names of its state in a checkpoint
 
 
@@ -161,13 +162,13 @@ class Optimizer:
         self.applied = False
         return loss
 
-    def step_whole(self, rate: float, gradients: Callable[[], float | None]) -> float | None:
+    def step_whole(self, rate: float, gradients: Callable[[], float | _T]) -> float | _T:
         """Do one update with gradients that do not come from a backward pass here.
 
         Args:
             rate: the learning rate.
             gradients: sets the gradients of all parameters and returns the loss; or sets none and
-                returns None, and nothing is updated.
+                returns something else, and nothing is updated.
 
         Returns:
             What `gradients` returned.
@@ -177,7 +178,7 @@ class Optimizer:
         """
         self._begin(rate)
         loss = gradients()
-        if loss is not None:
+        if isinstance(loss, float):
             self._step(loss)
             self.applied = False
         return loss

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError
 from cleave.machine.sensors import total_memory_bytes
-from cleave.planner.methods import Method
+from cleave.planner.plan import Method
 from cleave.training.job import JobSpec, MemoryMode
 from cleave.training.lora import LoraSpec
 

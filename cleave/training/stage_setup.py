@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 
@@ -11,30 +10,27 @@ from torch import nn
 from cleave.arrays import DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.local_fallback import FleetPresence
-from cleave.fleet.selection import Selector, measure_ps
 from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.packed import packed_by
-from cleave.machine.backends import TorchBackend
-from cleave.planner.methods import Method
+from cleave.planner.plan import Method
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import PsCompute, pieces_of_sequence
 from cleave.training.audits import Auditor
 from cleave.training.job import FallbackMode, JobSpec, Packing
-from cleave.training.methods import MethodChoice, tile_gemms
+from cleave.training.methods import TilesForecaster
 from cleave.training.ps_passes import described_refusals
 from cleave.training.stage_work import ModelWork
 from cleave.training.staged import StagedModel
-from cleave.workload.registry import ModelSpec
 
 
 def staged_model(
     job: JobSpec,
-    spec: ModelSpec,
     model: nn.Module,
     fleet: Fleet,
-    selector: Selector,
+    ps: PsCompute,
+    tiles: TilesForecaster,
     *,
     stop: Callable[[], bool],
     note: Callable[[str], None],
@@ -45,10 +41,10 @@ def staged_model(
 
     Args:
         job: the job, of `--method stages` or `auto`.
-        spec: the model's sizes.
         model: the model, as transformers made it.
         fleet: the fleet that trains it.
-        selector: predicts GEMMs, for a comparison with tiles.
+        ps: the parameter server.
+        tiles: forecasts a step by tiles, which `auto` compares stages with.
         stop, note, presence, own_products: see `StagedModel`.
 
     Returns:
@@ -74,9 +70,6 @@ def staged_model(
     if said := described_refusals(graphs):
         note(said)
     dtype = DType(job.dtype)
-    speed = measure_ps(TorchBackend(), dtype, time.perf_counter)
-    ps = PsCompute(speed.flops_per_s, 0.0)
-    gemms = tile_gemms(job, spec)
     local = job.fallback == FallbackMode.LOCAL.value
 
     def in_parts() -> ModelWork:
@@ -96,7 +89,7 @@ def staged_model(
         fleet.runtime,
         plan_stages,
         ps,
-        choice=MethodChoice(gemms, dtype, fleet, selector, ps) if auto else None,
+        tiles=tiles if auto else None,
         auditor=Auditor(job.audit),
         in_parts=in_parts,
         local_after_s=job.fallback_after_s if local else None,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,13 @@ from torch import Tensor
 
 from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, FleetError, PlanError
+from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.local_fallback import LOOK_S, STEP_END_S, AbandonedError, FleetPresence
 from cleave.graphs.calls import LayerCall
 from cleave.graphs.outside import Embedded, OutsideLayers
-from cleave.planner.methods import Method
-from cleave.planner.micro_batches import plan_batch
-from cleave.planner.plan import DeviceRates
+from cleave.planner.forecast import MethodChoice, StepForecaster
+from cleave.planner.plan import DeviceRates, Method
 from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
-from cleave.scheduler.stage_arrays import StageArray
 from cleave.scheduler.stage_outcomes import (
     GradientWanted,
     InputWanted,
@@ -35,7 +34,7 @@ from cleave.scheduler.stage_outcomes import (
 )
 from cleave.scheduler.stage_work import StageFailedError, StepWork
 from cleave.training.audits import Auditor
-from cleave.training.methods import MethodChoice
+from cleave.training.methods import TilesForecaster
 from cleave.training.ps_passes import PsPasses
 from cleave.training.stage_work import ModelWork, add_gradients
 from cleave.training.suspicion import examined
@@ -48,46 +47,6 @@ RETRY_S: Final = 10.0
 
 RESTING_STEPS: Final = 10
 """Steps without stages after one failed, while no other device comes and something else can."""
-
-
-class StageRuntime(Protocol):
-    """Does what steps by stages need of a fleet, as `cleave.fleet.runtime.Runtime`."""
-
-    def stage_devices(self) -> dict[int, DeviceRates]:
-        """See `Runtime.stage_devices`."""
-        ...
-
-    def why_no_stages(self) -> str:
-        """See `Runtime.why_no_stages`."""
-        ...
-
-    def begin_step(self, work: StepWork) -> None:
-        """See `Runtime.begin_step`."""
-        ...
-
-    def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """See `Runtime.give`."""
-        ...
-
-    def resolve(self, right: bool, reason: str) -> None:
-        """See `Runtime.resolve`."""
-        ...
-
-    def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """See `Runtime.next_outcome`."""
-        ...
-
-    def quarantine(self, device: int, reason: str) -> None:
-        """See `Runtime.quarantine`."""
-        ...
-
-    def withdraw_step(self) -> None:
-        """See `Runtime.withdraw_step`."""
-        ...
-
-    def end_steps(self) -> None:
-        """See `Runtime.end_steps`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +74,17 @@ class Rows:
         return [Rows(*each) for each in zip(ids, targets, *cut, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class NotByStages:
+    """The fleet did not compute a step by stages, so the caller computes it.
+
+    Attributes:
+        reason: why.
+    """
+
+    reason: str
+
+
 class StagedModel:
     """Computes the gradients of a model's batches by stages, on a fleet.
 
@@ -124,8 +94,8 @@ class StagedModel:
         planner: chooses the stages.
         ps: what the PS can do itself.
         gradients: the dtype in which gradients travel.
-        choice: says whether a plan is worth carrying out; None for always. Where it is not, the
-            caller is to do the step itself.
+        tiles: forecasts a step by tiles. The caller computes the step when tiles or the PS alone
+            are faster than stages; None to train by stages whatever the forecast.
         auditor: repeats some of the devices' work; None for what stands out alone.
         in_parts: makes the work of the model with its layers in parts, for devices that hold no
             whole ones; None where whole layers are wanted.
@@ -148,12 +118,12 @@ class StagedModel:
     def __init__(
         self,
         work: ModelWork,
-        runtime: StageRuntime,
+        runtime: FleetRuntime,
         planner: StagePlanner,
         ps: PsCompute,
         *,
         gradients: DType | None = None,
-        choice: MethodChoice | None = None,
+        tiles: TilesForecaster | None = None,
         auditor: Auditor | None = None,
         in_parts: Callable[[], ModelWork] | None = None,
         local_after_s: float | None = None,
@@ -168,12 +138,12 @@ class StagedModel:
         self._planner = planner
         self._ps = ps
         self.gradients_dtype = gradients or work.dtype
-        self._choice = choice
+        self._tiles = tiles
         self._auditor = auditor or Auditor(0.0)
         self._step_work: StepWork | None = None
         self._proven: set[int] = set()  # devices that returned something wrong in this step
         self._in_parts = in_parts
-        self._local_after_s = 0.0 if choice is not None else local_after_s
+        self._local_after_s = 0.0 if tiles is not None else local_after_s
         # Of a step under way, whose devices may be back in a moment, a little more is waited for.
         self._left_after_s = STEP_END_S if local_after_s is None else local_after_s
         self._stop = stop
@@ -193,20 +163,18 @@ class StagedModel:
         """Let devices forget what they hold."""
         self.runtime.end_steps()
 
-    def predicted_s(self, batch: Rows) -> float | None:
-        """Return how long a step is predicted to take with the devices that are there.
+    def predicted_s(self, batch: Rows) -> float | NotByStages:
+        """Return the forecast seconds of a step on the connected devices.
 
         Returns:
-            None where there is no plan for stages, or they are not worth it.
+            The seconds; or why the step would not go by stages.
         """
-        devices = self.runtime.stage_devices()
-        wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
-        if self.plan is None or wanted != self._planned_for:
-            self.plan = self._new_plan(batch, list(devices.values()))
-            self._planned_for = wanted
-        return self.plan.step_s if self.plan is not None and self._worth else None
+        plan = self._plan_for(batch)
+        if plan is None or not self._worth:
+            return NotByStages("no plan fits the devices, or another method is faster")
+        return plan.step_s
 
-    def gradients(self, batch: Rows, learned: int | None = None) -> float | None:
+    def gradients(self, batch: Rows, learned: int | None = None) -> float | NotByStages:
         """Add the gradients of the mean loss of a batch to the parameters; return that loss.
 
         Args:
@@ -215,8 +183,8 @@ class StagedModel:
                 servers do more sequences it is more, and the loss what this batch adds to it.
 
         Returns:
-            None where the caller is to do it itself: no device is there, those that are failed
-            lately, or it is done sooner so.
+            The loss; or why the caller is to compute the step: no device is connected, the
+            connected devices failed in an earlier step, or another method is faster.
 
         Raises:
             AbandonedError: when training is to stop.
@@ -227,8 +195,8 @@ class StagedModel:
         failed = 0
         while True:
             plan = self.planned(batch)
-            if plan is None:
-                return None
+            if isinstance(plan, NotByStages):
+                return plan
             parts = self.cut(batch)
             embedded = [self.embed(part) for part in parts]
             try:
@@ -240,7 +208,7 @@ class StagedModel:
                 self._begin_again()
                 failed += 1
                 if not self._tries_again(str(error), failed):
-                    return None
+                    return NotByStages(str(error))
                 continue
             faults = self._auditor.faults(work, result, self._proven)
             if not faults:
@@ -456,12 +424,11 @@ class StagedModel:
 
     # --- the plan ---
 
-    def planned(self, batch: Rows) -> StagePlan | None:
-        """Return the plan for the devices that are there; wait for devices if there is none.
+    def planned(self, batch: Rows) -> StagePlan | NotByStages:
+        """Return the plan for the connected devices; wait for devices when no plan fits.
 
         Returns:
-            None where the caller is to do the step itself: stages rest, are not worth it, or no
-            device came in time.
+            The plan; or why the caller is to compute the step.
 
         Raises:
             AbandonedError: when training is to stop meanwhile.
@@ -472,24 +439,30 @@ class StagedModel:
             left, those = self._resting
             if left and those == tuple(sorted(devices)):
                 self._resting = left - 1, those
-                return None
-            wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
-            if self.plan is None or wanted != self._planned_for:
-                self.plan = self._new_plan(batch, list(devices.values()))
-                self._planned_for = wanted
+                return NotByStages("these devices failed in an earlier step")
+            plan = self._plan_for(batch)
             local = self._local_after_s is not None
             if not local:
-                self._note_presence(there=self.plan is not None)
-            if self.plan is not None:
+                self._note_presence(there=plan is not None)
+            if plan is not None:
                 self._waited = False
-                return self.plan if self._worth else None
+                return plan if self._worth else NotByStages("another method is faster")
             if local and (self._waited or waited_s >= (self._local_after_s or 0.0)):
                 self._waited = True
-                return None
+                return NotByStages("no device can train layers")
             if self._stop():
                 raise AbandonedError("training is to stop")
             self.runtime.next_outcome(LOOK_S)
             waited_s += LOOK_S
+
+    def _plan_for(self, batch: Rows) -> StagePlan | None:
+        """Return the plan for the connected devices; plan again only when they have changed."""
+        devices = self.runtime.stage_devices()
+        wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
+        if self.plan is None or wanted != self._planned_for:
+            self.plan = self._new_plan(batch, list(devices.values()))
+            self._planned_for = wanted
+        return self.plan
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
         """Plan stages for these devices, say what was found, and return it; None for none."""
@@ -504,8 +477,9 @@ class StagedModel:
             tokens = [len(part) * sequence for part in batch.ids.tensor_split(parts)]
             return self.work.costs(tokens, sequence, self.gradients_dtype)
 
+        forecaster = StepForecaster(cut, rows, self._ps)
         try:
-            costs, plan = plan_batch(self._planner, cut, rows, devices, self._ps)
+            forecast = forecaster.by_stages(devices, self._planner)
         except DeviceMemoryError as error:
             if self._in_parts is not None:
                 self._say(f"layers are cut in parts, attention and MLP apart, for {error}")
@@ -518,13 +492,16 @@ class StagedModel:
         except PlanError as error:
             self._say(f"there is no plan for stages: {error}")
             return None
+        assert forecast.stages is not None
+        costs, plan = forecast.stages
         self._parts = len(costs.tokens)
         took_s = time.perf_counter() - began_s
         said = f"{plan.described(costs)}, planned in {took_s:.2g} s"
-        if self._choice is not None:
-            predicted = self._choice.predict(costs, plan)
-            self._worth = predicted.best is Method.STAGES
-            said = f"{predicted}; {said}" if self._worth else f"no stages: {predicted}"
+        if self._tiles is not None:
+            others = self._tiles.forecast(forecaster), forecaster.alone()
+            choice = MethodChoice(Method.AUTO, [forecast, *others])
+            self._worth = choice.chosen.method is Method.STAGES
+            said = f"{said if self._worth else 'no stages'}. {choice.why}"
         self._say(said)
         return plan
 

@@ -310,7 +310,9 @@ class _Pass:
 
     def prepare(self) -> None:
         """Plan the pass, and see what the layers are called with."""
-        self.plan = self.staged.planned(self.batch)
+        plan = self.staged.planned(self.batch)
+        assert isinstance(plan, StagePlan)  # these stages wait for devices
+        self.plan = plan
         self.parts = self.staged.cut(self.batch)
         with torch.set_grad_enabled(self.trains):  # what is trained is noticed
             self.embedded = [self.staged.embed(part) for part in self.parts]

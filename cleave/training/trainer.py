@@ -24,7 +24,7 @@ from cleave.fleet.local_fallback import (
 )
 from cleave.fleet.selection import Kept
 from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
-from cleave.planner.methods import Method
+from cleave.planner.plan import Method
 from cleave.training.adapters import (
     FROZEN,
     check_frozen,
@@ -101,6 +101,7 @@ from cleave.training.run_folder import BEST, CHECKPOINTS, JOURNAL, RunFolder
 from cleave.training.schedule import Decay, Schedule
 from cleave.training.shared_steps import SharedSteps
 from cleave.training.shared_weights import SharedWeights
+from cleave.training.staged import NotByStages
 from cleave.training.state_files import StateFiles, check_folder
 from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 from cleave.training.trackers import Trackers, tracker_kinds
@@ -657,7 +658,7 @@ class Trainer:
             return self.optimizer.step(rate, lambda: self._shared_gradients(part, learned))
         if (fleet := self.fleet) is not None:
             loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches))
-            if loss is not None:
+            if not isinstance(loss, NotByStages):
                 return loss
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
 
@@ -669,8 +670,10 @@ class Trainer:
 
     def _gradients(self, batches: list[Batch], learned: int) -> float:
         """Compute gradients of a part of a step, on the fleet or here; see `_backward`."""
-        loss = self.fleet.gradients(batches, learned) if self.fleet is not None else None
-        return self._backward(batches, learned) if loss is None else loss
+        if self.fleet is None:
+            return self._backward(batches, learned)
+        loss = self.fleet.gradients(batches, learned)
+        return self._backward(batches, learned) if isinstance(loss, NotByStages) else loss
 
     def _backward(self, batches: list[Batch], learned: int) -> float:
         """Compute gradients of the mean loss of a step; return what these micro-batches add to it.

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError
 from cleave.planner.coding import coded_ratio
 from cleave.planner.layer_memory import dequantized_bytes, working_bytes
-from cleave.planner.stages import LayerCost, StageModel, pieces_of_sequence
+from cleave.planner.stages import LayerCost, PsCompute, StageModel, pieces_of_sequence
 from cleave.workload.quantization import Bits, can_quantize, quantized_bytes
 from cleave.workload.registry import Family, ModelSpec
+
+if TYPE_CHECKING:
+    from cleave.planner.forecast import StepForecaster
 
 _FP32_BYTES: Final = 4
 HEAD: Final = "lm_head.weight"
@@ -266,6 +269,25 @@ class StageSizes:
             coded_ratio(_DTYPES[self.gradient_bytes]),
             self.in_parts,
             spec.vocabulary,
+        )
+
+    def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:
+        """Return what forecasts steps of a batch of this many sequences.
+
+        Args:
+            rows: sequences of the batch.
+            ps: the parameter server.
+        """
+        from cleave.planner.forecast import StepForecaster  # sizes alone need no numpy
+
+        parts = replace(self, in_parts=True)
+        return StepForecaster(
+            lambda count: self.costs(cut_batch(rows, self.sequence, count)),
+            rows,
+            ps,
+            self.state_bytes,
+            self.spec.layers * kept_elements(self.spec) * self.element_bytes,
+            lambda count: parts.costs(cut_batch(rows, self.sequence, count)),
         )
 
     def _cost(self, part: LayerSizes) -> LayerCost:

@@ -95,15 +95,14 @@ def _fits(
     """
     from cleave.machine.sensors import total_memory_bytes
     from cleave.planner.coding import CodingPolicy, payload_rates
-    from cleave.planner.methods import Method
-    from cleave.planner.plan import ElementBytes, PsRates
+    from cleave.planner.plan import ElementBytes, Method, PsRates
     from cleave.planner.planner import TilePlanner
     from cleave.planner.stages import PsCompute
     from cleave.workload.models.build import resolve_model
     from cleave.workload.stages import StageSizes
     from cleave.workload.step import step_gemms
     from cleave_cli.fitting import checkpoint_bytes, fit
-    from cleave_cli.weighing import Weighing, adapters_of, fleet_devices, rates_of
+    from cleave_cli.plan_question import PlanQuestion, adapters_of, fleet_devices, rates_of
 
     if dtype not in _ELEMENT_BYTES:
         raise UsageError(f"--dtype is {dtype!r}; use one of {', '.join(_ELEMENT_BYTES)}")
@@ -119,7 +118,7 @@ def _fits(
         rates_of(fleet_devices(fleet, 0.0, each), CodingPolicy.OFF, card)
         for each in (dtype, "fp32")
     )
-    weighing = Weighing(
+    question = PlanQuestion(
         sizes,
         batch,
         dtype,
@@ -130,8 +129,8 @@ def _fits(
         in_fp32,
         PsCompute(_ANY_FLOPS_PER_S, 0.0, card),
     )
-    found = weighing.compare(Method.AUTO).comparison
-    fits = [fit(each, sizes, batch, sent, memory_bytes) for each in found.alternatives]
+    forecasts = question.choose(Method.AUTO).forecasts
+    fits = [fit(each, sizes, batch, sent, memory_bytes) for each in forecasts]
     return fits, _room(checkpoint_bytes(sizes), runs)
 
 

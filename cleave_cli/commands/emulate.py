@@ -268,7 +268,7 @@ def _stages(
     from cleave.planner.plan import PsRates
     from cleave.planner.stage_prediction import in_seconds
     from cleave.workload.registry import find_model
-    from cleave_cli.weighing import server_flops_per_s
+    from cleave_cli.plan_question import server_flops_per_s
     from emulator.by_stages import emulate_stages
 
     card = ps_gbit * 1e9 / 8 or float("inf")

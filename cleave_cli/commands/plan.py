@@ -16,11 +16,11 @@ from cleave_cli.render.form import Csv, Form, form_of, write_csv
 
 if TYPE_CHECKING:
     from cleave.planner.crossing import Crossing, CrossingPoint
-    from cleave.planner.methods import Method
-    from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+    from cleave.planner.forecast import MethodChoice
+    from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
     from cleave.planner.planner import TilePlanner
     from cleave.planner.stages import PsCompute
-    from cleave_cli.weighing import Found, Weighing
+    from cleave_cli.plan_question import PlanQuestion
 
 _LEAST_GBIT = 1e-3
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -83,9 +83,6 @@ def plan(
         str,
         typer.Option(help="With --servers: plain, or sharded, by tiles, as of cleave train."),
     ] = "plain",
-    objective: Annotated[
-        str, typer.Option(help="time, or the front of time against energy or carbon.")
-    ] = "time",
     tiles: Annotated[bool, typer.Option("--tiles", help="With --json: every tile.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the chosen plan, or with --crossing where stages win.")
@@ -109,15 +106,13 @@ def plan(
     """
     from cleave.planner.coding import CodingPolicy, payload_rates
     from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
-    from cleave.planner.front import Objective
-    from cleave.planner.methods import Method
-    from cleave.planner.plan import ElementBytes, PsRates
+    from cleave.planner.plan import ElementBytes, Method, PsRates
     from cleave.planner.planner import PlanMethod, TilePlanner
     from cleave.workload.registry import find_model
     from cleave.workload.stages import StageSizes
     from cleave.workload.step import step_gemms
+    from cleave_cli.plan_question import PlanQuestion, adapters_of, fleet_devices, rates_of
     from cleave_cli.render.plan_coding import coding_json, coding_text
-    from cleave_cli.weighing import Weighing, adapters_of, fleet_devices, rates_of
 
     if bool(model) == bool(gemm):
         raise UsageError("give either --model or --gemm, as in: cleave plan --model opt-13b")
@@ -133,10 +128,8 @@ def plan(
         raise UsageError(f"--ps-gbit is {ps_gbit:g}; give {_LEAST_GBIT:g} or more, 0 for unlimited")
     form = form_of(as_json=as_json, as_csv=as_csv)
     counts = _server_counts(servers)
-    if counts and (gemm or crossing or plot is not None or objective != "time"):
-        raise UsageError(
-            "--servers compares whole steps; leave out --gemm, --crossing, --plot and --objective"
-        )
+    if counts and (gemm or crossing or plot is not None):
+        raise UsageError("--servers compares whole steps; leave out --gemm, --crossing and --plot")
     if memory not in ("plain", "sharded"):
         raise UsageError(f"--memory is {memory!r}; use plain or sharded")
     sharded = memory == "sharded"
@@ -152,7 +145,6 @@ def plan(
         raise UsageError("--tiles lists the tiles of one GEMM as JSON: add --gemm M,N,K and --json")
     if method in {member.value for member in PlanMethod}:
         raise UsageError(f"--method {method} is a shape of tiles; say --tiling {method}")
-    wanted = choice_of(Objective, "--objective", objective)
     by = choice_of(Method, "--method", method)
     profiles = fleet_devices(fleet, stragglers, dtype)
     policy = CodingPolicy.of(coding)
@@ -164,31 +156,18 @@ def plan(
     spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # as a server plans
     planner = TilePlanner(spared, choice_of(PlanMethod, "--tiling", tiling))
     if gemm:
-        if wanted is not Objective.TIME or by is not Method.AUTO or crossing:
+        if by is not Method.AUTO or crossing:
             option = "--crossing" if crossing else f"--method {method}"
-            option = option if wanted is Objective.TIME else f"--objective {objective}"
             raise UsageError(f"{option} is for whole steps: give --model")
         _plan_gemm(gemm, planner, element, devices, ps, plot, tiles=tiles, form=form)
         return
     spec = find_model(model)
     gemms = step_gemms(spec, batch, seq, fused)
-    if wanted is not Objective.TIME:
-        from cleave_cli.render.plan_tiles import show_front
-
-        if plot is not None:
-            raise UsageError(f"--plot draws one plan; leave out --objective {objective}")
-        if by not in (Method.AUTO, Method.TILES) or lora or crossing:
-            raise UsageError(
-                f"--objective {objective} plans tiles of whole models; leave out --lora, "
-                f"--crossing and --method {method}"
-            )
-        show_front(planner, gemms, element, devices, ps, profiles, wanted, form)
-        return
     if plot is not None and by is Method.LOCAL and not crossing:
         raise UsageError("--plot draws what devices do; leave out --method local")
     sizes = StageSizes(spec, seq, element.sent, _ELEMENT_BYTES[gradients or dtype], adapters)
     in_fp32 = rates_of(fleet_devices(fleet, stragglers, "fp32"), policy, ps)
-    weighing = Weighing(
+    question = PlanQuestion(
         sizes,
         batch,
         dtype,
@@ -203,10 +182,10 @@ def plan(
         about = f"{model}, {batch} sequences of {seq} tokens, {dtype}, {fleet}"
         if sharded and by is Method.AUTO:
             by = Method.TILES
-        _plan_servers(weighing, counts, by, fused, about, form, sharded=sharded)
+        _plan_servers(question, counts, by, fused, about, form, sharded=sharded)
         return
-    found = weighing.compare(by)
-    where = _crossing(weighing, by) if crossing else None
+    found = question.choose(by)
+    where = _crossing(question, by) if crossing else None
     names = [profile.name for profile in profiles]
     trained = (
         f"{model}{f', LoRA of rank {lora}' if lora else ''}"
@@ -216,21 +195,21 @@ def plan(
     about = f"{trained}, {batch} sequences of {seq} tokens, {there}"
     if plot is not None:
         title = about if where is None else f"{trained}, sequences of {seq} tokens, {there}"
-        _draw(plot, found, where, weighing, names, title)
+        _draw(plot, found, where, question, names, title)
     dtypes = list(dict.fromkeys((dtype, gradients or dtype)))
     if form is Form.CSV:
-        write_csv(_rows(found, where, weighing))
+        write_csv(_rows(found, where, question))
         return
     if form is Form.JSON:
-        document = _document(found, where, weighing, names)
+        document = _document(found, where, question, names)
         typer.echo(json.dumps(document | {"coding": coding_json(policy, by_link, dtypes)}))
         return
     alone = "as this machine" if not ps_gflops else "as --ps-gflops says"
     title = (
-        f"{about}; the server computes {weighing.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}"
+        f"{about}; the server computes {question.ps.flops_per_s / 1e9:.3g} GFLOP/s, {alone}"
         f"{coding_text(by_link, dtypes)}"
     )
-    _show(title, found, where, weighing, names)
+    _show(title, found, where, question, names)
 
 
 def _server_counts(text: str) -> list[int]:
@@ -246,7 +225,7 @@ def _server_counts(text: str) -> list[int]:
 
 
 def _plan_servers(
-    weighing: Weighing,
+    question: PlanQuestion,
     counts: list[int],
     method: Method,
     fused: bool,
@@ -269,38 +248,38 @@ def _plan_servers(
     from cleave.workload.step import step_gemms
     from cleave_cli.render.plan_servers import servers_json, show_servers
 
-    devices, rows = len(weighing.devices), weighing.rows
+    devices, rows = len(question.devices), question.rows
     most = min(devices, rows)
     if counts[-1] > most:
         raise UsageError(
             f"--servers is {counts[-1]}, with {counted(devices, 'device')} and "
             f"{counted(rows, 'sequence')}; give {most} or fewer"
         )
-    sizes = weighing.sizes
+    sizes = question.sizes
     spec, layer = sizes.spec, sum(parameter.size for parameter in sizes.layer)
-    again_bytes = recomputed_elements(spec) * sizes.sequence * weighing.element.sent
+    again_bytes = recomputed_elements(spec) * sizes.sequence * question.element.sent
     outside = spec.parameters - spec.layers * layer
     weights = SharedWeights(spec.layers, layer, outside, again_bytes) if sharded else None
     plans = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for count in progress.track(counts, description="servers"):
-            parts = shares(weighing.devices, count)
-            in_fp32 = shares(weighing.in_fp32, count)
+            parts = shares(question.devices, count)
+            in_fp32 = shares(question.in_fp32, count)
             most_rows = -(-rows // count)
             found = [
                 replace(
-                    weighing,
+                    question,
                     rows=most_rows,
                     gemms=step_gemms(sizes.spec, most_rows, sizes.sequence, fused),
                     devices=_numbered(parts[number]),
                     in_fp32=_numbered(in_fp32[number]),
                 )
-                .compare(method)
-                .comparison.weighed
+                .choose(method)
+                .considered
                 for number in weakest(in_fp32)
             ]
             trained = sizes.trained_parameters
-            card = weighing.ps.rates
+            card = question.ps.rates
             plans.append(plan_servers(count, devices, rows, found, trained, card, weights))
     if form is Form.CSV:
         write_csv(servers_json(plans))
@@ -318,12 +297,12 @@ def _numbered(devices: list[DeviceRates]) -> list[DeviceRates]:
 def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
     """Return the server; its speed is measured on this machine where none is given."""
     from cleave.planner.stages import PsCompute
-    from cleave_cli.weighing import server_flops_per_s
+    from cleave_cli.plan_question import server_flops_per_s
 
     return PsCompute(server_flops_per_s(ps_gflops, dtype), 0.0, card)
 
 
-def _crossing(weighing: Weighing, method: Method) -> Crossing:
+def _crossing(question: PlanQuestion, method: Method) -> Crossing:
     """Search for the smallest batch with which stages win; show a progress bar meanwhile.
 
     Raises:
@@ -333,18 +312,18 @@ def _crossing(weighing: Weighing, method: Method) -> Crossing:
     from rich.progress import Progress
 
     from cleave.planner.crossing import CrossingPoint, crossing, most_points
-    from cleave.planner.methods import Method
+    from cleave.planner.plan import Method
 
     if method not in (Method.AUTO, Method.STAGES):
         raise UsageError(
             f"--crossing is about stages; leave out --method {method.value}, or say stages"
         )
-    most = max(1, _MOST_TOKENS // weighing.sizes.sequence)
+    most = max(1, _MOST_TOKENS // question.sizes.sequence)
 
     def predict(rows: int) -> CrossingPoint:
-        batch = weighing.batch(rows)
-        stages, _ = weighing.by_stages(batch)
-        return CrossingPoint(rows, stages.step_s, batch.by_ps(weighing.ps).step_s)
+        forecaster = question.sizes.forecaster(rows, question.ps)
+        stages_s = question.by_stages(forecaster).step_s
+        return CrossingPoint(rows, stages_s, forecaster.alone().step_s)
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("batches", total=most_points(most))
@@ -352,25 +331,25 @@ def _crossing(weighing: Weighing, method: Method) -> Crossing:
 
 
 def _document(
-    found: Found, where: Crossing | None, weighing: Weighing, names: list[str]
+    found: MethodChoice, where: Crossing | None, question: PlanQuestion, names: list[str]
 ) -> dict[str, Any]:
     from cleave_cli.render.plan_methods import crossing_json, methods_json, stages_json
     from cleave_cli.render.plan_tiles import step_json
 
     return {
-        **methods_json(found.comparison),
-        "server_flops_per_s": weighing.ps.flops_per_s,
+        **methods_json(found),
+        "server_flops_per_s": question.ps.flops_per_s,
         "stages": None if found.stages is None else stages_json(*found.stages, names),
-        "tiles": None if found.step is None else step_json(found.step, weighing.gemms),
-        "crossing": None if where is None else crossing_json(where, weighing.sizes.sequence),
+        "tiles": None if found.tiles is None else step_json(found.tiles, question.gemms),
+        "crossing": None if where is None else crossing_json(where, question.sizes.sequence),
     }
 
 
 def _draw(
     path: Path,
-    found: Found,
+    found: MethodChoice,
     where: Crossing | None,
-    weighing: Weighing,
+    question: PlanQuestion,
     names: list[str],
     title: str,
 ) -> None:
@@ -381,53 +360,59 @@ def _draw(
     Raises:
         UsageError: when there is nothing to draw, or the file cannot be written.
     """
-    from cleave.planner.methods import Method
+    from cleave.planner.plan import Method
     from cleave.planner.stage_prediction import simulated_devices
     from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling
 
     if where is not None:
-        draw_crossing(path, where, weighing.sizes.sequence, title)
-    elif found.stages is not None and found.comparison.chosen.method is not Method.TILES:
+        draw_crossing(path, where, question.sizes.sequence, title)
+    elif found.stages is not None and found.chosen.method is not Method.TILES:
         model, plan = found.stages
-        rates = {device.device: device for device in weighing.in_fp32}
-        devices = simulated_devices(model, plan, rates, weighing.ps)
+        rates = {device.device: device for device in question.in_fp32}
+        devices = simulated_devices(model, plan, rates, question.ps)
         draw_stages(path, model, plan, devices, names, title)
-    elif found.step is not None:
-        draw_tiling(path, max(found.step.reports, key=lambda r: r.plan.makespan_s).plan)
+    elif found.tiles is not None:
+        draw_tiling(path, max(found.tiles.reports, key=lambda r: r.plan.makespan_s).plan)
     else:
         raise UsageError(
             "--plot has no plan to draw: stages and tiles are refused; leave it out to see why"
         )
 
 
-def _rows(found: Found, where: Crossing | None, weighing: Weighing) -> list[dict[str, Any]]:
+def _rows(
+    found: MethodChoice, where: Crossing | None, question: PlanQuestion
+) -> list[dict[str, Any]]:
     """Return the rows of the table: the points of a crossing, or the methods."""
     from cleave_cli.render.plan_methods import crossing_json, methods_json
 
     if where is not None:
-        points: list[dict[str, Any]] = crossing_json(where, weighing.sizes.sequence)["points"]
+        points: list[dict[str, Any]] = crossing_json(where, question.sizes.sequence)["points"]
         return points
-    methods: list[dict[str, Any]] = methods_json(found.comparison)["methods"]
+    methods: list[dict[str, Any]] = methods_json(found)["methods"]
     return methods
 
 
 def _show(
-    title: str, found: Found, where: Crossing | None, weighing: Weighing, names: list[str]
+    title: str,
+    found: MethodChoice,
+    where: Crossing | None,
+    question: PlanQuestion,
+    names: list[str],
 ) -> None:
-    from cleave.planner.methods import Method
+    from cleave.planner.plan import Method
     from cleave_cli.render.plan_methods import show_crossing, show_methods, show_stages
     from cleave_cli.render.plan_tiles import show_step
 
-    show_methods(title, found.comparison)
-    match found.comparison.chosen.method:
+    show_methods(title, found)
+    match found.chosen.method:
         case Method.STAGES if found.stages is not None:
             show_stages(*found.stages, names)
-        case Method.TILES if found.step is not None:
-            show_step(found.step, weighing.gemms)
+        case Method.TILES if found.tiles is not None:
+            show_step(found.tiles, question.gemms)
         case _:
             pass
     if where is not None:
-        show_crossing(where, weighing.sizes.sequence)
+        show_crossing(where, question.sizes.sequence)
 
 
 def _plan_gemm(

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cleave.planner.methods import Method
+from cleave.planner.plan import Method
 from cleave.planner.stage_prediction import in_seconds
 from cleave_cli.options import human_bytes
 from cleave_cli.render.narrow import WIDTH
 
 if TYPE_CHECKING:
-    from cleave.planner.alternatives import Alternative, Comparison
     from cleave.planner.crossing import Crossing, CrossingPoint
+    from cleave.planner.forecast import Forecast, MethodChoice
     from cleave.planner.stages import StageModel, StagePlan
 
 
-def show_methods(title: str, found: Comparison) -> None:
+def show_methods(title: str, found: MethodChoice) -> None:
     """Print the methods side by side, and which one is chosen."""
     typer.echo(textwrap.fill(title, WIDTH))
     typer.echo(f"\n{'':<8}{'a step':>9}{'down':>11}{'up':>11}{'device':>11}{'server':>11}")
-    for each in found.alternatives:
+    for each in found.forecasts:
         typer.echo("\n".join(_lines(each)))
     typer.echo(
         textwrap.fill(
@@ -37,7 +37,7 @@ def show_methods(title: str, found: Comparison) -> None:
     typer.echo("\n" + textwrap.fill(found.why, WIDTH))
 
 
-def _lines(each: Alternative) -> Iterator[str]:
+def _lines(each: Forecast) -> Iterator[str]:
     if each.refused:
         yield f"{each.method.value:<8}{'-':>9}"
         yield from _indented(f"refused: {each.refused}")
@@ -51,7 +51,7 @@ def _lines(each: Alternative) -> Iterator[str]:
     yield f"{each.method.value:<8}{in_seconds(each.step_s):>9}" + "".join(
         f"{n:>11}" for n in numbers
     )
-    yield from _indented(each.bound_by)
+    yield from _indented(each.bottleneck)
 
 
 def _indented(text: str) -> list[str]:
@@ -83,7 +83,7 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
         typer.echo(f"{number:>5}{layers:>10}{len(stage.devices):>9}  {which}")
 
 
-def methods_json(found: Comparison) -> dict[str, Any]:
+def methods_json(found: MethodChoice) -> dict[str, Any]:
     """Return the methods side by side for machines."""
     return {
         "methods": [
@@ -92,12 +92,12 @@ def methods_json(found: Comparison) -> dict[str, Any]:
                 "step_s": None if each.refused else each.step_s,
                 "downlink_bytes": each.downlink_bytes,
                 "uplink_bytes": each.uplink_bytes,
-                "bound_by": each.bound_by,
+                "bound_by": each.bottleneck,
                 "device_memory_bytes": each.device_bytes,
                 "server_memory_bytes": each.server_bytes,
                 "refused": each.refused,
             }
-            for each in found.alternatives
+            for each in found.forecasts
         ],
         "chosen": found.chosen.method.value,
         "why": found.why,

@@ -29,7 +29,7 @@ def servers_json(plans: Sequence[ServersPlan]) -> list[dict[str, Any]]:
             "downlink_bytes_each": plan.slowest.downlink_bytes,
             "uplink_bytes_each": plan.slowest.uplink_bytes,
             "server_memory_bytes": plan.server_bytes,
-            "bound_by": plan.slowest.bound_by,
+            "bound_by": plan.slowest.bottleneck,
         }
         for plan in plans
     ]

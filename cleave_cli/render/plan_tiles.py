@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
 from rich import box
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from cleave.errors import UsageError
 from cleave.planner.report import advice
 from cleave_cli.options import human_bytes
-from cleave_cli.render.form import Form, write_csv
 from cleave_cli.render.narrow import narrow_console
 
 if TYPE_CHECKING:
-    from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-    from cleave.planner.planner import TilePlanner
+    from cleave.planner.plan import DeviceRates
     from cleave.planner.report import PlanReport, StepReport
     from cleave.workload.step import StepGemm
-    from profiles.fleet_device import FleetDevice
 
 _KINDS: Final = {"forward": "fwd", "input-gradient": "dX", "weight-gradient": "dW"}
 
@@ -162,54 +156,3 @@ def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
         f"{step.peak_ingress_bytes_per_s * 8e-9:.3g} Gbit/s in. {advice(step).capitalize()}",
         highlight=False,
     )
-
-
-def show_front(
-    planner: TilePlanner,
-    gemms: tuple[StepGemm, ...],
-    element: ElementBytes,
-    devices: list[DeviceRates],
-    ps: PsRates,
-    profiles: list[FleetDevice],
-    objective: Any,
-    form: Form,
-) -> None:
-    """Print the front of time against energy or carbon.
-
-    Raises:
-        UsageError: when what a device draws, or its grid, is not known.
-    """
-    from cleave.planner.front import Draw, Objective, front
-
-    draws = {}
-    for number, profile in enumerate(profiles):
-        if profile.active_power_w is None:
-            raise UsageError(
-                f"active_power_w of device {profile.name!r} is not known, so its energy is not "
-                f"either; give it in a fleet file"
-            )
-        if objective is Objective.CARBON and profile.gco2e_per_kwh is None:
-            raise UsageError(
-                f"gco2e_per_kwh of device {profile.name!r} is not known, so its carbon is not "
-                f"either; give it in a fleet file"
-            )
-        draws[number] = Draw(profile.active_power_w, profile.gco2e_per_kwh or 0.0)
-    choices = front(planner, gemms, element, devices, ps, draws, objective)
-    unit = "joules" if objective is Objective.ENERGY else "grams CO2e"
-    if form is not Form.PEOPLE:
-        key = "energy_j" if objective is Objective.ENERGY else "carbon_gco2e"
-        rows = [
-            {"makespan_s": c.step.makespan_s, key: c.cost, "devices": list(c.devices)}
-            for c in choices
-        ]
-        if form is Form.CSV:
-            write_csv(rows)
-        else:
-            typer.echo(json.dumps({"front": rows}))
-        return
-    table = Table(title=f"one step: time against {objective.value}")
-    for column in ("devices", "time s", unit):
-        table.add_column(column, justify="right")
-    for c in choices:
-        table.add_row(str(len(c.devices)), f"{c.step.makespan_s:.4g}", f"{c.cost:.4g}")
-    narrow_console().print(table)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cleave.planner.alternatives import Alternative, refused
-from cleave.planner.methods import Method
+from cleave.planner.forecast import Forecast, refused
+from cleave.planner.plan import Method
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes
 from cleave_cli.fitting import fit
@@ -90,7 +90,7 @@ def test_a_server_that_is_too_small_is_told_what_would_help(tmp_path: Path) -> N
 
 def test_each_option_saves_what_it_says() -> None:
     for method, least in ((Method.STAGES, 8), (Method.LOCAL, 4)):
-        each = Alternative(method, 1.0, server_bytes=16 * PARAMETERS + 10**9)
+        each = Forecast(method, 1.0, server_bytes=16 * PARAMETERS + 10**9)
         whole = fit(each, SIZES, 2, 2, each.server_bytes)
         assert whole.fits
         assert not whole.options

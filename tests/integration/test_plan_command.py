@@ -283,21 +283,6 @@ def test_rows_say_what_the_document_does() -> None:
     assert [int(row["tokens"]) for row in found] == [point["tokens"] for point in points]
 
 
-def test_time_against_energy(tmp_path: Path) -> None:
-    fleet = tmp_path / "fleet.toml"
-    fleet.write_text(TWO_KINDS)
-    small = ("--model", "opt-tiny", "--batch", "2", "--seq", "64", "--fleet", str(fleet))
-    front = document(*small, "--objective", "energy")["front"]
-    assert front
-    for faster, cheaper in pairwise(front):
-        assert faster["makespan_s"] < cheaper["makespan_s"]
-        assert faster["energy_j"] > cheaper["energy_j"]
-    done = here("plan", *small, "--objective", "energy")
-    assert "joules" in done.stdout
-    of_front = rows(*small, "--objective", "energy")
-    assert [float(row["energy_j"]) for row in of_front] == [each["energy_j"] for each in front]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -313,8 +298,6 @@ def test_time_against_energy(tmp_path: Path) -> None:
         (("--gemm", "4,4,4", "--method", "stages"), "--method stages is for whole steps"),
         (("--gemm", "4,4,4", "--crossing"), "--crossing is for whole steps"),
         ((*SMALL, "--method", "pipeline"), "'pipeline'"),
-        ((*SMALL, "--objective", "energy", "--method", "stages"), "--objective energy plans tiles"),
-        ((*SMALL, "--objective", "energy", "--crossing"), "--objective energy plans tiles"),
         ((*SMALL, "--gradients", "fp8"), "'fp8'"),
         ((*SMALL, "--lora", "-1"), "--lora is -1"),
         ((*SMALL, "--lora", "8", "--lora-bits", "5"), "--lora-bits is 5; give 4 or 8"),
@@ -326,8 +309,6 @@ def test_time_against_energy(tmp_path: Path) -> None:
         ((*SMALL, "--method", "local", "--plot", "a.png"), "leave out --method local"),
         ((*SMALL, "--json", "--csv"), "--json and --csv are two forms"),
         (("--gemm", "4,4,4", "--ps-gflops", "inf"), "--ps-gflops is inf"),
-        (("--gemm", "4,4,4", "--objective", "money"), "'money'"),
-        (("--gemm", "4,4,4", "--objective", "energy"), "--objective energy"),
         (("--gemm", "4,4,4", "--ps-gbit", "-1"), "--ps-gbit is -1"),
         (("--gemm", "4,4,4", "--ps-memory", "nan"), "--ps-memory is nan"),
         (("--gemm", "4,4,4", "--tiles"), "--json"),
@@ -336,7 +317,6 @@ def test_time_against_energy(tmp_path: Path) -> None:
         (("--gemm", "4,4,4", "--fleet", "nowhere.toml"), "nowhere.toml"),
         (("--gemm", "4,4,4", "--stragglers", "2"), "2.0 stragglers"),
         ((*SMALL, "--batch", "0"), "batch is 0"),
-        ((*SMALL, "--objective", "energy"), "active_power_w of device 'paper-0'"),
         (("--gemm", "4,4,4", "--fleet", "paper-2", "--plot", "no/where.png"), "no/where.png"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -350,14 +330,6 @@ def test_what_users_get_wrong_is_said_in_one_sentence(
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
-
-
-def test_carbon_needs_to_know_the_grid(tmp_path: Path) -> None:
-    fleet = tmp_path / "fleet.toml"
-    fleet.write_text(TWO_KINDS)
-    done = here("plan", "--model", "opt-tiny", "--fleet", str(fleet), "--objective", "carbon")
-    assert done.returncode == 2
-    assert "gco2e_per_kwh of device 'phone-0'" in done.stderr
 
 
 def test_a_plan_says_with_which_ratio_it_reckoned() -> None:

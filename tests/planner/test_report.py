@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import pytest
 
 from cleave.gemm import Gemm
 from cleave.planner.bound import isolated_bound_s, overlap_bound_s
-from cleave.planner.front import Choice, Draw, Objective, front
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates, Residency
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import Bottleneck, PlanReport, StepReport, advice, plan_step, report
 from cleave.planner.shape import RateArrays
-from cleave.planner.tiles import busy_s
 from cleave.workload.step import GemmKind, StepGemm
 from tests.planner.checks import BF16, paper_rates
 
@@ -174,73 +171,3 @@ def test_the_limit_of_a_step_is_the_one_of_most_of_its_time() -> None:
     often = round(2 * deep.plan.makespan_s / flat.plan.makespan_s)
     assert StepReport((deep, flat), (1, 1)).bottleneck is Bottleneck.DOWNLINK
     assert StepReport((deep, flat), (1, often)).bottleneck is Bottleneck.UPLINK
-
-
-# --- time against energy ---
-
-FRUGAL = [DeviceRates(i, 1e7, 5e6, 1e11) for i in range(8)]
-HUNGRY = [DeviceRates(100 + i, 1e8, 5e7, 1e13) for i in range(8)]
-TWO_GEMMS = (
-    StepGemm(GemmKind.FORWARD, Gemm(1024, 1024, 1024), 2, "fc1"),
-    StepGemm(GemmKind.WEIGHT_GRADIENT, Gemm(512, 512, 4096), 3, "fc1"),
-)
-DRAWS: Mapping[int, Draw] = {d.device: Draw(5.0, 20.0) for d in FRUGAL} | {
-    d.device: Draw(200.0, 600.0) for d in HUNGRY
-}
-
-
-@pytest.fixture(scope="module", params=[Objective.ENERGY, Objective.CARBON])
-def choices(request: pytest.FixtureRequest) -> list[Choice]:
-    planner = TilePlanner(UNLIMITED)
-    return front(planner, TWO_GEMMS, BF16, FRUGAL + HUNGRY, UNLIMITED, DRAWS, request.param)
-
-
-def test_the_front_trades_time_for_cost(choices: list[Choice]) -> None:
-    assert len(choices) >= 3
-    for faster, cheaper in pairwise(choices):
-        assert faster.step.makespan_s < cheaper.step.makespan_s
-        assert faster.cost > cheaper.cost
-
-
-def test_the_first_choice_is_the_fastest(choices: list[Choice]) -> None:
-    everyone = plan_step(TilePlanner(UNLIMITED), TWO_GEMMS, BF16, FRUGAL + HUNGRY, UNLIMITED)
-    assert choices[0].step.makespan_s <= everyone.makespan_s
-    assert {d.device for d in HUNGRY} <= set(choices[0].devices)
-
-
-def test_the_cheapest_choice_leaves_the_costly_devices_out() -> None:
-    planner = TilePlanner(UNLIMITED)
-    fleet = FRUGAL + HUNGRY
-    carbon = front(planner, TWO_GEMMS, BF16, fleet, UNLIMITED, DRAWS, Objective.CARBON)
-    assert set(carbon[-1].devices) <= {d.device for d in FRUGAL}
-
-
-def test_a_choice_costs_what_its_devices_draw_while_they_work() -> None:
-    planner = TilePlanner(UNLIMITED)
-    fleet = FRUGAL + HUNGRY
-    for choice in front(planner, TWO_GEMMS, BF16, fleet, UNLIMITED, DRAWS, Objective.ENERGY):
-        joules = sum(
-            DRAWS[device].power_w * seconds * count
-            for found, count in zip(choice.step.reports, choice.step.counts, strict=True)
-            for device, seconds in busy_s(found.plan.tiles).items()
-        )
-        assert choice.cost == pytest.approx(joules)
-        used = {t.device for r in choice.step.reports for t in r.plan.tiles}
-        assert used <= set(choice.devices)
-
-
-def test_grams_are_of_kilowatt_hours() -> None:
-    draw = Draw(1000.0, 400.0)
-    assert draw.cost(3600.0, Objective.ENERGY) == 3.6e6
-    assert draw.cost(3600.0, Objective.CARBON) == pytest.approx(400.0)
-
-
-def test_devices_that_are_all_alike_leave_little_to_choose() -> None:
-    fleet = alike()
-    draws = {d.device: Draw(10.0) for d in fleet}
-    found = front(
-        TilePlanner(UNLIMITED), TWO_GEMMS, BF16, fleet, UNLIMITED, draws, Objective.ENERGY
-    )
-    assert len(found[0].devices) == 8
-    costs = [c.cost for c in found]
-    assert costs == sorted(costs, reverse=True)

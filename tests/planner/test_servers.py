@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cleave.planner.alternatives import Alternative
-from cleave.planner.methods import Method
-from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.forecast import Forecast
+from cleave.planner.plan import DeviceRates, Method, PsRates
 from cleave.planner.servers import (
     ServersPlan,
     SharedWeights,
@@ -22,7 +21,7 @@ CARD = PsRates(1e9, 2e9)
 
 
 def plan(servers: int, step_s: float, card: PsRates | None = CARD) -> ServersPlan:
-    found = [Alternative(Method.STAGES, step_s * part, server_bytes=10_000) for part in (0.5, 1.0)]
+    found = [Forecast(Method.STAGES, step_s * part, server_bytes=10_000) for part in (0.5, 1.0)]
     return plan_servers(servers, 10, 7, found, 1000, card)
 
 
@@ -45,7 +44,7 @@ def test_shared_weights_are_gathered_for_each_pass_and_spare_memory() -> None:
     weights = SharedWeights(layers=4, layer=200, outside=200, recomputed_bytes=10)
     assert exchanged_bytes(1000, 2, weights) == 2 * (200 + 200 + 3 * 400 + 1000)
     assert exchange_s(1000, 2, CARD, weights) == exchanged_bytes(1000, 2, weights) / 1e9
-    found = [Alternative(Method.TILES, 1.0, server_bytes=20_000)]
+    found = [Forecast(Method.TILES, 1.0, server_bytes=20_000)]
     plain, sharded = (plan_servers(2, 10, 7, found, 1000, CARD, w) for w in (None, weights))
     assert plain.server_bytes == 20_000 - 6000
     # Half of what is neither whole nor this server's, and four rows of activations.
@@ -73,7 +72,7 @@ def test_it_is_said_when_more_servers_pay_and_when_not() -> None:
 
 def test_numbers_of_servers_that_cannot_do_a_step_are_passed_over() -> None:
     refused = plan_servers(
-        8, 10, 7, [Alternative(Method.STAGES, float("inf"), refused="too small")], 1000, CARD
+        8, 10, 7, [Forecast(Method.STAGES, float("inf"), refused="too small")], 1000, CARD
     )
     assert refused.refused == "too small"
     assert why([plan(1, 10.0), refused]) == "A step takes 10 s on 1 server."

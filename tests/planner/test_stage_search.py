@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from cleave import graph_names as names
 from cleave.errors import DeviceMemoryError, PlanError
-from cleave.planner import stage_events
 from cleave.planner.plan import DeviceRates, PsRates
 from cleave.planner.stage_prediction import held_bytes, local_step_s, predict
 from cleave.planner.stage_search import plan_stages
@@ -534,10 +533,6 @@ class TimedStep:
             payload = memoryview(bytes(nbytes))
             fetched = partial(self._step.fetched, task.detail, message.id, payload)
             self._at(free_s[2] + rates.latency_s, fetched)
-
-
-def test_units_at_once_are_those_of_the_scheduler() -> None:
-    assert stage_events.UNITS_AT_ONCE == stage_step.UNITS_AT_ONCE
 
 
 @few

@@ -11,6 +11,7 @@ import pytest
 
 import cleave
 from cleave.fleet.fleet import Fleet
+from cleave.fleet.selection import PsSpeed
 from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import StagePlan
 from cleave.training.job import JobSpec
@@ -25,6 +26,13 @@ SLOW = replace(FAST, flops_per_s=1e6, downlink_bytes_per_s=1e3, uplink_bytes_per
 pytestmark = pytest.mark.slow  # graphs of layers are made
 
 STEPS = 2
+
+
+@pytest.fixture(autouse=True)
+def server_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fix the speed of the server, which a busy machine would measure too low."""
+    speed = PsSpeed(1e11, 1e-6)
+    monkeypatch.setattr("cleave.training.job_fleet.measure_ps", lambda *_: speed)
 
 
 def trained(job: JobSpec, folder: Path, fleet: Fleet | None) -> tuple[list[float], str]:
@@ -124,8 +132,7 @@ def test_slow_devices_leave_all_to_the_server(
 ) -> None:
     losses, said, (_, tiles) = on([SLOW] * 2, replace(job, memory=memory), tmp_path / "fleet")
     assert losses == pytest.approx(plain, rel=1e-4)
-    assert "no stages: a step is predicted to take" in said
-    assert "on the parameter server alone" in said
+    assert "no stages. Chosen is the server alone: a step takes" in said
     assert tiles == 0
 
 

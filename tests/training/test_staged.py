@@ -31,7 +31,7 @@ from cleave.planner.stages import (
     StagePlanner,
 )
 from cleave.training.stage_work import ModelWork
-from cleave.training.staged import RESTING_STEPS, Rows, StagedModel
+from cleave.training.staged import RESTING_STEPS, NotByStages, Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
@@ -334,7 +334,7 @@ def test_without_devices_it_waits_until_training_is_to_stop(cache: GraphCache) -
     assert notes == ["training waits: no device is connected"]
     assert told == [FleetPresence.ABSENT]
     found = staged(model, graphs, fleet, local_after_s=2.0)
-    assert found.gradients(rows(ids)) is None
+    assert isinstance(found.gradients(rows(ids)), NotByStages)
 
 
 def test_a_fleet_that_no_plan_fits_is_waited_for_and_said(cache: GraphCache) -> None:
@@ -349,7 +349,7 @@ def test_a_fleet_that_no_plan_fits_is_waited_for_and_said(cache: GraphCache) -> 
             ModelWork(model, graphs, DType.FP32), fleet.runtime, planner, PS,
             local_after_s=0.0, note=notes.append,
         )  # fmt: skip
-        assert found.gradients(rows(batches(1)[0])) is None
+        assert isinstance(found.gradients(rows(batches(1)[0])), NotByStages)
     assert notes == ["there is no plan for stages: every device is too small"]
 
 
@@ -372,7 +372,7 @@ def test_where_something_else_may_do_a_step_stages_rest_after_one_failed(cache: 
         graphs = ModelGraphs(graphs.calls, graphs.parts, broken, graphs.loss)
         found = staged(model, graphs, fleet, local_after_s=0.0, note=notes.append)
         for _ in range(RESTING_STEPS):
-            assert found.gradients(rows(batches(1)[0])) is None
+            assert isinstance(found.gradients(rows(batches(1)[0])), NotByStages)
         (resting,) = [note for note in notes if "go without stages" in note]
         assert "no device is left that did not fail: device 1: " in resting
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -397,14 +397,14 @@ def test_where_something_else_may_do_a_step_nobody_waits_for_devices_that_all_le
             runtime.lose(device, in_s=0.001)
         runtime.lose(1, in_s=1e6)  # something that is still to happen
         began_s = runtime.now()
-        assert found.gradients(rows(ids)) is None
+        assert isinstance(found.gradients(rows(ids)), NotByStages)
         assert 2.0 <= runtime.now() - began_s <= 5.0
         assert all(parameter.grad is None for parameter in model.parameters())
         assert "all devices that train whole layers left" in notes[-1]
         for profile in runtime.profiles:
             runtime.join(profile)
         fleet.wait_for(2)
-        assert found.gradients(rows(ids)) is not None
+        assert isinstance(found.gradients(rows(ids)), float)
 
 
 def test_tiles_and_stages_share_a_devices_memory(cache: GraphCache) -> None:

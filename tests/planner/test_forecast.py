@@ -11,22 +11,21 @@ from hypothesis import strategies as st
 
 from cleave.errors import PlanError
 from cleave.gemm import Gemm
-from cleave.planner.alternatives import (
-    Alternative,
-    Batch,
-    Comparison,
+from cleave.planner.crossing import CLOSE, CrossingPoint, crossing, most_points
+from cleave.planner.forecast import (
+    Forecast,
+    MethodChoice,
+    StepForecaster,
     kept_by_server,
     refused,
 )
-from cleave.planner.crossing import CLOSE, CrossingPoint, crossing, most_points
-from cleave.planner.methods import Method
-from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
 from cleave.planner.planner import TilePlanner
 from cleave.planner.report import StepReport, plan_step
-from cleave.planner.stage_search import plan_stages
 from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
 from cleave.workload.step import GemmKind, StepGemm
 
+SECONDS = st.floats(0, 1e6)
 LAYER = LayerCost(0, 20, 20, 40, 12e6, 4e6, 1.0)
 LOSS = LayerCost(0, 6, 6, 12, 6e6, 2e6, 10.0)
 PS = PsCompute(1e9, 0.0, PsRates())
@@ -37,7 +36,7 @@ def cut(parts: int) -> StageModel:
     return StageModel([LAYER] * 4, LOSS, 8, 2, [64 // parts] * parts)
 
 
-BATCH = Batch(cut, 16, 1000, 5)
+FORECASTER = StepForecaster(cut, 16, PS, 1000, 5)
 
 
 def gemms(*sides: tuple[int, int, int]) -> list[StepGemm]:
@@ -45,15 +44,17 @@ def gemms(*sides: tuple[int, int, int]) -> list[StepGemm]:
 
 
 def test_the_server_alone_computes_no_forward_pass_twice() -> None:
-    found = BATCH.by_ps(PS)
+    found = FORECASTER.alone()
     assert found.step_s == pytest.approx(64 * (4 * 8e6 + 6e6) / 1e9)
     assert found.server_bytes == 1000 + 64 * (5 + 10)
     assert found.downlink_bytes == found.uplink_bytes == found.device_bytes == 0
 
 
 def test_stages_need_what_their_plan_says() -> None:
-    found, model, plan = BATCH.by_stages(plan_stages, DEVICES, PS)
-    assert (found.step_s, found.bound_by) == (plan.step_s, plan.reason)
+    found = FORECASTER.by_stages(DEVICES)
+    assert found.stages is not None
+    model, plan = found.stages
+    assert (found.step_s, found.bottleneck) == (plan.step_s, plan.reason)
     assert (found.downlink_bytes, found.uplink_bytes) == (plan.downlink_bytes, plan.uplink_bytes)
     assert found.device_bytes == max(plan.memory_bytes.values())
     assert found.server_bytes == 1000 + kept_by_server(model, plan)
@@ -72,40 +73,68 @@ def test_tiles_send_out_what_is_sooner_there() -> None:
     # The first is large enough to be worth its bytes, the second takes the server a microsecond.
     counted = gemms((2048, 2048, 2048), (8, 8, 8))
     step = plan_step(TilePlanner(PsRates()), counted, ElementBytes(2, 2), DEVICES, PsRates())
-    found = BATCH.by_tiles(step, counted, PS)
+    found = FORECASTER.by_tiles(step, counted)
     large = step.reports[0]
     assert found.downlink_bytes == 2 * large.plan.egress_bytes
     assert found.uplink_bytes == 2 * large.plan.ingress_bytes
     assert found.device_bytes == large.memory_bytes
     # The server alone takes no longer for the whole batch than for these: nothing else is left.
     assert found.step_s == pytest.approx(2 * large.predicted_s + 2 * 2 * 8**3 / 1e9)
-    assert "of the 2 multiplications of 4 that are sent" in found.bound_by
-    alone = BATCH.by_tiles(StepReport((large,), step.counts[:1]), counted[:1], PS)
-    assert alone.bound_by.endswith("of the 2 multiplications, all of which are sent")
+    assert "of the 2 multiplications of 4 that are sent" in found.bottleneck
+    alone = FORECASTER.by_tiles(StepReport((large,), step.counts[:1]), counted[:1])
+    assert alone.bottleneck.endswith("of the 2 multiplications, all of which are sent")
 
 
-def alternatives(*seconds: float) -> list[Alternative]:
+def forecasts(*seconds: float) -> list[Forecast]:
     methods = (Method.STAGES, Method.TILES, Method.LOCAL)
-    return [Alternative(m, s) for m, s in zip(methods, seconds, strict=True)]
+    return [Forecast(m, s) for m, s in zip(methods, seconds, strict=True)]
+
+
+@given(SECONDS, SECONDS, SECONDS)
+def test_the_shortest_step_is_chosen(stages_s: float, tiles_s: float, local_s: float) -> None:
+    found = MethodChoice(Method.AUTO, forecasts(stages_s, tiles_s, local_s))
+    assert found.chosen.step_s == min(stages_s, tiles_s, local_s)
+
+
+def test_of_equally_fast_methods_the_one_with_least_traffic_is_chosen() -> None:
+    for seconds, method in (
+        ((1.0, 1.0, 1.0), Method.LOCAL),
+        ((1.0, 1.0, 2.0), Method.STAGES),
+        ((float("inf"), float("inf"), 2.0), Method.LOCAL),
+    ):
+        assert MethodChoice(Method.AUTO, forecasts(*seconds)).chosen.method is method
+
+
+@given(st.floats(1e6, 1e11), st.floats(1e5, 1e9), st.integers(1, 3))
+def test_tiles_never_take_longer_than_the_server_alone(
+    flops_per_s: float, link: float, devices: int
+) -> None:
+    rates = [replace(d, downlink_bytes_per_s=link) for d in DEVICES[:devices]]
+    counted = gemms((256, 256, 256), (8, 8, 8), (512, 64, 128))
+    step = plan_step(TilePlanner(PsRates()), counted, ElementBytes(2, 2), rates, PsRates())
+    forecaster = replace(FORECASTER, ps=PsCompute(flops_per_s, 0.0))
+    products_s = sum(each.count * each.gemm.flops for each in counted) / flops_per_s
+    alone_s = forecaster.alone().step_s
+    assert forecaster.by_tiles(step, counted).step_s <= max(alone_s, products_s) * (1 + 1e-9)
 
 
 def test_the_choice_says_against_what() -> None:
-    found = Comparison(alternatives(3.0, 20.0, 5.0), Method.AUTO)
+    found = MethodChoice(Method.AUTO, forecasts(3.0, 20.0, 5.0))
     assert found.chosen.method is Method.STAGES
     assert found.why == (
         "Chosen is stages: a step takes 3 s, against 20 s by tiles and 5 s on the server alone."
     )
-    tie = Comparison(alternatives(30.0, 5.0, 5.0), Method.AUTO)
+    tie = MethodChoice(Method.AUTO, forecasts(30.0, 5.0, 5.0))
     assert tie.chosen.method is Method.LOCAL
     assert tie.why.endswith("by tiles; of equally fast ones, the one that sends least.")
 
 
 def test_what_is_refused_is_never_chosen() -> None:
-    local = Alternative(Method.LOCAL, 1e9)
-    found = Comparison([refused(Method.STAGES, "no memory"), local], Method.AUTO)
+    local = Forecast(Method.LOCAL, 1e9)
+    found = MethodChoice(Method.AUTO, [refused(Method.STAGES, "no memory"), local])
     assert found.chosen is local
     assert found.why == "Chosen is the server alone: nothing else is possible."
-    asked = replace(found, method=Method.STAGES)
+    asked = replace(found, asked=Method.STAGES)
     with pytest.raises(PlanError, match="--method stages is refused: no memory"):
         _ = asked.chosen
 

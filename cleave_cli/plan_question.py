@@ -1,55 +1,38 @@
-"""What `cleave plan` asks the planner: what each method takes for a model, a batch and a fleet."""
+"""The question of `cleave plan` and `cleave doctor`: how long a step takes by each method."""
 
 from __future__ import annotations
 
 import importlib.util
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cleave.errors import PlanError, UsageError
-from cleave.planner.alternatives import Alternative, Batch, Comparison, refused
 from cleave.planner.coding import CodingPolicy
-from cleave.planner.methods import Method
-from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
+from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
+from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
 from cleave.planner.planner import TilePlanner
-from cleave.planner.report import StepReport, plan_step
-from cleave.planner.stage_search import plan_stages, plan_stages_within
-from cleave.planner.stages import PsCompute, StageModel, StagePlan
+from cleave.planner.report import plan_step
+from cleave.planner.stages import PsCompute
 from cleave.workload.quantization import Bits
-from cleave.workload.stages import Adapters, StageSizes, cut_batch, kept_elements
+from cleave.workload.stages import Adapters, StageSizes
 from cleave.workload.step import StepGemm
 from profiles.fleet_device import FleetDevice
 from profiles.fleets import find_fleet
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was found.
+class PlanQuestion:
+    """A model, a batch, a fleet and a server, of which the forecasts are wanted.
 
     Attributes:
-        comparison: the methods side by side.
-        step: the plans of tiles, if they were weighed and possible.
-        stages: the batch as it is cut and the plan of stages, if they were.
-    """
-
-    comparison: Comparison
-    step: StepReport | None
-    stages: tuple[StageModel, StagePlan] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Weighing:
-    """What is asked about: a model, a batch, a fleet and a server.
-
-    Attributes:
-        sizes: of the model.
+        sizes: the sizes of the model.
         rows: sequences of the batch.
-        dtype: in which parameters and activations travel.
-        gemms, planner, element: of tiles.
-        devices, in_fp32: the fleet, with its throughput in `dtype`, and in fp32, in which layers by
-            stages are computed.
-        ps: the server.
+        dtype: the dtype in which parameters and activations travel.
+        gemms, planner, element: the matrix products of a step by tiles, and how they are planned.
+        devices: the fleet, with its throughput in `dtype`.
+        in_fp32: the fleet with its throughput in fp32, in which layers by stages are computed.
+        ps: the parameter server.
     """
 
     sizes: StageSizes
@@ -62,53 +45,35 @@ class Weighing:
     in_fp32: list[DeviceRates]
     ps: PsCompute
 
-    def batch(self, rows: int) -> Batch:
-        """Return a batch of so many sequences."""
-        sizes, spec = self.sizes, self.sizes.spec
-        in_parts = replace(sizes, in_parts=True)
-        return Batch(
-            lambda parts: sizes.costs(cut_batch(rows, sizes.sequence, parts)),
-            rows,
-            sizes.state_bytes,
-            spec.layers * kept_elements(spec) * self.element.sent,
-            lambda parts: in_parts.costs(cut_batch(rows, sizes.sequence, parts)),
-        )
-
-    def compare(self, method: Method) -> Found:
-        """Weigh the methods: all of them, or one and the server alone."""
-        batch, step, stages = self.batch(self.rows), None, None
-        alternatives: list[Alternative] = []
+    def choose(self, method: Method) -> MethodChoice:
+        """Forecast all methods, or one method and the server alone, and choose."""
+        forecaster = self.sizes.forecaster(self.rows, self.ps)
+        forecasts: list[Forecast] = []
         if method in (Method.AUTO, Method.STAGES):
-            one, stages = self.by_stages(batch)
-            alternatives.append(one)
+            forecasts.append(self.by_stages(forecaster))
         if method in (Method.AUTO, Method.TILES):
-            one, step = self._by_tiles(batch)
-            alternatives.append(one)
-        alternatives.append(batch.by_ps(self.ps))
-        return Found(Comparison(alternatives, method), step, stages)
+            forecasts.append(self._by_tiles(forecaster))
+        forecasts.append(forecaster.alone())
+        return MethodChoice(method, forecasts)
 
-    def by_stages(self, batch: Batch) -> tuple[Alternative, tuple[StageModel, StagePlan] | None]:
-        """Return what stages take, and their plan if there is one."""
+    def by_stages(self, forecaster: StepForecaster) -> Forecast:
+        """Forecast a step by stages; the forecast says why when there are none."""
         if self.dtype == "fp16":
-            return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16"), None
+            return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
         try:
-            found, model, plan = batch.by_stages(
-                plan_stages, self.in_fp32, self.ps, plan_stages_within
-            )
+            return forecaster.by_stages(self.in_fp32)
         except PlanError as error:
-            return refused(Method.STAGES, str(error)), None
-        return found, (model, plan)
+            return refused(Method.STAGES, str(error))
 
-    def _by_tiles(self, batch: Batch) -> tuple[Alternative, StepReport | None]:
+    def _by_tiles(self, forecaster: StepForecaster) -> Forecast:
         if self.sizes.adapters is not None:
-            reason = "tiles are planned for whole models, not for adapters"
-            return refused(Method.TILES, reason), None
+            return refused(Method.TILES, "tiles are planned for whole models, not for adapters")
         card = self.ps.rates or PsRates()
         try:
             step = plan_step(self.planner, self.gemms, self.element, self.devices, card)
         except PlanError as error:
-            return refused(Method.TILES, str(error)), None
-        return batch.by_tiles(step, self.gemms, self.ps), step
+            return refused(Method.TILES, str(error))
+        return forecaster.by_tiles(step, self.gemms)
 
 
 def server_flops_per_s(gflops: float, dtype: str) -> float:

@@ -1,4 +1,4 @@
-"""Which method is chosen, what a step by tiles takes, and how a batch is cut."""
+"""Into how many micro-batches a batch is cut."""
 
 from __future__ import annotations
 
@@ -10,38 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.errors import DeviceMemoryError, PlanError
-from cleave.planner.methods import CountedTimes, Method, Prediction, tiles_step_s
 from cleave.planner.micro_batches import micro_batch_counts, plan_batch
 from cleave.planner.plan import DeviceRates
 from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
 
-SECONDS = st.floats(0, 1e6)
 PS = PsCompute(1e9, 0.0)
 LAYER = LayerCost(0, 1, 1, 2, 6.0, 2.0, 1.0)
-
-
-@given(SECONDS, SECONDS, SECONDS)
-def test_the_shortest_step_is_chosen(stages_s: float, tiles_s: float, local_s: float) -> None:
-    found = Prediction(stages_s, tiles_s, local_s)
-    assert found.step_s(found.best) == min(stages_s, tiles_s, local_s)
-
-
-def test_of_equal_methods_the_one_with_least_traffic_is_chosen() -> None:
-    assert Prediction(1.0, 1.0, 1.0).best is Method.LOCAL
-    assert Prediction(1.0, 1.0, 2.0).best is Method.STAGES
-    assert Prediction(float("inf"), float("inf"), 2.0).best is Method.LOCAL
-
-
-TIMES = st.builds(CountedTimes, st.floats(0, 100), st.floats(0, 1), st.integers(1, 40))
-
-
-@given(st.lists(TIMES))
-def test_tiles_never_take_longer_than_the_server_alone(times: list[CountedTimes]) -> None:
-    local_s = sum(each.count * each.ps_s for each in times) + 3.0
-    found = tiles_step_s(local_s, times)
-    assert found <= local_s
-    sooner = sum(each.count * min(each.ps_s, each.fleet_s) for each in times) + 3.0
-    assert found == pytest.approx(sooner)
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000))

@@ -1,0 +1,268 @@
+"""Forecasts of one training step by each method, and the choice between the methods.
+
+`cleave train`, `plan`, `emulate`, `simulate` and `doctor` all ask a `StepForecaster`, so that the
+same question has the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cleave.errors import PlanError
+from cleave.planner.micro_batches import plan_batch
+from cleave.planner.plan import DeviceRates, Method
+from cleave.planner.report import CountedGemm, StepReport
+from cleave.planner.stage_events import costs_of
+from cleave.planner.stage_prediction import in_seconds, local_step_s
+from cleave.planner.stage_search import plan_stages
+from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
+
+_BY_TRAFFIC: Final = (Method.LOCAL, Method.STAGES, Method.TILES)
+"""From least to most traffic, which decides between methods that are equally fast."""
+
+_NAMES: Final = {
+    Method.STAGES: "stages",
+    Method.TILES: "tiles",
+    Method.LOCAL: "the server alone",
+}
+_BY: Final = {
+    Method.STAGES: "by stages",
+    Method.TILES: "by tiles",
+    Method.LOCAL: "on the server alone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What one training step by one method takes.
+
+    Attributes:
+        method: the method.
+        step_s: seconds; infinite when the method is refused.
+        downlink_bytes, uplink_bytes: total traffic of all devices.
+        bottleneck: what takes most of the time, in a sentence without its full stop.
+        device_bytes: memory of the device that needs most.
+        server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
+        refused: why the method is not possible; empty when it is.
+        stages: the batch as it is cut into micro-batches, and the stages; None for other methods.
+        tiles: the plans of all matrix products; None for other methods.
+    """
+
+    method: Method
+    step_s: float
+    downlink_bytes: int = 0
+    uplink_bytes: int = 0
+    bottleneck: str = ""
+    device_bytes: int = 0
+    server_bytes: int = 0
+    refused: str = ""
+    stages: tuple[StageModel, StagePlan] | None = None
+    tiles: StepReport | None = None
+
+
+def refused(method: Method, reason: str) -> Forecast:
+    """Return the forecast of a method that is not possible."""
+    return Forecast(method, float("inf"), refused=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class StepForecaster:
+    """Forecasts steps of one model with one batch.
+
+    Attributes:
+        cut: returns the model with the batch cut into a number of micro-batches.
+        rows: sequences of the batch.
+        ps: the parameter server.
+        state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
+        kept_bytes: activations that the PS keeps per token and for all layers, when it computes
+            the backward pass itself; 0 if unknown.
+        in_parts: as `cut`, for layers divided into attention and MLP; None if they cannot be.
+
+    Example:
+        >>> forecaster = StageSizes(find_model("opt-125m"), 512).forecaster(64, ps)
+        >>> forecaster.by_stages(devices).step_s
+    """
+
+    cut: Callable[[int], StageModel]
+    rows: int
+    ps: PsCompute
+    state_bytes: int = 0
+    kept_bytes: int = 0
+    in_parts: Callable[[int], StageModel] | None = None
+
+    def alone(self) -> Forecast:
+        """Forecast a step that the PS computes alone, with the whole batch at once."""
+        return Forecast(
+            Method.LOCAL,
+            local_step_s(self.cut(1), self.ps),
+            bottleneck="the server's own arithmetic takes all of it",
+            server_bytes=self._bytes_alone(),
+        )
+
+    def by_tiles(self, step: StepReport, gemms: Sequence[CountedGemm]) -> Forecast:
+        """Forecast a step by tiles with `--offload auto`.
+
+        The PS computes the step, except for the products that the fleet finishes sooner. The sum
+        of the PS's own products may exceed the forecast of the step on the PS alone, because small
+        products are slow; the step then takes the sum of what each product takes at least.
+
+        Args:
+            step: the plans of all products.
+            gemms: the same products.
+        """
+        ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]
+        fleet_s = [report.predicted_s for report in step.reports]
+        sent = [n for n in range(len(gemms)) if fleet_s[n] < ps_s[n]]
+        saved_s = least_s = 0.0
+        held_bytes = 0
+        for each in step.submissions:
+            count = gemms[each.places[0]].count
+            # Products that are submitted together take their time together, if all are sent.
+            together = set(each.places) <= set(sent)
+            groups = [each.places] if together else [(n,) for n in each.places]
+            for places in groups:
+                here_s = sum(ps_s[n] for n in places)
+                there_s = each.seconds if together else fleet_s[places[0]]
+                saved_s += count * max(0.0, here_s - there_s)
+                least_s += count * min(here_s, there_s)
+            held_bytes += each.held_bytes * count * together
+        plans = [(step.reports[n], gemms[n].count) for n in sent]
+        return Forecast(
+            Method.TILES,
+            max(local_step_s(self.cut(1), self.ps) - saved_s, least_s),
+            sum(report.plan.egress_bytes * count for report, count in plans) - held_bytes,
+            sum(report.plan.ingress_bytes * count for report, count in plans),
+            _bottleneck_of_tiles(step, gemms, sent),
+            max((report.memory_bytes for report, _ in plans), default=0),
+            self._bytes_alone(),
+            tiles=step,
+        )
+
+    def by_stages(
+        self, devices: Sequence[DeviceRates], planner: StagePlanner = plan_stages
+    ) -> Forecast:
+        """Forecast a step by stages, with the batch cut as is best.
+
+        Args:
+            devices: the fleet.
+            planner: chooses the stages.
+
+        Raises:
+            DeviceMemoryError: when the devices have too little memory.
+            PlanError: when no stages fit the devices.
+        """
+        model, plan = plan_batch(planner, self.cut, self.rows, devices, self.ps, self.in_parts)
+        return Forecast(
+            Method.STAGES,
+            plan.step_s,
+            plan.downlink_bytes,
+            plan.uplink_bytes,
+            plan.reason,
+            max(plan.memory_bytes.values(), default=0),
+            self.state_bytes + kept_by_server(model, plan),
+            stages=(model, plan),
+        )
+
+    def _bytes_alone(self) -> int:
+        model = self.cut(1)
+        of_loss = round(model.loss.working_bytes)
+        return self.state_bytes + sum(model.tokens) * (self.kept_bytes + of_loss)
+
+
+def _bottleneck_of_tiles(
+    step: StepReport, gemms: Sequence[CountedGemm], sent: Sequence[int]
+) -> str:
+    """Return which resource limits most of the time of the products that are sent."""
+    many = sum(each.count for each in gemms)
+    if not sent:
+        return f"the server does all {many} multiplications sooner itself"
+    by_limit: dict[str, float] = {}
+    for n in sent:
+        report = step.reports[n]
+        limit = report.bottleneck.value
+        by_limit[limit] = by_limit.get(limit, 0.0) + report.predicted_s * gemms[n].count
+    worst = max(by_limit, key=lambda limit: by_limit[limit])
+    few = sum(gemms[n].count for n in sent)
+    which = f"{few} multiplications of {many} that are sent"
+    if few == many:
+        which = f"{many} multiplications, all of which are sent"
+    return f"{worst} limits most of the {which}"
+
+
+def kept_by_server(model: StageModel, plan: StagePlan) -> int:
+    """Return the bytes that the PS keeps until a step by stages ends.
+
+    The PS keeps the input of every stage and the gradient of its output, the gradients that every
+    device returns, the gradients of every slice of the loss, and the loss of one micro-batch if
+    the PS computes it.
+    """
+    arrays = 2 * len(plan.stages) + len(plan.slices) + (0 if plan.stages[-1].loss else 2)
+    kept = arrays * sum(model.tokens) * model.width * model.element_bytes
+    for stage in plan.planned:
+        costs = costs_of(model, stage)
+        kept += len(stage.devices) * sum(cost.gradient_bytes for cost in costs)
+    if plan.loss_at_ps:
+        kept += round(max(model.tokens) * model.loss.working_bytes)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class MethodChoice:
+    """The forecasts of a step, and which method to use.
+
+    Attributes:
+        asked: the method that the user asked for.
+        forecasts: one for each method that was considered.
+    """
+
+    asked: Method
+    forecasts: Sequence[Forecast]
+
+    @property
+    def chosen(self) -> Forecast:
+        """Return the forecast of the method that was asked for, or of the fastest.
+
+        Raises:
+            PlanError: when the method that was asked for is refused.
+        """
+        if self.asked is Method.AUTO:
+            order = sorted(self.forecasts, key=lambda each: _BY_TRAFFIC.index(each.method))
+            return min(order, key=lambda each: each.step_s)
+        found = self.considered
+        if found.refused:
+            raise PlanError(f"--method {self.asked.value} is refused: {found.refused}")
+        return found
+
+    @property
+    def considered(self) -> Forecast:
+        """Return the method that was asked for, even when it is refused, or the fastest."""
+        asked = [each for each in self.forecasts if each.method is self.asked]
+        return asked[0] if asked else self.chosen
+
+    @property
+    def stages(self) -> tuple[StageModel, StagePlan] | None:
+        """Return the batch as it is cut and its stages; None when no stages are possible."""
+        return next((each.stages for each in self.forecasts if each.stages is not None), None)
+
+    @property
+    def tiles(self) -> StepReport | None:
+        """Return the plans of all matrix products; None when no tiles are possible."""
+        return next((each.tiles for each in self.forecasts if each.tiles is not None), None)
+
+    @property
+    def why(self) -> str:
+        """Return a sentence that says which method is chosen and why."""
+        chosen = self.chosen
+        if self.asked is not Method.AUTO:
+            return f"Chosen is {chosen.method.value}, which was asked for."
+        possible = [e for e in self.forecasts if not e.refused and e is not chosen]
+        name = _NAMES[chosen.method]
+        if not possible:
+            return f"Chosen is {name}: nothing else is possible."
+        others = " and ".join(f"{in_seconds(e.step_s)} {_BY[e.method]}" for e in possible)
+        least = min(each.step_s for each in possible)
+        tie = "; of equally fast ones, the one that sends least" if least <= chosen.step_s else ""
+        takes = in_seconds(chosen.step_s)
+        return f"Chosen is {name}: a step takes {takes}, against {others}{tie}."
