@@ -228,9 +228,9 @@ class JobFleet:
             self._looks = False
             self.staged = self._new_staged()
             return
-        said = f"no stages: {self._fleet.runtime.why_no_stages()}; "
+        said = f"no stages: {self._fleet.runtime.why_no_stages()}. "
         if self._quantized:
-            said += "the parameter server computes the layers alone"
+            said += "The parameter server computes the layers alone."
         else:
             said += self._choice_without_stages().why
         if said != self._said:
