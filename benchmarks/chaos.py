@@ -39,10 +39,10 @@ from benchmarks.common import make_trainer, resident_bytes
 from cleave.errors import FleetError
 from cleave.fleet.fleet import Fleet
 from cleave.planner.plan import Planner
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.server.fleet_server import Server
-from cleave.training.job import JobSpec
-from cleave.training.trainer import Trainer
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.trainer import Trainer
 from tests.faults.exact import FullDepthPlanner, InvariantBackend
 from tests.faults.ledger import Ledger, audit, placements
 from tests.faults.plan import LOSSES, OF_MESSAGES, Fault, RandomFaults, losses

@@ -47,8 +47,8 @@ from cleave.arrays import DType, narrow
 from cleave.coding.exponents import decode, encode, encode_if_shorter
 from cleave.planner.coding import LINK_BYTES_PER_S
 from cleave.protocol.limits import CODED_LEAST_BYTES
-from cleave.training.job import JobSpec
-from cleave.training.trainer import Trainer
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.trainer import Trainer
 
 LIMITS: Final = {DType.BF16: 0.70, DType.FP32: 0.86}
 KINDS: Final = ("weights", "gradients", "activations")

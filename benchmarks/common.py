@@ -17,12 +17,12 @@ from typing import Any
 
 from cleave.fleet.fleet import Fleet
 from cleave.planner.plan import Method
-from cleave.training.adapters import load_adapted
-from cleave.training.job import JobSpec
-from cleave.training.lora import LoraSpec
-from cleave.training.records import Record
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import TrainContext, Trainer, prepare
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import Record
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, Trainer, prepare
+from cleave.training.lora.adapters import load_adapted
+from cleave.training.lora.spec import LoraSpec
 from cleave.transport.url_file import url_file
 from cleave.workload.models.build import load_model
 

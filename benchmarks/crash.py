@@ -49,9 +49,9 @@ import torch
 import transformers.models.opt.modeling_opt
 
 from cleave.arrays import Buffer
-from cleave.training import checkpoint, journal, run_folder
-from cleave.training.run_folder import CHECKPOINTS
-from cleave.training.tokenizer import default_tokenizer
+from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop import checkpoint, journal, run_folder
+from cleave.training.loop.run_folder import CHECKPOINTS
 from cleave.workload.registry import find_model
 from cleave_cli import main as command_line
 from emulator import virtual

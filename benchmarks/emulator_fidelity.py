@@ -39,7 +39,7 @@ from cleave.gemm import Gemm, Span, Tile, cut_tile, even_cuts
 from cleave.machine.memory import hold_strips_well
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Residency
 from cleave.server.fleet_server import Server
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from cleave.transport.join_url import parse_join_url
 from cleave.transport.tls import Security
 from emulator.virtual import Arithmetic, VirtualRuntime

@@ -27,8 +27,8 @@ from benchmarks.common import resident_bytes
 from cleave.arrays import Buffer, DType
 from cleave.fleet.product import Side
 from cleave.planner.plan import ElementBytes, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.streaming import predicted_s
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.streaming import predicted_s
 from cleave.workload.registry import find_model
 from cleave_cli.own_server import own_server
 from emulator.sized_step import SizedStepper

@@ -48,13 +48,13 @@ from cleave.fleet.product import Finished, Operand, Side
 from cleave.gemm import Block, Gemm, Span, gemm_of, wavefront
 from cleave.machine.backends import NumpyBackend, TorchBackend
 from cleave.planner.plan import DeviceRates, ElementBytes
-from cleave.planner.planner import TilePlanner
-from cleave.training.data import BatchLoader, build_corpus
-from cleave.training.job import default_learning_rate
-from cleave.training.offload import offload, restore
-from cleave.training.optimizer import Optimizer, UpdateRule
-from cleave.training.schedule import Schedule
-from cleave.training.tokenizer import default_tokenizer
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.training.data.batches import BatchLoader, build_corpus
+from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop.job import default_learning_rate
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.loop.schedule import Schedule
+from cleave.training.tiles.offload import offload, restore
 from cleave.verify import GemmCheck
 from cleave.verify.projection import Pass, compiled_pass, numpy_pass
 from cleave.workload.models.build import build_model

@@ -65,7 +65,7 @@ from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message
-from cleave.scheduler.probe import FIRST_ID
+from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.transport.join_url import parse_join_url
 from cleave.transport.listener import allow_many_connections
 from cleave_cli.operator_client import OperatorClient

@@ -40,7 +40,7 @@ import cleave
 from benchmarks.common import joined, make_trainer, resident_bytes, spread
 from cleave.device.session import device_hello
 from cleave.protocol.codec import encode
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from cleave.transport.join_url import parse_join_url
 from tests.log_lines import LogLines, logged
 

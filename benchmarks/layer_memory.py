@@ -31,7 +31,7 @@ from cleave.graphs.layer_graphs import export_layer
 from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.loss_graph import export_loss
 from cleave.graphs.model_graphs import ModelGraphs
-from cleave.training.stage_work import ModelWork
+from cleave.training.stages.stage_work import ModelWork
 
 _MB: Final = 2**20
 _RIGHT: Final = 0.15

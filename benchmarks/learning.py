@@ -13,7 +13,7 @@ import time
 
 import cleave
 from benchmarks.common import make_trainer
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 
 
 def main() -> None:

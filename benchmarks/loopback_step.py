@@ -27,8 +27,8 @@ from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
-from cleave.training.job import JobSpec
-from cleave.training.trainer import Trainer
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.trainer import Trainer
 
 
 def seconds(trainer: Trainer) -> float:

@@ -14,12 +14,12 @@ from cleave.energy.typical import load_typical
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode
 from cleave.protocol.messages import Op, Role
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Overview, Question, ServerFacts
 from cleave.server.auth.access import Clocks

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from cleave.gemm import Gemm
-from cleave.planner.bound import isolated_bound_s
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates
-from cleave.planner.planner import PlanMethod, TilePlanner
-from cleave.planner.report import plan_step
-from cleave.planner.shape import RateArrays, best_tile
+from cleave.planner.tiles.bound import isolated_bound_s
+from cleave.planner.tiles.planner import PlanMethod, TilePlanner
+from cleave.planner.tiles.report import plan_step
+from cleave.planner.tiles.shape import RateArrays, best_tile
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
 from profiles.fleets import paper_fleet

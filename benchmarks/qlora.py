@@ -102,10 +102,10 @@ def in_virtual_time(bits: Bits | None, rows: int, sequence: int) -> bool:
 def for_real(sequence: int) -> bool:
     """Train a step on this machine."""
     import cleave
-    from cleave.training.job import JobSpec
-    from cleave.training.records import Record, StepRecord
-    from cleave.training.run_folder import RunFolder
-    from cleave.training.trainer import TrainContext, train
+    from cleave.training.loop.job import JobSpec
+    from cleave.training.loop.records import Record, StepRecord
+    from cleave.training.loop.run_folder import RunFolder
+    from cleave.training.loop.trainer import TrainContext, train
 
     losses: list[float] = []
     seconds: list[float] = []

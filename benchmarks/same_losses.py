@@ -15,7 +15,7 @@ from dataclasses import replace
 import cleave
 from benchmarks.common import joined, make_trainer
 from cleave.fleet.fleet import Fleet
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 
 
 def losses(

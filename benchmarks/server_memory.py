@@ -38,10 +38,10 @@ def serve(
     # which ends some processes with "terminate called without an active exception".
     import torch.distributed.nn
 
-    from cleave.training.job import JobSpec
-    from cleave.training.ranks import Alone, Ranks, TorchRanks
-    from cleave.training.run_folder import RunFolder
-    from cleave.training.trainer import TrainContext, prepare, train
+    from cleave.training.loop.job import JobSpec
+    from cleave.training.loop.run_folder import RunFolder
+    from cleave.training.loop.trainer import TrainContext, prepare, train
+    from cleave.training.servers.ranks import Alone, Ranks, TorchRanks
 
     torch.set_num_threads(1)
     ranks: Ranks = Alone()

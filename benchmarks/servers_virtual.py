@@ -23,11 +23,11 @@ from benchmarks.stage_fleets import emulated as emulated_stages
 from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.coding import CodingPolicy, payload_rates
-from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
 from cleave.planner.plan import ElementBytes, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import plan_step
 from cleave.planner.servers import exchange_s, exchanged_bytes, weakest
+from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import plan_step
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
 from emulator.sized_stages import SizedModel

@@ -41,13 +41,13 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.noise import noisy
 from cleave.machine.graph_provider import CPU_SETUP
-from cleave.scheduler.stage_device import sums_of
-from cleave.scheduler.stage_outcomes import StageRecord, StepResult, SumsRecord
-from cleave.scheduler.stage_work import StageGraph, StepWork, SumName
-from cleave.training.audits import Auditor, Fault
-from cleave.training.honest_error import ROUNDING
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import StagedModel
+from cleave.scheduler.stages.device import sums_of
+from cleave.scheduler.stages.outcomes import StageRecord, StepResult, SumsRecord
+from cleave.scheduler.stages.work import StageGraph, StepWork, SumName
+from cleave.training.stages.audits import Auditor, Fault
+from cleave.training.stages.honest_error import ROUNDING
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import StagedModel
 from emulator.virtual import emulated
 from tests.graphs.models import TOKENS, small_model, with_lora
 from tests.training.test_staged import KEPT, PS, ROWS, EvenStages, SlicedLoss, rows

@@ -51,9 +51,9 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.backends import TorchBackend
 from cleave.machine.graph_session import GraphSession
-from cleave.training.job import JobSpec
-from cleave.training.stage_work import ModelWork
-from cleave.training.tokenizer import default_tokenizer
+from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop.job import JobSpec
+from cleave.training.stages.stage_work import ModelWork
 from profiles.measuring.device import Settings, measure_device
 
 GOAL: Final = 0.10

@@ -63,14 +63,14 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.machine.graph_provider import CPU_SETUP
 from cleave.planner.coding import coded_ratio
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PsCompute, StagePlan, StagePlanner
+from cleave.planner.stages.model import PsCompute, StagePlan, StagePlanner
+from cleave.planner.stages.search import plan_stages
 from cleave.protocol import limits, messages
 from cleave.scheduler.instructions import ForSteps
-from cleave.scheduler.stage_work import StageOrder, UnitKind
+from cleave.scheduler.stages.work import StageOrder, UnitKind
 from cleave.server.fleet_server import Server
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import Rows, StagedModel
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import Rows, StagedModel
 from cleave.workload.registry import find_model
 from emulator.activity import Activity, Presence
 from emulator.sized_stages import SizedModel, run_steps

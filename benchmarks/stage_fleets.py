@@ -38,13 +38,13 @@ from typing import Any, Final
 from cleave.arrays import DType
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.coding import CodingPolicy, payload_rates
-from cleave.planner.micro_batches import micro_batch_counts
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import plan_step
-from cleave.planner.stage_prediction import local_step_s, run_bytes
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PsCompute, StagePlan
+from cleave.planner.stages.micro_batches import micro_batch_counts
+from cleave.planner.stages.model import PsCompute, StagePlan
+from cleave.planner.stages.prediction import local_step_s, run_bytes
+from cleave.planner.stages.search import plan_stages
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import plan_step
 from cleave.workload.registry import find_model
 from cleave.workload.stages import Adapters
 from cleave.workload.step import step_gemms

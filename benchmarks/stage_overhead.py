@@ -38,9 +38,9 @@ from benchmarks.step_overhead import seconds
 from cleave.device import compute_thread
 from cleave.machine import graph_run
 from cleave.machine.graph_session import GraphSession
-from cleave.training.job import JobSpec
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import StagedModel
+from cleave.training.loop.job import JobSpec
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import StagedModel
 
 DEVICES: Final = 8
 GOAL: Final = 1.15

@@ -16,8 +16,8 @@ import time
 
 import cleave
 from benchmarks.common import make_trainer, spread
-from cleave.training.job import JobSpec
-from cleave.training.trainer import Trainer
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.trainer import Trainer
 
 
 def seconds(trainer: Trainer) -> float:

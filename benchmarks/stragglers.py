@@ -37,9 +37,9 @@ from cleave.device.core import Order
 from cleave.device.session import DeviceSession, device_hello
 from cleave.fleet.fleet import Fleet
 from cleave.machine.backends import NumpyBackend
-from cleave.scheduler.probe import FIRST_ID
+from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.server.fleet_server import Server
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url
 from tests.log_lines import logged

@@ -24,11 +24,11 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-from cleave.training.data import BatchLoader
-from cleave.training.job import JobSpec
-from cleave.training.records import Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import TrainContext, prepare, train
+from cleave.training.data.batches import BatchLoader
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, prepare, train
 from cleave.workload.models.build import build_model
 
 MODEL: Final = "opt-nano"

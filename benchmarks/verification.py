@@ -62,11 +62,11 @@ from cleave.gemm import Block, Gemm, Span, Tile, cut_tile, even_cuts, wavefront
 from cleave.machine.backends import NumpyBackend, TorchBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import DeviceRates, ElementBytes, EvenCut, Plan, PlannedTile, Residency
-from cleave.planner.planner import TilePlanner
-from cleave.scheduler.probe import FIRST_ID
-from cleave.scheduler.reputation import EVIDENCE, Reputation, Rounding, Wrong
-from cleave.scheduler.tasks import Task
-from cleave.training.job import JobSpec
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.scheduler.sessions.probe import FIRST_ID
+from cleave.scheduler.sessions.reputation import EVIDENCE, Reputation, Rounding, Wrong
+from cleave.scheduler.tiles.tasks import Task
+from cleave.training.loop.job import JobSpec
 from cleave.verify import LONE, GemmCheck
 from cleave.verify.projection import Pass, compiled_pass, numpy_pass
 from cleave.verify.rounding import variance

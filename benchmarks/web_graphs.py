@@ -31,12 +31,12 @@ import cleave
 from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
-from cleave.planner.stages import PsCompute
+from cleave.planner.stages.model import PsCompute
 from cleave.protocol import messages
 from cleave.server.fleet_server import Server
 from cleave.server.http.pages import Pages
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import Rows, StagedModel
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import Rows, StagedModel
 from tests.graphs.models import plain_gradients, small_model, trained
 from tests.integration.processes import started, wait_for_event
 from tests.training.test_staged import EvenStages

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from cleave.errors import CleaveError, FleetError, PlanError, UsageError
     from cleave.fleet.fleet import Fleet
     from cleave.server.fleet_server import serve
-    from cleave.training.adapters import quantize
-    from cleave.training.offload import hold_weights, offload, offloaded, restore
+    from cleave.training.lora.adapters import quantize
+    from cleave.training.tiles.offload import hold_weights, offload, offloaded, restore
     from emulator.virtual import emulated
 
 __version__ = "0.1.0"
@@ -39,9 +39,9 @@ def __getattr__(name: str) -> Any:
         **dict.fromkeys(("CleaveError", "FleetError", "PlanError", "UsageError"), "cleave.errors"),
         "Fleet": "cleave.fleet.fleet",
         **dict.fromkeys(
-            ("hold_weights", "offload", "offloaded", "restore"), "cleave.training.offload"
+            ("hold_weights", "offload", "offloaded", "restore"), "cleave.training.tiles.offload"
         ),
-        "quantize": "cleave.training.adapters",
+        "quantize": "cleave.training.lora.adapters",
         "serve": "cleave.server.fleet_server",
         "emulated": "emulator.virtual",
     }

@@ -84,7 +84,7 @@ class FleetOptions:
         import tomli_w
 
         from cleave.files import write_atomically
-        from cleave.training.disk import cannot_write
+        from cleave.training.loop.disk import cannot_write
 
         given = {name: value for name, value in asdict(self).items() if value is not None}
         if Path(self.fleet).is_file():

@@ -11,9 +11,9 @@ from cleave.errors import PlanError, UsageError
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import plan_step
-from cleave.planner.stages import PsCompute
+from cleave.planner.stages.model import PsCompute
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import plan_step
 from cleave.workload.quantization import Bits
 from cleave.workload.stages import Adapters, StageSizes
 from cleave.workload.step import StepGemm

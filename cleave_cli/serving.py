@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cleave.energy.grid import Grid
     from cleave.server.app import App
     from cleave.server.fleet_server import Server, ServerConfig
-    from cleave.training.run_job import JobRunner
+    from cleave.training.loop.run_job import JobRunner
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def serving(
     from cleave.server.fleet_server import serve
 
     if cluster.servers == 1:
-        from cleave.training.run_job import JobRunner
+        from cleave.training.loop.run_job import JobRunner
 
         with serve(config) as server:
             app.open(server)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cleave.cluster.doors import Doors
     from cleave.energy.run_energy import RunEnergy
     from cleave.fleet.fleet import Fleet
-    from cleave.training.ranks import Ranks
+    from cleave.training.servers.ranks import Ranks
     from profiles.fleet_device import FleetDevice
 
 
@@ -82,11 +82,11 @@ def train_on_several(
     from cleave.cluster.room import check_cores, cores_of_nodes
     from cleave.energy.grid import electricity
     from cleave.energy.run_energy import run_energy
-    from cleave.training.ps_memory import check_memory
-    from cleave.training.records import DoneRecord, Record, StartRecord
-    from cleave.training.run_folder import RunFolder
-    from cleave.training.run_job import JobRequest
-    from cleave.training.trainer import TrainContext, prepare
+    from cleave.training.loop.ps_memory import check_memory
+    from cleave.training.loop.records import DoneRecord, Record, StartRecord
+    from cleave.training.loop.run_folder import RunFolder
+    from cleave.training.loop.run_job import JobRequest
+    from cleave.training.loop.trainer import TrainContext, prepare
     from cleave_cli.render.footprint import summary
     from cleave_cli.several_meters import of_emulated_devices, of_joined_devices
 

@@ -15,7 +15,7 @@ from cleave.errors import CleaveError, UsageError
 from cleave_cli.options import not_empty
 
 if TYPE_CHECKING:
-    from cleave.training.uses import UseRequest
+    from cleave.training.results.uses import UseRequest
 
 
 Model: TypeAlias = Annotated[
@@ -45,14 +45,14 @@ def use(
         request: the model, and what for.
         devices: emulated ones that multiply; 0 for none.
         server: the URL of a server whose devices multiply; empty for this machine.
-        report: see `cleave.training.uses`.
+        report: see `cleave.training.results.uses`.
 
     Raises:
         CleaveError: when the model cannot be opened or used.
     """
     import cleave
-    from cleave.training.records import Record, to_dict
-    from cleave.training.run_job import use_model
+    from cleave.training.loop.records import Record, to_dict
+    from cleave.training.loop.run_job import use_model
 
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 to use this machine alone, or more")
@@ -75,7 +75,7 @@ def use(
 def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any]], None]) -> None:
     import asyncio
 
-    from cleave.training.run_job import USE
+    from cleave.training.loop.run_job import USE
     from cleave_cli.operator_client import OperatorClient
 
     async def follow() -> None:

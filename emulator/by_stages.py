@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cleave.arrays import DType
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import PsRates
-from cleave.planner.stages import PsCompute, StageModel, StagePlan
+from cleave.planner.stages.model import PsCompute, StageModel, StagePlan
 from cleave.workload.registry import ModelSpec
 from cleave.workload.stages import StageSizes
 from emulator.activity import Activity

@@ -21,7 +21,7 @@ from cleave.fleet.product import Output
 from cleave.gemm import Span
 from cleave.machine.backends import MatmulBackend, as_buffer, execute
 from cleave.machine.multiplication import Compute
-from cleave.scheduler.gemm_job import GemmTask
+from cleave.scheduler.tiles.gemm_job import GemmTask
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from cleave.machine.backends import MatmulBackend
 from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode
-from cleave.scheduler.probe import FIRST_ID
+from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.transport.connection import Connection, ConnectionLostError
 from emulator.activity import Activity, Direction, Transfer, execution
 from emulator.compute import EmulatedProcessor

@@ -13,18 +13,18 @@ from typing import Final
 from cleave import graph_names as names
 from cleave.arrays import DType
 from cleave.errors import FleetError
-from cleave.planner.stages import HeadSlice, StageModel, StagePlan
+from cleave.planner.stages.model import HeadSlice, StageModel, StagePlan
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
-from cleave.scheduler.stage_arrays import StageArray
-from cleave.scheduler.stage_outcomes import (
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import (
     OutputReady,
     SlicesBack,
     SlicesReady,
     StepFailed,
     StepResult,
 )
-from cleave.scheduler.stage_work import (
+from cleave.scheduler.stages.work import (
     LayerWork,
     LossWork,
     SliceWork,

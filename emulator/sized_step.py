@@ -17,10 +17,10 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Operand, Side
-from cleave.planner.collector import collector_paused
-from cleave.planner.stage_prediction import local_step_s
-from cleave.planner.stages import PsCompute
-from cleave.scheduler.gemm_job import RESIDENCY_DEVICES
+from cleave.planner.stages.model import PsCompute
+from cleave.planner.stages.prediction import local_step_s
+from cleave.planner.tiles.collector import collector_paused
+from cleave.scheduler.tiles.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import ModelSpec
 from cleave.workload.stages import StageSizes, cut_batch
 from cleave.workload.step import ONCE, LinearShape, siblings_in_order, step_flops

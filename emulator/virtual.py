@@ -36,22 +36,22 @@ from cleave.fleet.runtime import Placing, Runtime
 from cleave.machine.backends import MatmulBackend
 from cleave.machine.multiplication import Compute
 from cleave.planner.coding import CodingPolicy, coded_ratio
-from cleave.planner.collector import collector_paused
 from cleave.planner.plan import PsRates
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.collector import collector_paused
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes, wire_size
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Feature, Message, Op, Role
-from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.handshake import ASSUMED_FLOPS_PER_S
-from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.stage_arrays import StageArray
-from cleave.scheduler.stage_outcomes import StageOutcome
-from cleave.scheduler.stage_runs import StagesOn
-from cleave.scheduler.stage_work import StepWork
+from cleave.scheduler.sessions.handshake import ASSUMED_FLOPS_PER_S
+from cleave.scheduler.sessions.session import DeviceState
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import StageOutcome
+from cleave.scheduler.stages.runs import StagesOn
+from cleave.scheduler.stages.work import StepWork
 from cleave.scheduler.story import Story
+from cleave.scheduler.tiles.check_policy import Verification
 from cleave.scheduler.traffic import TrafficKind
 from emulator.activity import Activity, Direction, Presence, Transfer, execution
 from emulator.compute import EmulatedProcessor

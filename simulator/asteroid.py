@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from cleave.planner.shape import Floats, RateArrays
+from cleave.planner.tiles.shape import Floats, RateArrays
 from simulator.method import Conditions, Outcome, Part
 from simulator.partition import Cut, best_partition
 from simulator.pipeline import PipelineJob, Stage, pipeline_memory, restart

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cleave.planner.shape import Floats, RateArrays
+from cleave.planner.tiles.shape import Floats, RateArrays
 from cleave.workload.registry import ModelSpec
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from cleave.errors import UsageError
-from cleave.planner.planner import PlanMethod as TileShape
+from cleave.planner.tiles.planner import PlanMethod as TileShape
 from simulator.alpa import Alpa
 from simulator.asteroid import Asteroid
 from simulator.cloud import A100, H100, Cloud

@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from cleave.planner.shape import Floats
+from cleave.planner.tiles.shape import Floats
 from simulator.dtfm_search import TRIALS, DtfmSchedule, Problem, first_guess, search
 from simulator.method import Conditions, Outcome, Part
 from simulator.pipeline import (

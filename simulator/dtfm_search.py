@@ -32,7 +32,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cleave.planner.shape import Floats, RateArrays
+from cleave.planner.tiles.shape import Floats, RateArrays
 
 Indices = npt.NDArray[np.intp]
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final, Protocol
 
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.shape import RateArrays
+from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import ModelSpec
 
 PS_FLOPS_PER_S: Final = 500e9

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from cleave.planner.shape import Floats
+from cleave.planner.tiles.shape import Floats
 
 _STEP: Final = 1.05
 

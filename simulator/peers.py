@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cleave.planner.shape import Floats
+from cleave.planner.tiles.shape import Floats
 from simulator.work import STATE_BYTES, LayerWork
 
 RECOMPUTE = 4 / 3

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cleave.planner.shape import Floats, RateArrays
+from cleave.planner.tiles.shape import Floats, RateArrays
 from simulator.method import Conditions, Part
 from simulator.peers import RECOMPUTE, misfit, stage_need, tightest
 from simulator.work import STATE_BYTES, LayerWork, head_flops, layer_work

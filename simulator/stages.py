@@ -1,6 +1,6 @@
 """`cleave-stages`: whole layers on devices for a step, as Cleave's own planner cuts them.
 
-The planner (`cleave.planner.stage_search`) chooses the stages and simulates the step event by
+The planner (`cleave.planner.stages.search`) chooses the stages and simulates the step event by
 event, as it does for training and for `cleave plan`. Layers are computed in fp32. The loss is
 computed by a device of the last stage, or by the parameter server (PS) where that is sooner or no
 device holds it.
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from cleave.errors import PlanError
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stage_events import costs_of
-from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.simulation import costs_of
 from cleave.workload.stages import StageSizes
 from simulator.method import Conditions, Outcome, Part, impossible
 

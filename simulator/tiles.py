@@ -22,9 +22,9 @@ import numpy as np
 
 from cleave.errors import PlanError
 from cleave.gemm import Gemm
-from cleave.planner.planner import PlanMethod as TileShape
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import StepReport, plan_step
+from cleave.planner.tiles.planner import PlanMethod as TileShape
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import StepReport, plan_step
 from cleave.workload.step import StepGemm, step_gemms
 from simulator.attention import AttentionTask, backward_task, forward_task, takers, tasks_s
 from simulator.method import Conditions, Outcome, Part, impossible

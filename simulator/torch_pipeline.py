@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cleave.planner.shape import RateArrays
+from cleave.planner.tiles.shape import RateArrays
 from simulator.method import Conditions, Outcome, Part
 from simulator.peers import all_reduce_s
 from simulator.pipeline import PipelineJob, Stage, one_f_one_b, pipeline_memory

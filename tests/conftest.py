@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cleave.training.job import JobSpec
-from cleave.training.records import Record, StepRecord
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import Record, StepRecord
 from tests.examples import FAST
 from tests.log_lines import LogLines, logged
 
@@ -125,8 +125,11 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobSpec], list[float]]:
     """The losses of a job in plain PyTorch, in this process."""
-    from cleave.training.run_folder import RunFolder
-    from cleave.training.trainer import TrainContext, train  # torch, which most tests do not need
+    from cleave.training.loop.run_folder import RunFolder
+    from cleave.training.loop.trainer import (  # torch, which most tests do not need
+        TrainContext,
+        train,
+    )
 
     @cache
     def plain(job: JobSpec) -> list[float]:

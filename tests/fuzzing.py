@@ -30,11 +30,10 @@ from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes, Planner
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import features, limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Op, Role
-from cleave.scheduler.gemm_job import GemmJob, GemmTask, MatrixRef
 from cleave.scheduler.instructions import (
     Check,
     Close,
@@ -45,8 +44,9 @@ from cleave.scheduler.instructions import (
     Place,
     Send,
 )
-from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session import DeviceState
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask, MatrixRef
 from cleave.verify import Fault, Judgement
 from tests.scheduler.test_scheduler import BoxPlanner
 

@@ -36,19 +36,19 @@ HEADER = b"CLEAVE!!"
 
 MAY = {  # who else may call what, and why
     # Renames of whole folders, which were made under a name that nothing else has.
-    "cleave/training/checkpoint.py": {"rename"},
-    "cleave/training/export.py": {"rename", "save_pretrained", "chmod"},
-    "cleave/training/run_folder.py": {"savefig"},  # into memory
-    "cleave/training/journal.py": {"rename"},  # of what is no journal, to a name that is free
+    "cleave/training/loop/checkpoint.py": {"rename"},
+    "cleave/training/results/export.py": {"rename", "save_pretrained", "chmod"},
+    "cleave/training/loop/run_folder.py": {"savefig"},  # into memory
+    "cleave/training/loop/journal.py": {"rename"},  # of what is no journal, to a name that is free
     # A map needs the name of a file; it is made under a name that nothing has, and deleted.
-    "cleave/training/state_files.py": {"NamedTemporaryFile"},
+    "cleave/training/loop/state_files.py": {"NamedTemporaryFile"},
     # SQLite opens its files itself, after `open_to_change` looked at the database.
     "cleave/server/store/store.py": {"connect"},
     # Their writers have names of their own for each file, within a folder that is no link.
-    "cleave/training/trackers.py": {"SummaryWriter"},
+    "cleave/training/loop/trackers.py": {"SummaryWriter"},
     "cleave/transport/certificate.py": {"chmod"},  # of the file that it has just opened
     "cleave/device/service/manager.py": {"chmod", "chown", "replace"},  # of a file that it made
-    "cleave/training/data.py": {"save"},  # into memory
+    "cleave/training/data/batches.py": {"save"},  # into memory
 }
 WRITES = {
     "write_text", "write_bytes", "touch", "mkdir", "makedirs", "savefig", "save_pretrained",

@@ -78,14 +78,14 @@ PURE = (
     "cleave.workload.registry",
     "cleave.workload.stages",
     "cleave.workload.step",
-    "cleave.scheduler.device_memory",
+    "cleave.scheduler.tiles.device_memory",
     "cleave.scheduler.events",
-    "cleave.scheduler.gemm_job",
-    "cleave.scheduler.load",
-    "cleave.scheduler.reassignment",
-    "cleave.scheduler.scheduler",
-    "cleave.scheduler.stragglers",
-    "cleave.scheduler.tasks",
+    "cleave.scheduler.tiles.gemm_job",
+    "cleave.scheduler.tiles.load",
+    "cleave.scheduler.tiles.reassignment",
+    "cleave.scheduler.tiles.scheduler",
+    "cleave.scheduler.tiles.stragglers",
+    "cleave.scheduler.tiles.tasks",
 )
 
 
@@ -276,7 +276,7 @@ def test_a_served_job_imports_nothing_of_emulator_or_simulator() -> None:
     _run_without(
         (),
         "import sys, cleave_cli.commands.serve, cleave.server.app, cleave.server.fleet_server\n"
-        "import cleave, cleave.training.run_job, cleave.training.trainer\n"
+        "import cleave, cleave.training.loop.run_job, cleave.training.loop.trainer\n"
         "others = ('emulator', 'simulator', 'ray')\n"
         "found = [m for m in sys.modules if m.split('.')[0] in others]\n"
         "found += [m for m in sys.modules if m.startswith('cleave.cluster')]\n"
@@ -309,7 +309,8 @@ def test_a_device_needs_nothing_that_only_training_needs() -> None:
         TRAINING_ONLY,
         DEVICE
         + "import cleave, cleave.machine.backends, cleave_cli.main\n"
-        + "import cleave.planner.planner, cleave.workload.step, cleave.scheduler.session_manager\n"
+        + "import cleave.planner.tiles.planner, cleave.workload.step\n"
+        + "import cleave.scheduler.sessions.session_manager\n"
         + "import emulator.virtual, cleave.server.fleet_server\n"
         + "assert cleave.machine.backends.choose('auto').backend.name == 'numpy'\n"
         + "assert cleave.__version__\n",

@@ -34,7 +34,7 @@ def _write_smollm2(folder: Path) -> None:
     """Write a model of SmolLM2-135M's sizes, as its published config has them."""
     from transformers import PreTrainedTokenizerFast
 
-    from cleave.training.tokenizer import default_tokenizer
+    from cleave.training.data.tokenizer import default_tokenizer
     from cleave.workload.models.build import build_model
 
     build_model(SMOLLM2_SPEC, seed=0).save_pretrained(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cleave.cluster.ray_errors import Ending
 from cleave.energy.run_energy import RunEnergy, in_succession
-from cleave.training.records import NoteRecord, Record
+from cleave.training.loop.records import NoteRecord, Record
 
 
 class Board:

@@ -13,9 +13,9 @@ from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.product import GemmFuture, Operand
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.stage_arrays import StageArray
-from cleave.scheduler.stage_outcomes import StageOutcome
-from cleave.scheduler.stage_work import StepWork
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import StageOutcome
+from cleave.scheduler.stages.work import StepWork
 
 _FRESH_S: Final = 0.1  # what was looked at is taken to be so for that long
 _CALL_S: Final = 60.0  # the longest that the door waits within one call

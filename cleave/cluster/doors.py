@@ -13,7 +13,7 @@ from cleave.cluster.own_door import DoorSetup
 from cleave.cluster.ports import PortInUseError, opened_in_time
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
-from cleave.training.ranks import Ranks
+from cleave.training.servers.ranks import Ranks
 
 _THREADS: Final = 16  # of a door: a call may wait for devices
 _OPENS_S: Final = 120.0

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from cleave.arrays import Array
-from cleave.scheduler.stage_arrays import StageArray
-from cleave.scheduler.stage_work import StageGraph
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.work import StageGraph
 
 _SMALL_BYTES: Final = 4096
 

@@ -25,10 +25,10 @@ from cleave.cluster.room import bound_tries, cores_of_each, cores_of_nodes, fitt
 from cleave.energy.run_energy import RunEnergy
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
-from cleave.training.job import JobSpec
-from cleave.training.ranks import WAIT_S, Ranks
-from cleave.training.records import NoteRecord, Record, ServersRecord, StepRecord
-from cleave.training.run_folder import RunFolder
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import NoteRecord, Record, ServersRecord, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.servers.ranks import WAIT_S, Ranks
 
 LOOK_S: Final = 0.2
 """Seconds between two looks at what the servers report."""
@@ -58,7 +58,7 @@ class SharedJob:
         job: what to train.
         folder: the run folder, which all servers see under this path.
         at: the folder in which relative paths of the job begin.
-        resume, restart, accept_changes: see `cleave.training.trainer.train`.
+        resume, restart, accept_changes: see `cleave.training.loop.trainer.train`.
         fleet_of: opens the server's fleet.
         meter_of: meters it; None where that is done elsewhere.
     """
@@ -255,8 +255,8 @@ def _serve_rank(config: dict[str, Any]) -> None:
     """Train as one of the servers, in a process that Ray started."""
     import ray
 
-    from cleave.training.ranks import LostServerError, TorchRanks
-    from cleave.training.trainer import TrainContext, train
+    from cleave.training.loop.trainer import TrainContext, train
+    from cleave.training.servers.ranks import LostServerError, TorchRanks
 
     shared: SharedJob = config["shared"]
     board = config["board"]

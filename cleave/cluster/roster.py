@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello
-from cleave.scheduler.admission import (
+from cleave.scheduler.sessions.admission import (
     AccessLevel,
     Admission,
     AdmissionResult,
@@ -22,7 +22,7 @@ from cleave.scheduler.admission import (
     Refusal,
     one_is,
 )
-from cleave.scheduler.conduct import Conduct
+from cleave.scheduler.sessions.conduct import Conduct
 from cleave.server.auth.codes import hash_secret
 
 RETRY_S: Final = 1.0

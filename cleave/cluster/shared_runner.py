@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cleave.cluster.ray_train import FleetOf, SharedJob, train_together
-from cleave.training.ps_memory import check_memory
-from cleave.training.run_folder import RunFolder
-from cleave.training.run_job import JobRequest, JobRunner
+from cleave.training.loop.ps_memory import check_memory
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.run_job import JobRequest, JobRunner
 
 if TYPE_CHECKING:
-    from cleave.training.trainer import TrainContext
+    from cleave.training.loop.trainer import TrainContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class SharedRunner(JobRunner):
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
         """See `JobRunner.train`."""
-        from cleave.training.trainer import TrainContext, prepare
+        from cleave.training.loop.trainer import TrainContext, prepare
 
         spec = request.spec()
         check_memory(spec, self.servers)

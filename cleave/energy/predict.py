@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from cleave.energy.account import CloudSpell, DeviceUsage
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import plan_step
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import plan_step
 from cleave.workload.registry import ModelSpec
 from cleave.workload.step import step_flops, step_gemms
 from profiles.device_profile import DeviceProfile

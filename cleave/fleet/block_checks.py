@@ -7,7 +7,7 @@ import numpy as np
 from cleave.arrays import Buffer, DType, unpack
 from cleave.fleet.product import GemmFuture
 from cleave.gemm import wavefront
-from cleave.scheduler.tasks import Task
+from cleave.scheduler.tiles.tasks import Task
 from cleave.verify import GemmCheck, Judgement, Projector
 
 

@@ -16,8 +16,8 @@ from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.product import GemmFuture, Operand, Side, product_of
 from cleave.planner.plan import Planner
-from cleave.planner.planner import TilePlanner
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 
 _log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import ClassVar
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.fleet.product import GemmFuture
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.stage_arrays import StageArray
-from cleave.scheduler.stage_outcomes import StageOutcome
-from cleave.scheduler.stage_work import StepWork
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import StageOutcome
+from cleave.scheduler.stages.work import StepWork
 
 
 class FleetRuntime(ABC):
@@ -61,14 +61,14 @@ class FleetRuntime(ABC):
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
         """Go on with a micro-batch of that step with what the caller made of it.
 
-        See `cleave.scheduler.stage_step.StageStep.give`.
+        See `cleave.scheduler.stages.step.StageStep.give`.
         """
 
     @abstractmethod
     def resolve(self, right: bool, reason: str) -> None:
         """Say whether the numbers of the last `Suspect` are right.
 
-        See `cleave.scheduler.stage_step.StageStep.resolve`.
+        See `cleave.scheduler.stages.step.StageStep.resolve`.
         """
 
     @abstractmethod

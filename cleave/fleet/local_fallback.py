@@ -18,7 +18,7 @@ from cleave.fleet.counters import FleetCounters
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Finished, GemmFuture, Operand, Pending, Side, product_of
 from cleave.machine.backends import MatmulBackend
-from cleave.scheduler.scheduler import WITHDRAWN
+from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
 LOOK_S: Final = 0.5
 """Seconds between two looks at the fleet while a GEMM is waited for."""

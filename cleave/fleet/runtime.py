@@ -23,7 +23,6 @@ from cleave.fleet.fleet_runtime import FleetRuntime
 from cleave.fleet.product import GemmFuture, Output, floor_bytes
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.messages import Message
-from cleave.scheduler.gemm_job import GemmTask
 from cleave.scheduler.instructions import (
     Aside,
     Check,
@@ -38,10 +37,11 @@ from cleave.scheduler.instructions import (
     Send,
     TellStep,
 )
-from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.stage_outcomes import StageOutcome
-from cleave.scheduler.stage_work import StepWork
-from cleave.scheduler.tasks import Task
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.outcomes import StageOutcome
+from cleave.scheduler.stages.work import StepWork
+from cleave.scheduler.tiles.gemm_job import GemmTask
+from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 from cleave.verify import Judgement
 

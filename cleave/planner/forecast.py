@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from cleave.errors import PlanError
-from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import DeviceRates, Method
-from cleave.planner.report import CountedGemm, StepReport
-from cleave.planner.stage_events import costs_of
-from cleave.planner.stage_prediction import in_seconds, local_step_s
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PsCompute, StageModel, StagePlan, StagePlanner
+from cleave.planner.stages.micro_batches import plan_batch
+from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
+from cleave.planner.stages.prediction import in_seconds, local_step_s
+from cleave.planner.stages.search import plan_stages
+from cleave.planner.stages.simulation import costs_of
+from cleave.planner.tiles.report import CountedGemm, StepReport
 
 _BY_TRAFFIC: Final = (Method.LOCAL, Method.STAGES, Method.TILES)
 """From least to most traffic, which decides between methods that are equally fast."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.gemm_job import GemmJob
+from cleave.scheduler.tiles.gemm_job import GemmJob
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from cleave.scheduler.session import Session
+from cleave.scheduler.sessions.session import Session
 
 
 class EventKind(Enum):

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from cleave.protocol.messages import ByeCode, ErrorCode, Message
 from cleave.scheduler.events import Event
-from cleave.scheduler.stage_outcomes import StageOutcome
-from cleave.scheduler.stage_work import StepWork
-from cleave.scheduler.tasks import ArrayRef, Task
+from cleave.scheduler.stages.outcomes import StageOutcome
+from cleave.scheduler.stages.work import StepWork
+from cleave.scheduler.tiles.tasks import ArrayRef, Task
 from cleave.scheduler.traffic import TrafficKind
 
 # --- from the scheduler to the session manager ---

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cleave.scheduler.events import Event, ResultArrived
 from cleave.scheduler.instructions import Instruction, Place
-from cleave.scheduler.tasks import ArrayRef, Task
+from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 LENGTH: Final = 10_000
 """Events and instructions that are kept, the latest event's in any case; the oldest are removed

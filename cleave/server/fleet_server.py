@@ -24,22 +24,22 @@ from cleave.fleet.counters import StepProgress
 from cleave.fleet.fleet import Fleet
 from cleave.planner.coding import CodingPolicy
 from cleave.planner.plan import Planner, PsRates
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
-from cleave.scheduler.admission import (
+from cleave.scheduler.fleet_events import EventListener
+from cleave.scheduler.sessions.admission import (
     AccessLevel,
     Authenticator,
     Refusal,
     SharedSecretAuth,
     clean_text,
 )
-from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.fleet_events import EventListener
-from cleave.scheduler.handshake import FULL_RETRY_S, other_version
-from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.stage_runs import StagesOn
+from cleave.scheduler.sessions.handshake import FULL_RETRY_S, other_version
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.runs import StagesOn
+from cleave.scheduler.tiles.check_policy import Verification
 from cleave.server.runtime import LiveRuntime, Numbering
 from cleave.transport import listener
 from cleave.transport.addresses import bracketed, origins, parse_origin

@@ -1,4 +1,4 @@
-"""The sizes of weights in 4 or 8 bits; `cleave.training.quantized` makes them."""
+"""The sizes of weights in 4 or 8 bits; `cleave.training.lora.quantized` makes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the layers of a model cost in a step by stages: parameters, bytes, FLOPs.
 
-The figures are those that `cleave.training.stage_work` finds in a real model of the same sizes.
-Nothing here needs torch or a model.
+The figures are those that `cleave.training.stages.stage_work` finds in a real model of the same
+sizes. Nothing here needs torch or a model.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from cleave.errors import UsageError
 from cleave.planner.coding import coded_ratio
-from cleave.planner.layer_memory import dequantized_bytes, working_bytes
-from cleave.planner.stages import LayerCost, PsCompute, StageModel, pieces_of_sequence
+from cleave.planner.stages.layer_memory import dequantized_bytes, working_bytes
+from cleave.planner.stages.model import LayerCost, PsCompute, StageModel, pieces_of_sequence
 from cleave.workload.quantization import Bits, can_quantize, quantized_bytes
 from cleave.workload.registry import Family, ModelSpec
 

@@ -18,7 +18,7 @@ from cleave_cli.options import human_bytes, need_train_extra
 
 if TYPE_CHECKING:
     from cleave.fleet.fleet import Fleet
-    from cleave.training.records import StepRecord
+    from cleave.training.loop.records import StepRecord
 
 _DEVICES: Final = 4
 _STEPS: Final = 10
@@ -127,10 +127,10 @@ def _train(
     runs: Path, method: str, fleet: Fleet | None, report: Callable[[StepRecord], None]
 ) -> Path:
     """Train the small model; return the run folder."""
-    from cleave.training.job import JobSpec
-    from cleave.training.records import Record, StepRecord
-    from cleave.training.run_folder import RunFolder
-    from cleave.training.trainer import TrainContext, train
+    from cleave.training.loop.job import JobSpec
+    from cleave.training.loop.records import Record, StepRecord
+    from cleave.training.loop.run_folder import RunFolder
+    from cleave.training.loop.trainer import TrainContext, train
 
     def told(record: Record) -> None:
         if isinstance(record, StepRecord):

@@ -96,8 +96,8 @@ def _fits(
     from cleave.machine.sensors import total_memory_bytes
     from cleave.planner.coding import CodingPolicy, payload_rates
     from cleave.planner.plan import ElementBytes, Method, PsRates
-    from cleave.planner.planner import TilePlanner
-    from cleave.planner.stages import PsCompute
+    from cleave.planner.stages.model import PsCompute
+    from cleave.planner.tiles.planner import TilePlanner
     from cleave.workload.models.build import resolve_model
     from cleave.workload.stages import StageSizes
     from cleave.workload.step import step_gemms

@@ -205,9 +205,9 @@ def _virtual(
     from rich.progress import Progress
 
     from cleave.arrays import DType
-    from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
     from cleave.planner.plan import PsRates
-    from cleave.planner.planner import TilePlanner
+    from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.planner.tiles.planner import TilePlanner
     from cleave.workload.registry import find_model
     from emulator.sized_step import SizedStepper, server_s
     from emulator.virtual import emulated
@@ -266,7 +266,7 @@ def _stages(
 
     from cleave.arrays import DType
     from cleave.planner.plan import PsRates
-    from cleave.planner.stage_prediction import in_seconds
+    from cleave.planner.stages.prediction import in_seconds
     from cleave.workload.registry import find_model
     from cleave_cli.plan_question import server_flops_per_s
     from emulator.by_stages import emulate_stages
@@ -360,7 +360,7 @@ def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int)
         number: of the step.
         devices: how many.
     """
-    from cleave.planner.stage_prediction import in_seconds
+    from cleave.planner.stages.prediction import in_seconds
 
     done, seconds = step.counters, step.fleet_s
     counts = f"counted: every Linear and the LM head, {in_seconds(seconds)} on devices"

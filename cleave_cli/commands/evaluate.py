@@ -43,7 +43,7 @@ def evaluate(
 
       cleave eval my-model --choices anatomy_test.csv --examples anatomy_dev.csv --subject anatomy
     """
-    from cleave.training.uses import Examination, Prediction, UseRequest
+    from cleave.training.results.uses import Examination, Prediction, UseRequest
 
     if bool(data) == (choices is not None):
         raise UsageError("give either --data with a text, or --choices with questions")

@@ -12,7 +12,7 @@ from cleave.errors import UsageError
 from cleave_cli.trained_model import Step
 
 if TYPE_CHECKING:
-    from cleave.training.run_folder import RunFolder
+    from cleave.training.loop.run_folder import RunFolder
 
 
 def export(
@@ -47,8 +47,8 @@ def export(
 
       cleave export runs/20261121-101500 my-model --dtype bf16 --merge
     """
-    from cleave.training.export import export_run
-    from cleave.training.run_folder import RunFolder
+    from cleave.training.loop.run_folder import RunFolder
+    from cleave.training.results.export import export_run
 
     held = RunFolder(run)
     into = folder or run / "export"

@@ -154,7 +154,7 @@ def _of_run(
     from cleave.energy.comparison import ComparisonQuestion
     from cleave.energy.run_energy import run_energy
     from cleave.energy.typical import load_typical
-    from cleave.training.run_folder import RunFolder
+    from cleave.training.loop.run_folder import RunFolder
 
     folder = RunFolder(path)
     folder.read_config()  # says when it is none

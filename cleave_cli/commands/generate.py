@@ -42,7 +42,7 @@ def generate(
 
       cleave generate runs/20261121-101500 --prompt 'def add(' --server @operator-url
     """
-    from cleave.training.uses import Generation, UseRequest
+    from cleave.training.results.uses import Generation, UseRequest
 
     try:
         text = sys.stdin.read() if prompt == "-" else prompt

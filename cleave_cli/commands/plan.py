@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cleave.planner.crossing import Crossing, CrossingPoint
     from cleave.planner.forecast import MethodChoice
     from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
-    from cleave.planner.planner import TilePlanner
-    from cleave.planner.stages import PsCompute
+    from cleave.planner.stages.model import PsCompute
+    from cleave.planner.tiles.planner import TilePlanner
     from cleave_cli.plan_question import PlanQuestion
 
 _LEAST_GBIT = 1e-3
@@ -105,9 +105,9 @@ def plan(
       cleave plan --gemm 4096,4096,4096 --fleet home.toml --tiles --json
     """
     from cleave.planner.coding import CodingPolicy, payload_rates
-    from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
     from cleave.planner.plan import ElementBytes, Method, PsRates
-    from cleave.planner.planner import PlanMethod, TilePlanner
+    from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.planner.tiles.planner import PlanMethod, TilePlanner
     from cleave.workload.registry import find_model
     from cleave.workload.stages import StageSizes
     from cleave.workload.step import step_gemms
@@ -296,7 +296,7 @@ def _numbered(devices: list[DeviceRates]) -> list[DeviceRates]:
 
 def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
     """Return the server; its speed is measured on this machine where none is given."""
-    from cleave.planner.stages import PsCompute
+    from cleave.planner.stages.model import PsCompute
     from cleave_cli.plan_question import server_flops_per_s
 
     return PsCompute(server_flops_per_s(ps_gflops, dtype), 0.0, card)
@@ -361,7 +361,7 @@ def _draw(
         UsageError: when there is nothing to draw, or the file cannot be written.
     """
     from cleave.planner.plan import Method
-    from cleave.planner.stage_prediction import simulated_devices
+    from cleave.planner.stages.prediction import simulated_devices
     from cleave_cli.render.plan_plots import draw_crossing, draw_stages, draw_tiling
 
     if where is not None:
@@ -427,7 +427,7 @@ def _plan_gemm(
     form: Form,
 ) -> None:
     from cleave.gemm import Gemm
-    from cleave.planner.report import report
+    from cleave.planner.tiles.report import report
     from cleave_cli.render.plan_plots import draw_tiling
     from cleave_cli.render.plan_tiles import gemm_json, show_gemm
 

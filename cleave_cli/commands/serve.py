@@ -150,8 +150,8 @@ def serve(
     # wants the core, and the server's own loop always does. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from cleave.planner.coding import CodingPolicy
-    from cleave.scheduler.check_policy import Verification
-    from cleave.scheduler.stage_runs import StagesOn
+    from cleave.scheduler.stages.runs import StagesOn
+    from cleave.scheduler.tiles.check_policy import Verification
 
     verification = Verification.of(verify)
     stages, coded = StagesOn.of(stages_on), CodingPolicy.of(coding)
@@ -170,9 +170,9 @@ def serve(
         need_ray("--servers")
     import cleave
     from cleave.energy.grid import load_grid
-    from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
     from cleave.planner.plan import PsRates
-    from cleave.planner.planner import TilePlanner
+    from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
+    from cleave.planner.tiles.planner import TilePlanner
     from cleave.server.api.overview import ServerFacts
     from cleave.server.app import open_app
     from cleave.server.fleet_server import ServerConfig

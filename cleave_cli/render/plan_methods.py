@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cleave.planner.plan import Method
-from cleave.planner.stage_prediction import in_seconds
+from cleave.planner.stages.prediction import in_seconds
 from cleave_cli.options import human_bytes
 from cleave_cli.render.narrow import WIDTH
 
 if TYPE_CHECKING:
     from cleave.planner.crossing import Crossing, CrossingPoint
     from cleave.planner.forecast import Forecast, MethodChoice
-    from cleave.planner.stages import StageModel, StagePlan
+    from cleave.planner.stages.model import StageModel, StagePlan
 
 
 def show_methods(title: str, found: MethodChoice) -> None:

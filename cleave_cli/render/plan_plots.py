@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cleave.errors import UsageError, not_installed
 from cleave.files import save_figure
-from cleave.planner.stage_prediction import in_seconds
+from cleave.planner.stages.prediction import in_seconds
 from cleave_cli.options import counted
 from cleave_cli.render.plan_methods import crossing_text
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from cleave.planner.crossing import Crossing
     from cleave.planner.plan import Plan
-    from cleave.planner.stage_state import SimulatedDevice
-    from cleave.planner.stages import PlannedStage, StageModel, StagePlan
+    from cleave.planner.stages.model import PlannedStage, StageModel, StagePlan
+    from cleave.planner.stages.simulated import SimulatedDevice
 
 _MOST_ROWS: Final = 40
 """Of more devices, one row for each stage is drawn, with their mean."""

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from cleave.planner.servers import ServersPlan, why
-from cleave.planner.stage_prediction import in_seconds
+from cleave.planner.stages.prediction import in_seconds
 from cleave_cli.options import human_bytes
 from cleave_cli.render.narrow import WIDTH
 

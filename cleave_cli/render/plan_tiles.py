@@ -8,13 +8,13 @@ from rich import box
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from cleave.planner.report import advice
+from cleave.planner.tiles.report import advice
 from cleave_cli.options import human_bytes
 from cleave_cli.render.narrow import narrow_console
 
 if TYPE_CHECKING:
     from cleave.planner.plan import DeviceRates
-    from cleave.planner.report import PlanReport, StepReport
+    from cleave.planner.tiles.report import PlanReport, StepReport
     from cleave.workload.step import StepGemm
 
 _KINDS: Final = {"forward": "fwd", "input-gradient": "dX", "weight-gradient": "dW"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from cleave.planner.stage_prediction import in_seconds
+from cleave.planner.stages.prediction import in_seconds
 from cleave_cli.options import human_bytes
 from cleave_cli.render.narrow import WIDTH
 

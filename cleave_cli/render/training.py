@@ -31,7 +31,7 @@ from cleave_cli.render.traffic import by_kind
 
 if TYPE_CHECKING:
     from cleave.fleet.counters import StepProgress
-    from cleave.training.records import Record
+    from cleave.training.loop.records import Record
 
 _REASONS = 4  # shown in a summary
 _INDENT = len("step ")
@@ -45,7 +45,7 @@ class Display(ABC):
 
     def record(self, record: Record) -> None:
         """Show a record of this process."""
-        from cleave.training.records import to_dict
+        from cleave.training.loop.records import to_dict
 
         self.plain(to_dict(record))
 

@@ -2,8 +2,8 @@
 
 The PS times ordinary `put` and `run` messages: a row times a column is all download, a column
 times a row all upload, so no byte of one direction is counted in the other
-(`cleave.scheduler.probe`). It sends the rates in a `measured` message. The device's `hello` asks
-for nothing else, so it gets no tasks.
+(`cleave.scheduler.sessions.probe`). It sends the rates in a `measured` message. The device's
+`hello` asks for nothing else, so it gets no tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cleave.device.session import DeviceSession, device_hello
 from cleave.errors import CleaveError, UsageError
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
-from cleave.scheduler.probe import FIRST_ID, LinkRates
+from cleave.scheduler.sessions.probe import FIRST_ID, LinkRates
 from cleave.transport.connect import open_connection
 from cleave.transport.connection import Connection, ConnectionLostError
 from cleave.transport.join_url import JoinUrl, parse_join_url

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import cleave
-from cleave.training.records import StepRecord
+from cleave.training.loop.records import StepRecord
 from tests.android.jvm import Classes
 from tests.coded_runs import AlikePlanner, check_saving, steps_on
 from tests.integration.processes import printing, training_job, wait_for_event

@@ -20,7 +20,7 @@ import pytest
 from cleave.arrays import Buffer, DType, empty
 from cleave.fleet.product import Side
 from cleave.server.fleet_server import Server, serve
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from cleave.transport.join_url import parse_join_url
 from cleave.transport.tls import Security, TlsMode
 from tests.android.jvm import CORE, Classes

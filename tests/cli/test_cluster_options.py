@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cleave.errors import UsageError
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from cleave_cli.cluster_options import ClusterOptions
 from tests.integration.processes import here
 

@@ -6,7 +6,7 @@ from cleave.cluster.board import Board
 from cleave.cluster.ray_errors import Ending
 from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
-from cleave.training.records import NoteRecord
+from cleave.training.loop.records import NoteRecord
 
 USED = RunEnergy(10.0, 5.0, (DeviceUsage("iphone-12", 2, 20.0, 8.0, 3.0, 1e6, 2e5),))
 

@@ -24,14 +24,14 @@ from cleave.cluster.doors import chosen_doors, once_there
 from cleave.cluster.parcels import Packer, Unpacker, received_back, sent_back
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
-from cleave.scheduler.stage_arrays import StageArray
-from cleave.scheduler.stage_outcomes import OutputReady
-from cleave.scheduler.stage_work import StageGraph
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import OutputReady
+from cleave.scheduler.stages.work import StageGraph
 from cleave.server.fleet_server import serve
-from cleave.training.job import JobSpec
-from cleave.training.records import NoteRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import NoteRecord, Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, train
 from tests.integration.processes import PATIENCE_S, started, until, wait_for_event
 
 JOB = JobSpec("opt-nano", steps=4, batch=4, seq=32, checkpoint_every=0, audit=1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cleave.cluster.ray_errors import ending, lost_servers
-from cleave.training.ranks import LostServerError
+from cleave.training.servers.ranks import LostServerError
 
 OUT_OF_MEMORY = """Task was killed due to the node running low on memory.
 1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, \

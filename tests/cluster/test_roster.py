@@ -12,8 +12,8 @@ import pytest
 from cleave.cluster.roster import Members, Roster
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Role
-from cleave.scheduler.admission import Admission, Refusal
-from cleave.scheduler.conduct import Conduct
+from cleave.scheduler.sessions.admission import Admission, Refusal
+from cleave.scheduler.sessions.conduct import Conduct
 from cleave.server.auth.access import Access
 from cleave.server.store.store import AccessStatus, Departure, DeviceRecord, Store
 from tests.server.clocks import Clock

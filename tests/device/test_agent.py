@@ -30,7 +30,7 @@ from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Error, ErrorCode
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
 from cleave.transport.url_file import read_url

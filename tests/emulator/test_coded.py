@@ -13,9 +13,9 @@ from cleave.fleet.product import Side
 from cleave.planner.coding import LINK_BYTES_PER_S as LINK_BYTES_PER_S_TO_CODE
 from cleave.planner.coding import CodingPolicy, coded_ratio
 from cleave.planner.plan import PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PsCompute
+from cleave.planner.stages.model import PsCompute
+from cleave.planner.stages.search import plan_stages
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import Put
 from cleave.workload.registry import find_model

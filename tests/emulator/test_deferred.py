@@ -17,9 +17,9 @@ from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute, StoredArray
 from cleave.planner.plan import DeviceRates, ElementBytes
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.scheduler import Scheduler
-from cleave.scheduler.tasks import Task
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
+from cleave.scheduler.tiles.scheduler import Scheduler
+from cleave.scheduler.tiles.tasks import Task
 from emulator.deferred import DeferredOutput, DeferredProduct, default_backend
 from tests.scheduler.test_scheduler import BoxPlanner
 
@@ -109,7 +109,7 @@ def test_any_plan_in_any_order(
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize(("turn_a", "turn_b"), [(False, False), (True, False), (False, True)])
 def test_a_tile_is_multiplied_in_one_call(dtype: DType, turn_a: bool, turn_b: bool) -> None:
-    from cleave.planner.planner import TilePlanner
+    from cleave.planner.tiles.planner import TilePlanner
 
     rng = np.random.default_rng(0)
     a, b = rng.integers(-2, 3, (40, 7)), rng.integers(-2, 3, (7, 50))

@@ -11,8 +11,7 @@ import pytest
 from cleave.arrays import DType
 from cleave.errors import FleetError, ProtocolError, UsageError
 from cleave.planner.plan import PsRates
-from cleave.planner.stage_prediction import held_bytes, predict
-from cleave.planner.stages import (
+from cleave.planner.stages.model import (
     HeadSlice,
     KeptBatches,
     LayerCost,
@@ -20,7 +19,8 @@ from cleave.planner.stages import (
     PsCompute,
     StagePlan,
 )
-from cleave.scheduler.stage_arrays import StageArray
+from cleave.planner.stages.prediction import held_bytes, predict
+from cleave.scheduler.stages.arrays import StageArray
 from cleave.workload.registry import find_model, spec_from_config
 from cleave.workload.stages import Adapters
 from emulator.activity import GraphExecution
@@ -77,7 +77,7 @@ def real_model(family: str, *, lora: bool) -> tuple[Any, Any]:
     from cleave.graphs.layer_parts import LayerPart
     from cleave.graphs.loss_graph import export_loss
     from cleave.graphs.model_graphs import ModelGraphs
-    from cleave.training.stage_work import ModelWork
+    from cleave.training.stages.stage_work import ModelWork
     from tests.graphs.models import small_model, with_lora
 
     # As many key-value heads as heads: with fewer, a real model's attention is counted too low.

@@ -18,12 +18,12 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import GemmFuture, Side
 from cleave.gemm import Gemm, Span, gemm_of
-from cleave.planner.cost import PS_BLOCK_S, PS_BYTE_S
 from cleave.planner.plan import PsRates
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.cost import PS_BLOCK_S, PS_BYTE_S
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import wire_size
-from cleave.scheduler.gemm_job import RESIDENCY_DEVICES
+from cleave.scheduler.tiles.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
 from emulator.activity import Activity, Direction, Transfer

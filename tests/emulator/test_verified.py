@@ -13,8 +13,8 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
-from cleave.scheduler.probe import FIRST_ID
-from cleave.scheduler.reputation import KNOWN_AFTER
+from cleave.scheduler.sessions.probe import FIRST_ID
+from cleave.scheduler.sessions.reputation import KNOWN_AFTER
 from emulator.virtual import Arithmetic, VirtualRuntime, _VirtualDevice, emulated
 from profiles.fleet_device import FleetDevice
 

@@ -24,7 +24,7 @@ from cleave.planner.plan import (
     Planner,
     Residency,
 )
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.codec import encode, wire_size
 from emulator.activity import Activity, Direction, Transfer

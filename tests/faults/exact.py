@@ -21,7 +21,7 @@ from cleave import arrays
 from cleave.arrays import Buffer
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Residency
-from cleave.planner.planner import PlanMethod, TilePlanner
+from cleave.planner.tiles.planner import PlanMethod, TilePlanner
 
 Doubles = npt.NDArray[np.float64]
 

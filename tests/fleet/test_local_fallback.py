@@ -18,7 +18,7 @@ from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
 from cleave.fleet.product import Multiplier, Pending, Side
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import limits
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
 from emulator.virtual import VirtualRuntime

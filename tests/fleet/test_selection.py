@@ -14,7 +14,7 @@ from cleave.fleet.selection import Decision, SelectiveFleet, Selector, measure_p
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import DeviceRates, ElementBytes
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from profiles.fleet_device import FleetDevice
 
 FP32 = ElementBytes(4, 4)

@@ -14,12 +14,12 @@ from cleave.graphs.calls import layer_calls
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.graphs.model_graphs import model_graphs
-from cleave.planner.stage_prediction import held_bytes
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import NOTHING_KEPT, KeptBatches, PlannedStage
-from cleave.training.audits import Auditor
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import StagedModel
+from cleave.planner.stages.model import NOTHING_KEPT, KeptBatches, PlannedStage
+from cleave.planner.stages.prediction import held_bytes
+from cleave.planner.stages.search import plan_stages
+from cleave.training.stages.audits import Auditor
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import StagedModel
 from emulator.virtual import emulated
 from profiles.fleet_device import FleetDevice
 from tests.graphs.models import TOKENS, plain_gradients, small_model, with_lora

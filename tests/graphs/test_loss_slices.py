@@ -16,7 +16,7 @@ from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.loss_graph import IGNORED, export_loss
 from cleave.graphs.loss_slices import combined, export_slice, rows_of_head
 from cleave.machine.graph_session import GraphSession
-from cleave.planner.stages import HeadSlice
+from cleave.planner.stages.model import HeadSlice
 from tests.graphs.models import VOCABULARY, WIDTH, small_model, with_lora
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from cleave_cli.main import main
 
 CLEAVE = [sys.executable, "-m", "cleave_cli"]

@@ -10,7 +10,7 @@ import pytest
 import cleave
 from benchmarks.common import make_trainer
 from cleave.fleet.fleet import Fleet
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from tests.faults.exact import FullDepthPlanner, InvariantBackend
 from tests.faults.ledger import Ledger, audit, placements
 from tests.faults.plan import Direction, Fault, Script, Seen

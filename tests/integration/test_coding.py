@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import cleave
-from cleave.training.job import JobSpec
-from cleave.training.records import StepRecord
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import StepRecord
 from tests.coded_runs import AlikePlanner, check_saving, steps_on
 from tests.faults.processes import Processes
 from tests.integration.processes import until

@@ -26,7 +26,7 @@ from cleave.fleet.product import Side
 from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode
-from cleave.scheduler.probe import FIRST_ID
+from cleave.scheduler.sessions.probe import FIRST_ID
 from cleave.server.app import App, open_app
 from cleave.server.fleet_server import Server, serve
 from cleave.transport.connect import open_connection

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from tests.integration.processes import (
     PATIENCE_S,
     address,

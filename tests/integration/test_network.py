@@ -29,13 +29,13 @@ from cleave.machine.backends import NumpyBackend
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.fleet_server import Server
 from cleave.server.runtime import LiveRuntime
-from cleave.training.job import JobSpec
-from cleave.training.records import Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, train
 from cleave.transport.connection import memory_link
 from cleave.transport.join_url import parse_join_url
 from tests.integration.processes import (

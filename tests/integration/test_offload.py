@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 import cleave
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cleave.files import LOCK
-from cleave.training.export import export_run
-from cleave.training.run_folder import RunFolder
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.results.export import export_run
 from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
 
 TRAIN = (

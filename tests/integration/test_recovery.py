@@ -13,10 +13,10 @@ import pytest
 
 import cleave
 from cleave.errors import CleaveError
-from cleave.training.job import JobSpec
-from cleave.training.records import NoteRecord, Record, StepRecord
-from cleave.training.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import NoteRecord, Record, StepRecord
+from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.loop.trainer import TrainContext, train
 from tests.integration.processes import PATIENCE_S, here, records, run, started, wait_for_event
 
 DEVICE = ("--backend", "numpy", "--threads", "1", "--json")

@@ -35,7 +35,7 @@ from cleave.fleet.product import Side
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Role
-from cleave.scheduler.admission import AccessLevel
+from cleave.scheduler.sessions.admission import AccessLevel
 from cleave.server.fleet_server import Server
 from cleave.transport import certificate
 from cleave.transport.connect import open_connection

@@ -16,16 +16,16 @@ import cleave
 from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
-from cleave.planner.stages import PsCompute, StagePlanner
+from cleave.planner.stages.model import PsCompute, StagePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
 from cleave.scheduler.traffic import TrafficKind
 from cleave.server.fleet_server import Server
-from cleave.training.records import Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import Rows, StagedModel
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import Rows, StagedModel
 from tests.faults.plan import Fault
 from tests.faults.processes import Processes
 from tests.graphs.models import plain_gradients, small_model, trained

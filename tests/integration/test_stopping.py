@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cleave.training.job import JobSpec
-from cleave.training.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
 from tests.disks import small_disk
 from tests.integration.processes import PATIENCE_S, here, started, wait_for_event
 

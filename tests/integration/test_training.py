@@ -16,12 +16,12 @@ import torch
 import cleave
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.fleet import Fleet
-from cleave.planner.planner import TilePlanner
-from cleave.training.job import JobSpec
-from cleave.training.records import DoneRecord, NoteRecord, Record, StepRecord
-from cleave.training.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.run_job import JobRequest, JobRunner
-from cleave.training.trainer import TrainContext, train
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import DoneRecord, NoteRecord, Record, StepRecord
+from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.loop.run_job import JobRequest, JobRunner
+from cleave.training.loop.trainer import TrainContext, train
 from tests.integration.processes import here
 
 
@@ -144,7 +144,7 @@ def test_a_run_folder_holds_what_was_done(job: JobSpec, tmp_path: Path) -> None:
 
 
 def test_a_local_folder_brings_weights_and_tokenizer(job: JobSpec, tmp_path: Path) -> None:
-    from cleave.training.tokenizer import default_tokenizer
+    from cleave.training.data.tokenizer import default_tokenizer
     from cleave.workload.models.build import build_model
     from cleave.workload.registry import find_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cleave.training.run_folder import RunFolder
+from cleave.training.loop.run_folder import RunFolder
 from tests.integration.processes import address, here, records, server, started, wait_for_event
 from tests.training.test_export import trained
 

@@ -21,9 +21,9 @@ from cleave.fleet.block_checks import BlockChecks
 from cleave.fleet.product import GemmFuture, Side
 from cleave.machine.backends import NumpyBackend
 from cleave.machine.multiplication import Compute
-from cleave.scheduler.probe import FIRST_ID
-from cleave.scheduler.reputation import KNOWN_AFTER
-from cleave.scheduler.tasks import Task
+from cleave.scheduler.sessions.probe import FIRST_ID
+from cleave.scheduler.sessions.reputation import KNOWN_AFTER
+from cleave.scheduler.tiles.tasks import Task
 from cleave.server.fleet_server import Server
 from cleave.transport.connect import open_connection
 from cleave.transport.join_url import parse_join_url

@@ -15,7 +15,7 @@ from cleave.errors import CleaveError, UsageError
 from cleave.server.app import App, open_app
 from cleave.server.fleet_server import Server, serve
 from cleave.server.jobs.jobs import Jobs
-from cleave.training.run_job import JobRunner
+from cleave.training.loop.run_job import JobRunner
 from cleave_cli.operator_client import OperatorClient
 from tests.integration.processes import here, started, wait_for_event
 

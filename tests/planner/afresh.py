@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, Residency
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 
 
 @dataclass(frozen=True)

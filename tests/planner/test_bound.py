@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.gemm import Gemm
-from cleave.planner import cost
-from cleave.planner.bound import isolated_bound_s, overlap_bound_s
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.shape import RateArrays, best_tile
+from cleave.planner.tiles import cost
+from cleave.planner.tiles.bound import isolated_bound_s, overlap_bound_s
+from cleave.planner.tiles.shape import RateArrays, best_tile
 from tests.examples import examples
 
 UNLIMITED = PsRates()

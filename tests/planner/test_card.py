@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.planner.card import OwnLinks, SharedCard, equal_shares
+from cleave.planner.tiles.card import OwnLinks, SharedCard, equal_shares
 
 RATES = st.lists(st.floats(1e3, 1e9), min_size=1, max_size=20)
 NBYTES = st.floats(1.0, 1e9)

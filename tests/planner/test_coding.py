@@ -12,14 +12,14 @@ from cleave.errors import UsageError
 from cleave.gemm import Gemm
 from cleave.planner.coding import LINK_BYTES_PER_S, CodingPolicy, coded_ratio, payload_rates
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.stage_prediction import predict
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.prediction import predict
+from cleave.planner.stages.search import plan_stages
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import Feature, Hello, Role
 from cleave.scheduler.instructions import Send
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleave.gemm import Span, Tile, cut_tile, wavefront
-from cleave.planner import cost
 from cleave.planner.plan import DeviceRates
-from cleave.planner.shape import fill_s, streamed_array_s, strips_per_side
+from cleave.planner.tiles import cost
+from cleave.planner.tiles.shape import fill_s, streamed_array_s, strips_per_side
 
 seconds = st.floats(1e-3, 1e3)
 

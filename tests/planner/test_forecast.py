@@ -20,9 +20,9 @@ from cleave.planner.forecast import (
     refused,
 )
 from cleave.planner.plan import DeviceRates, ElementBytes, Method, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import StepReport, plan_step
-from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import StepReport, plan_step
 from cleave.workload.step import GemmKind, StepGemm
 
 SECONDS = st.floats(0, 1e6)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates
-from cleave.planner.plan_cache import CachedPlan, PlanCache
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.plan_cache import CachedPlan, PlanCache
+from cleave.planner.tiles.planner import TilePlanner
 from tests.examples import examples
 from tests.planner.checks import BF16, check_right, paper_rates
 

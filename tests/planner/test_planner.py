@@ -18,7 +18,7 @@ from cleave.planner.plan import (
     tile_download_bytes,
     tile_upload_bytes,
 )
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits
 from tests.examples import examples
 from tests.planner.checks import check_right, paper_rates

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.gemm import Gemm
-from cleave.planner.bound import isolated_bound_s, overlap_bound_s
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.planner import PlanMethod, TilePlanner
-from cleave.planner.shape import RateArrays
+from cleave.planner.tiles.bound import isolated_bound_s, overlap_bound_s
+from cleave.planner.tiles.planner import PlanMethod, TilePlanner
+from cleave.planner.tiles.shape import RateArrays
 from tests.examples import examples
 from tests.planner.checks import BF16, FP32, check_right, paper_rates
 

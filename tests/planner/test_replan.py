@@ -6,7 +6,7 @@ import pytest
 
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, Plan, PlannedTile, PsRates
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from tests.planner.checks import BF16, check_right, paper_rates
 
 FLAT = Gemm(4096, 4096, 4096)

@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 import pytest
 
 from cleave.gemm import Gemm
-from cleave.planner.bound import isolated_bound_s, overlap_bound_s
 from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PsRates, Residency
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import Bottleneck, PlanReport, StepReport, advice, plan_step, report
-from cleave.planner.shape import RateArrays
+from cleave.planner.tiles.bound import isolated_bound_s, overlap_bound_s
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import (
+    Bottleneck,
+    PlanReport,
+    StepReport,
+    advice,
+    plan_step,
+    report,
+)
+from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.step import GemmKind, StepGemm
 from tests.planner.checks import BF16, paper_rates
 

@@ -12,14 +12,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cleave.planner.plan import DeviceRates, PsRates
-from cleave.planner.stage_climb import StageClimb
-from cleave.planner.stage_estimate import TOO_LARGE_S, StageTables
-from cleave.planner.stage_events import StageSimulation
-from cleave.planner.stage_group_climb import GroupClimb
-from cleave.planner.stage_groupings import Grouping, groupings
-from cleave.planner.stage_prediction import held_bytes, predict
-from cleave.planner.stage_state import PIECE_BYTES
-from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel
+from cleave.planner.stages.climb import StageClimb
+from cleave.planner.stages.estimate import TOO_LARGE_S, StageTables
+from cleave.planner.stages.group_climb import GroupClimb
+from cleave.planner.stages.groupings import Grouping, groupings
+from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel
+from cleave.planner.stages.prediction import held_bytes, predict
+from cleave.planner.stages.simulated import PIECE_BYTES
+from cleave.planner.stages.simulation import StageSimulation
 from tests.planner.test_stage_search import (
     HOME,
     OPT_125M,

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from cleave import graph_names as names
 from cleave.errors import DeviceMemoryError, PlanError
 from cleave.planner.plan import DeviceRates, PsRates
-from cleave.planner.stage_prediction import held_bytes, local_step_s, predict
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import (
+from cleave.planner.stages.model import (
     HeadSlice,
     KeptBatches,
     LayerCost,
@@ -27,13 +25,14 @@ from cleave.planner.stages import (
     StageModel,
     StagePlan,
 )
+from cleave.planner.stages.prediction import held_bytes, local_step_s, predict
+from cleave.planner.stages.search import plan_stages
 from cleave.protocol import messages
 from cleave.protocol.messages import Message
-from cleave.scheduler import stage_step
-from cleave.scheduler.device_memory import Names
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
-from cleave.scheduler.stage_arrays import StageArray
-from cleave.scheduler.stage_outcomes import (
+from cleave.scheduler.stages import step as stage_step
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import (
     GradientWanted,
     InputWanted,
     OutputReady,
@@ -42,7 +41,7 @@ from cleave.scheduler.stage_outcomes import (
     StepResult,
     Suspect,
 )
-from cleave.scheduler.stage_work import (
+from cleave.scheduler.stages.work import (
     LayerWork,
     LossWork,
     SliceWork,
@@ -50,7 +49,8 @@ from cleave.scheduler.stage_work import (
     StepWork,
     SumShape,
 )
-from cleave.scheduler.tasks import Task
+from cleave.scheduler.tiles.device_memory import Names
+from cleave.scheduler.tiles.tasks import Task
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes
 from tests.examples import examples

@@ -15,10 +15,10 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Gemm, Span, even_cuts
 from cleave.planner.plan import ElementBytes, Plan, PlannedTile, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import plan_step
-from cleave.planner.streaming import even_sizes, finish_s, predicted_s
-from cleave.scheduler.gemm_job import RESIDENCY_DEVICES
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import plan_step
+from cleave.planner.tiles.streaming import even_sizes, finish_s, predicted_s
+from cleave.scheduler.tiles.gemm_job import RESIDENCY_DEVICES
 from cleave.workload.registry import find_model
 from cleave.workload.step import GemmKind, StepGemm, step_gemms
 from emulator.sized_step import SizedStepper

@@ -13,8 +13,8 @@ from cleave.errors import CleaveError, UsageError
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message
-from cleave.scheduler.probe import LinkRates
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.probe import LinkRates
+from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
 from profiles.measuring.link import (

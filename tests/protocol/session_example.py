@@ -15,14 +15,14 @@ from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Drain, Hello, Message, Role
-from cleave.scheduler.admission import SharedSecretAuth
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Done, ForRuntime, Place, Send
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.admission import SharedSecretAuth
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 
 HELLO: Final = Hello(
     Role.DEVICE,

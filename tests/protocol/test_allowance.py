@@ -10,13 +10,13 @@ import pytest
 from cleave.arrays import Buffer, DType
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes, Planner
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.allowance import Allowance, Bucket, CancelledRuns, is_answer
 from cleave.protocol.messages import ErrorCode, Message
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import ForRuntime, Send
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from tests.scheduler.test_admission import HELLO, FakeAuth, come, sent
 
 MEASURE = replace(HELLO, measure=True)

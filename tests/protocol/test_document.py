@@ -17,8 +17,8 @@ from cleave.protocol.codec import decode, encode
 from cleave.protocol.coming_back import least_wait_s
 from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode, Put, Role
 from cleave.server.jobs.jobs import JobState
-from cleave.training import records
-from cleave.training.job import JobSpec
+from cleave.training.loop import records
+from cleave.training.loop.job import JobSpec
 from tests.protocol import session_example
 from tests.protocol.vectors import HAS_PAYLOAD, TYPES
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cleave import graph_names as names
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages.model import PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.codec import payload_bytes
 from cleave.scheduler.instructions import ForSteps, SendStage, TellStep
-from cleave.scheduler.stage_arrays import StageArray
-from cleave.scheduler.stage_work import (
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.work import (
     LayerWork,
     LossWork,
     SliceWork,

@@ -10,11 +10,13 @@ import pytest
 from cleave.arrays import Buffer, DType
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
-from cleave.scheduler.admission import (
+from cleave.scheduler.events import DeviceReady
+from cleave.scheduler.instructions import Check, Close, ForRuntime, Joined, Note, Send
+from cleave.scheduler.sessions.admission import (
     MAX_NAME,
     AccessLevel,
     Admission,
@@ -22,15 +24,13 @@ from cleave.scheduler.admission import (
     Refusal,
     SharedSecretAuth,
 )
-from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.conduct import Conduct
-from cleave.scheduler.device_history import CREDIT_S, GRACE_S, MAX_CREDIT
-from cleave.scheduler.events import DeviceReady
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.instructions import Check, Close, ForRuntime, Joined, Note, Send
-from cleave.scheduler.reputation import QUARANTINE, Wrong
-from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.device_history import CREDIT_S, GRACE_S, MAX_CREDIT
+from cleave.scheduler.sessions.reputation import QUARANTINE, Wrong
+from cleave.scheduler.sessions.session import DeviceState
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.tiles.check_policy import Verification
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.verify import Fault, Judgement
 
 HELLO = Hello(

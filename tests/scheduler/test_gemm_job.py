@@ -27,11 +27,11 @@ from cleave.planner.plan import (
     Planner,
     Residency,
 )
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.scheduler import events
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.scheduler import Scheduler
-from cleave.scheduler.tasks import ArrayRef, Task
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
+from cleave.scheduler.tiles.scheduler import Scheduler
+from cleave.scheduler.tiles.tasks import ArrayRef, Task
 from tests.examples import examples
 from tests.scheduler.test_scheduler import BoxPlanner
 

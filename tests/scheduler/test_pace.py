@@ -21,10 +21,10 @@ from cleave.fleet.product import Side
 from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend
 from cleave.planner.plan import DeviceRates, ElementBytes
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol.messages import Message, Result
 from cleave.scheduler.instructions import Note
-from cleave.scheduler.pace import (
+from cleave.scheduler.sessions.pace import (
     AS_STATED,
     ENOUGH,
     LEAST_LATE_S,
@@ -36,7 +36,7 @@ from cleave.scheduler.pace import (
     common_delay_s,
     estimated,
 )
-from cleave.scheduler.setbacks import MOST_TRIAL_S, TRIAL_S, trial_in_s
+from cleave.scheduler.sessions.setbacks import MOST_TRIAL_S, TRIAL_S, trial_in_s
 from cleave.server.runtime import TICK_S
 from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice

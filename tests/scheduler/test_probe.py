@@ -17,7 +17,7 @@ from cleave.machine.multiplication import Compute
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Hello, Message, Op, Role
 from cleave.scheduler.instructions import Send
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session_manager import SessionManager
 
 HELLO = Hello(
     Role.DEVICE,

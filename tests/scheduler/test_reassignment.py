@@ -15,10 +15,10 @@ from cleave.arrays import Buffer, DType
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.reassignment import WORTH_HELPING, reassign, speculate
-from cleave.scheduler.scheduler import Scheduler
-from cleave.scheduler.tasks import Task
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
+from cleave.scheduler.tiles.reassignment import WORTH_HELPING, reassign, speculate
+from cleave.scheduler.tiles.scheduler import Scheduler
+from cleave.scheduler.tiles.tasks import Task
 from tests.examples import examples
 from tests.scheduler.test_scheduler import BoxPlanner
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from cleave.errors import UsageError
-from cleave.scheduler.check_policy import CheckScope, Verification
-from cleave.scheduler.reputation import (
+from cleave.scheduler.sessions.reputation import (
     FORGIVEN_BY,
     KNOWN_AFTER,
     QUARANTINE,
@@ -19,6 +18,7 @@ from cleave.scheduler.reputation import (
     Suspects,
     Wrong,
 )
+from cleave.scheduler.tiles.check_policy import CheckScope, Verification
 from cleave.server.auth.access import FAULTS_COUNT_S
 
 

@@ -43,20 +43,20 @@ from cleave.planner.plan import (
     PsRates,
     Residency,
 )
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message, Op, Role
-from cleave.scheduler import scheduler as scheduler_module
-from cleave.scheduler import setbacks
-from cleave.scheduler import stragglers as lateness
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Close, Done, Failed, Instruction, Place, Send
-from cleave.scheduler.load import DeviceLoad
-from cleave.scheduler.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
-from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.tasks import Task
+from cleave.scheduler.sessions import setbacks
+from cleave.scheduler.sessions.session import DeviceState
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.tiles import scheduler as scheduler_module
+from cleave.scheduler.tiles import stragglers as lateness
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
+from cleave.scheduler.tiles.load import DeviceLoad
+from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S, MAX_FAILURES
+from cleave.scheduler.tiles.tasks import Task
 from tests.examples import examples
 
 ALL = tuple(DType)

@@ -37,11 +37,9 @@ from cleave.arrays import Array, Buffer, DType
 from cleave.fleet.product import Output
 from cleave.gemm import Gemm, Span
 from cleave.planner.plan import DeviceRates, ElementBytes, Planner
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.scheduler import events
-from cleave.scheduler import scheduler as scheduler_module
 from cleave.scheduler.events import Event
-from cleave.scheduler.gemm_job import GemmJob, GemmTask, MatrixRef
 from cleave.scheduler.instructions import (
     Done,
     Drained,
@@ -55,8 +53,10 @@ from cleave.scheduler.instructions import (
     SendRun,
     Stuck,
 )
-from cleave.scheduler.scheduler import MAX_FAILURES, Scheduler
-from cleave.scheduler.tasks import ArrayRef, Task
+from cleave.scheduler.tiles import scheduler as scheduler_module
+from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask, MatrixRef
+from cleave.scheduler.tiles.scheduler import MAX_FAILURES, Scheduler
+from cleave.scheduler.tiles.tasks import ArrayRef, Task
 from tests.examples import examples
 from tests.scheduler.test_scheduler import BoxPlanner
 

@@ -16,16 +16,16 @@ from cleave.gemm import Gemm, gemm_of
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello, Message, Op, Role
-from cleave.scheduler.check_policy import Verification
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
-from cleave.scheduler.handshake import FULL_RETRY_S
 from cleave.scheduler.instructions import Check, Close, Done, ForRuntime, Joined, Place, Send
-from cleave.scheduler.reputation import QUARANTINE
-from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.handshake import FULL_RETRY_S
+from cleave.scheduler.sessions.reputation import QUARANTINE
+from cleave.scheduler.sessions.session import DeviceState
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.tiles.check_policy import Verification
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.verify import Fault, Judgement
 
 HELLO = Hello(

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from cleave.protocol import limits, messages
 from cleave.protocol.messages import ErrorCode
-from cleave.scheduler.session import DeviceState
+from cleave.scheduler.sessions.session import DeviceState
 from tests.examples import examples
 from tests.fuzzing import HELLOS, HONEST, TYPES, Arena
 

@@ -26,19 +26,25 @@ from cleave.gemm import Gemm
 from cleave.machine.backends import NumpyBackend, execute
 from cleave.machine.multiplication import Compute
 from cleave.planner.plan import ElementBytes
-from cleave.planner.planner import TilePlanner
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Message
-from cleave.scheduler.admission import SharedSecretAuth
-from cleave.scheduler.conduct import Conduct
-from cleave.scheduler.device_history import MAX_STRANGERS
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import Aside, Check, Close, Done, ForRuntime, Note, Send
-from cleave.scheduler.probe import FIRST_ID
-from cleave.scheduler.scheduler import HOLD_MOST_S, HOLD_S
-from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.setbacks import ASIDE_AFTER, MOST_TRIAL_S, TRIAL_S, Setbacks, trial_in_s
+from cleave.scheduler.sessions.admission import SharedSecretAuth
+from cleave.scheduler.sessions.conduct import Conduct
+from cleave.scheduler.sessions.device_history import MAX_STRANGERS
+from cleave.scheduler.sessions.probe import FIRST_ID
+from cleave.scheduler.sessions.session import DeviceState
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.sessions.setbacks import (
+    ASIDE_AFTER,
+    MOST_TRIAL_S,
+    TRIAL_S,
+    Setbacks,
+    trial_in_s,
+)
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
+from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
 from tests.fleet.test_local_fallback import is_right, submit

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages.model import PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.messages import ErrorCode, Message
 from cleave.scheduler.instructions import Close, ForRuntime, Send, TellStep
-from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.stage_outcomes import StepFailed, StepResult
-from cleave.scheduler.stage_work import StageOrder, StepWork
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.outcomes import StepFailed, StepResult
+from cleave.scheduler.stages.work import StageOrder, StepWork
 from tests.scheduler.stage_devices import SUM_ROWS, SymbolicDevice, step_work
 from tests.scheduler.test_stage_runs import come, server
 from tests.scheduler.test_stage_step import check

@@ -9,16 +9,16 @@ import pytest
 
 from cleave.arrays import DType
 from cleave.errors import UsageError
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages.model import PlannedStage
 from cleave.protocol import messages
 from cleave.protocol.messages import Feature, Hello, Role
-from cleave.scheduler.admission import Admission, AdmissionResult, SharedSecretAuth
 from cleave.scheduler.instructions import ForRuntime, Send, TellStep
-from cleave.scheduler.session import DeviceState
-from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.setbacks import ASIDE_AFTER
-from cleave.scheduler.stage_outcomes import StepFailed
-from cleave.scheduler.stage_runs import StagesOn
+from cleave.scheduler.sessions.admission import Admission, AdmissionResult, SharedSecretAuth
+from cleave.scheduler.sessions.session import DeviceState
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
+from cleave.scheduler.stages.outcomes import StepFailed
+from cleave.scheduler.stages.runs import StagesOn
 from tests.scheduler.stage_devices import step_work
 
 MEMORY_BYTES = 2**30

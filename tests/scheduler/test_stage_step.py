@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import HeadSlice, KeptBatches, PlannedStage
-from cleave.scheduler.device_memory import Names
+from cleave.planner.stages.model import HeadSlice, KeptBatches, PlannedStage
 from cleave.scheduler.instructions import Note
-from cleave.scheduler.stage_device import StageDevice
-from cleave.scheduler.stage_outcomes import (
+from cleave.scheduler.stages.device import StageDevice
+from cleave.scheduler.stages.outcomes import (
     GradientWanted,
     InputWanted,
     OutputReady,
@@ -29,8 +28,9 @@ from cleave.scheduler.stage_outcomes import (
     StepResult,
     Suspect,
 )
-from cleave.scheduler.stage_step import MAX_FAILURES, StageStep
-from cleave.scheduler.stage_work import StepWork, UnitKind, slice_layer
+from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
+from cleave.scheduler.stages.work import StepWork, UnitKind, slice_layer
+from cleave.scheduler.tiles.device_memory import Names
 from tests.scheduler.stage_devices import (
     LOST,
     MANY_ROWS,

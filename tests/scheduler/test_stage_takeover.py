@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.planner.stages import PlannedStage
-from cleave.scheduler.stage_takeover import (
+from cleave.planner.stages.model import PlannedStage
+from cleave.scheduler.stages.takeover import (
     Candidate,
     Takeover,
     all_sums,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleave.planner.stages import PlannedStage
-from cleave.scheduler.stage_outcomes import StepResult
-from cleave.scheduler.stage_view import HolderView, StepView
-from cleave.scheduler.stage_work import StageOrder, UnitKind
+from cleave.planner.stages.model import PlannedStage
+from cleave.scheduler.stages.outcomes import StepResult
+from cleave.scheduler.stages.view import HolderView, StepView
+from cleave.scheduler.stages.work import StageOrder, UnitKind
 from tests.scheduler.stage_devices import step_work
 from tests.scheduler.test_stage_runs import come, server
 from tests.scheduler.test_stage_step import LAYERS, Trial

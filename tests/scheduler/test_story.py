@@ -10,9 +10,9 @@ from cleave.gemm import Span
 from cleave.planner.plan import DeviceRates
 from cleave.scheduler import events
 from cleave.scheduler.instructions import Place, SendArray, SendCancel, SendRun
-from cleave.scheduler.scheduler import Scheduler
 from cleave.scheduler.story import Story
-from cleave.scheduler.tasks import ArrayRef, Task
+from cleave.scheduler.tiles.scheduler import Scheduler
+from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 ARRAY = ArrayRef(3, 1, Span(0, 4), Span(0, 4), 64)
 TASK = Task(7, (ARRAY,), 128, 64, None)

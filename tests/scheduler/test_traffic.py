@@ -7,11 +7,11 @@ from dataclasses import asdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleave.planner.stages import KeptBatches, PlannedStage
+from cleave.planner.stages.model import KeptBatches, PlannedStage
 from cleave.protocol import limits, messages
 from cleave.protocol.allowance import Allowance
 from cleave.scheduler.instructions import ForRuntime, Send
-from cleave.scheduler.session import Session
+from cleave.scheduler.sessions.session import Session
 from cleave.scheduler.traffic import BytesByKind, Traffic, TrafficKind
 from tests.scheduler.stage_devices import step_work
 from tests.scheduler.test_stage_runs import HELLO, come, server

@@ -8,10 +8,10 @@ import pytest
 
 from cleave.gemm import Span
 from cleave.planner.plan import DeviceRates
-from cleave.scheduler.device_memory import DeviceMemory, Names
-from cleave.scheduler.load import DeviceLoad
-from cleave.scheduler.tasks import Task
-from cleave.scheduler.validation import broken_invariants, leftovers
+from cleave.scheduler.tiles.device_memory import DeviceMemory, Names
+from cleave.scheduler.tiles.load import DeviceLoad
+from cleave.scheduler.tiles.tasks import Task
+from cleave.scheduler.tiles.validation import broken_invariants, leftovers
 
 
 class Books:

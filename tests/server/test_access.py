@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cleave.errors import UsageError
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Role
-from cleave.scheduler.admission import (
+from cleave.scheduler.sessions.admission import (
     MAX_NAME,
     AccessLevel,
     Admission,

@@ -25,7 +25,7 @@ from cleave.planner.coding import LINK_BYTES_PER_S
 from cleave.protocol import codec, messages
 from cleave.protocol.limits import CODED_LEAST_BYTES
 from cleave.protocol.messages import ErrorCode, Message, Put, PutCoded, Result, ResultCoded
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.server.coder import Coder
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link

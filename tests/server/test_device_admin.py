@@ -12,7 +12,7 @@ import pytest
 from cleave.errors import CleaveError, UsageError
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello, Role
-from cleave.scheduler.admission import Admission, Refusal
+from cleave.scheduler.sessions.admission import Admission, Refusal
 from cleave.server.api.device_admin import DeviceAdmin
 from cleave.server.auth.access import Access
 from cleave.server.store.job_history import STEPS_WRITTEN_S, JobHistory

@@ -18,8 +18,8 @@ from cleave.energy.typical import load_typical
 from cleave.machine.sensors import PowerMeter, Sensors
 from cleave.planner.plan import DeviceRates
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.scheduler.session import DeviceState, Session
-from cleave.scheduler.session_manager import MOVED, SessionManager
+from cleave.scheduler.sessions.session import DeviceState, Session
+from cleave.scheduler.sessions.session_manager import MOVED, SessionManager
 from cleave.server.jobs.fleet_energy import EnergyMeter, EnergySums
 from cleave.server.jobs.job_energy import JobLog, JobMeter, ServerLog, usages_of
 from cleave.server.jobs.own_power import OwnPower

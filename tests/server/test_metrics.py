@@ -16,14 +16,14 @@ from cleave.energy.grid import load_grid
 from cleave.energy.typical import load_typical
 from cleave.fleet.counters import FleetCounters
 from cleave.protocol.messages import ErrorCode
-from cleave.scheduler.admission import AccessLevel, Refusal
+from cleave.scheduler.sessions.admission import AccessLevel, Refusal
 from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.overview import Overview, ServerFacts
 from cleave.server.http.metrics import Metrics
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.jobs import FINAL_STATES, Jobs
-from cleave.training.records import StepRecord, to_dict
+from cleave.training.loop.records import StepRecord, to_dict
 from cleave.transport.http import HttpAnswer, HttpRequest
 from profiles.library import load_profiles
 from tests.server.clocks import Clock

@@ -17,8 +17,8 @@ from cleave.fleet.counters import StepProgress
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import ErrorCode, Message, Role
-from cleave.scheduler.admission import AccessLevel
 from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.sessions.admission import AccessLevel
 from cleave.server.api import operator
 from cleave.server.api.operator import OperatorSessions
 from cleave.server.jobs.jobs import Jobs

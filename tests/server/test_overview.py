@@ -15,17 +15,17 @@ from cleave.errors import CleaveError, UsageError
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.gemm import Gemm
 from cleave.planner.plan import ElementBytes
-from cleave.planner.planner import TilePlanner
-from cleave.planner.stages import PlannedStage
+from cleave.planner.stages.model import PlannedStage
+from cleave.planner.tiles.planner import TilePlanner
 from cleave.protocol import limits, messages
 from cleave.protocol.codec import encode
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import Feature, Op, Reply, Role
 from cleave.scheduler.fleet_events import EventKind
-from cleave.scheduler.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.instructions import ForRuntime, Send
-from cleave.scheduler.session_manager import SessionManager
-from cleave.scheduler.stage_view import HolderView, StageView, StepView
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.stages.view import HolderView, StageView, StepView
+from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.traffic import BytesByKind, Traffic
 from cleave.server.api import overview as overviews
 from cleave.server.api.event_log import EventLog
@@ -41,7 +41,7 @@ from cleave.server.api.rates import Look, Rates
 from cleave.server.api.stages import MAX_HOLDERS, stages_answer
 from cleave.server.block_times import KEPT, BlockTimes, Lane, TimeSpan
 from cleave.server.jobs.fleet_energy import EnergyMeter
-from cleave.training.records import StepRecord, to_dict
+from cleave.training.loop.records import StepRecord, to_dict
 from profiles.library import load_profiles
 from tests.scheduler.stage_devices import step_work
 from tests.server.clocks import Clock

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.scheduler.conduct import Conduct
+from cleave.scheduler.sessions.conduct import Conduct
 from cleave.server.store.schema import MIGRATIONS
 from cleave.server.store.store import (
     CODES_KEPT_S,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cleave.planner.shape import RateArrays
+from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import find_model
 from simulator.attention import AttentionTask, backward_task, forward_task, tasks_s
 from simulator.work import attention_flops

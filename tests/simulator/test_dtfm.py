@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cleave.planner.plan import DeviceRates
-from cleave.planner.shape import RateArrays
+from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import find_model
 from simulator.dtfm import Dtfm
 from simulator.dtfm_search import (

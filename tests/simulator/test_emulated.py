@@ -12,9 +12,9 @@ from cleave.fleet.fleet import Fleet
 from cleave.fleet.product import Side
 from cleave.gemm import Gemm
 from cleave.planner.plan import DeviceRates, ElementBytes, PsRates
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import plan_step
-from cleave.planner.shape import RateArrays
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import plan_step
+from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
 from emulator.virtual import VirtualRuntime, emulated

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cleave.planner.shape import RateArrays
+from cleave.planner.tiles.shape import RateArrays
 from simulator.catalogue import methods
 from simulator.churn import with_losses_s
 from simulator.method import Conditions, Outcome, Part

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cleave.planner.micro_batches import plan_batch
 from cleave.planner.plan import PsRates
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.micro_batches import plan_batch
+from cleave.planner.stages.model import LayerCost, PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.search import plan_stages
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes, cut_batch
 from simulator.catalogue import methods

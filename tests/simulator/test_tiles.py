@@ -8,9 +8,9 @@ import math
 import pytest
 
 from cleave.planner.plan import ElementBytes, PsRates
-from cleave.planner.planner import PlanMethod as TileShape
-from cleave.planner.planner import TilePlanner
-from cleave.planner.report import plan_step
+from cleave.planner.tiles.planner import PlanMethod as TileShape
+from cleave.planner.tiles.planner import TilePlanner
+from cleave.planner.tiles.report import plan_step
 from cleave.workload.registry import find_model
 from cleave.workload.step import step_gemms
 from simulator.attention import forward_task

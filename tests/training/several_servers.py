@@ -14,12 +14,12 @@ import torch.distributed as dist
 
 from cleave.errors import CleaveError
 from cleave.fleet.fleet import Fleet
-from cleave.training import gradient_sums
-from cleave.training.job import JobSpec
-from cleave.training.ranks import Alone, Ranks, TorchRanks
-from cleave.training.records import EvalRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import EvalRecord, Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.servers import gradient_sums
+from cleave.training.servers.ranks import Alone, Ranks, TorchRanks
 from emulator.virtual import emulated
 from profiles.fleets import paper_fleet
 

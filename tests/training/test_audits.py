@@ -29,11 +29,11 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.graph_run import FetchRun
 from cleave.machine.graph_session import GraphSession
-from cleave.training import audits
-from cleave.training.audits import Auditor, escape_chance
-from cleave.training.honest_error import NEGLIGIBLE
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import StagedModel
+from cleave.training.stages import audits
+from cleave.training.stages.audits import Auditor, escape_chance
+from cleave.training.stages.honest_error import NEGLIGIBLE
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import StagedModel
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet

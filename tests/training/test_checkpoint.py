@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from cleave.errors import CleaveError
-from cleave.training.checkpoint import (
+from cleave.training.loop.checkpoint import (
     DamagedCheckpointError,
     latest_checkpoint,
     load_checkpoint,
@@ -238,7 +238,7 @@ def test_a_disk_that_reports_errors_is_not_damage(
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("cleave.training.checkpoint.hashlib.file_digest", broken)
+    monkeypatch.setattr("cleave.training.loop.checkpoint.hashlib.file_digest", broken)
     with pytest.raises(CleaveError, match=r"Input/output error.*not mean that it is damaged"):
         load_latest(tmp_path)
 

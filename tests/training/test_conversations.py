@@ -18,14 +18,7 @@ from torch import nn
 
 import cleave
 from cleave.errors import CleaveError, UsageError
-from cleave.training.conversations import (
-    Completion,
-    Conversation,
-    Message,
-    document_of,
-    rendered,
-)
-from cleave.training.data import (
+from cleave.training.data.batches import (
     IGNORED,
     BatchLoader,
     Tokens,
@@ -33,14 +26,21 @@ from cleave.training.data import (
     ids_of,
     validation_batches,
 )
-from cleave.training.documents import read_documents
-from cleave.training.evaluation import perplexity
-from cleave.training.job import JobSpec
-from cleave.training.records import Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
-from cleave.training.trained import TrainedModel
-from cleave.training.trainer import TrainContext, prepare, train
+from cleave.training.data.conversations import (
+    Completion,
+    Conversation,
+    Message,
+    document_of,
+    rendered,
+)
+from cleave.training.data.documents import read_documents
+from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.results.evaluation import perplexity
+from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import load_folder
 from tests.graphs.models import small_model
 

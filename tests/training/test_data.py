@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleave.errors import UsageError
-from cleave.training.conversations import Completion, Conversation
-from cleave.training.data import (
+from cleave.training.data.batches import (
     START,
     BatchLoader,
     Corpus,
@@ -26,7 +25,8 @@ from cleave.training.data import (
     build_corpus,
     validation_batches,
 )
-from cleave.training.documents import check_source, read_documents
+from cleave.training.data.conversations import Completion, Conversation
+from cleave.training.data.documents import check_source, read_documents
 
 EOS = 256
 

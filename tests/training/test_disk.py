@@ -14,9 +14,9 @@ import pytest
 
 import cleave
 from cleave.errors import CleaveError
-from cleave.training import journal
-from cleave.training.checkpoint import latest_checkpoint, load_latest
-from cleave.training.disk import (
+from cleave.training.loop import journal
+from cleave.training.loop.checkpoint import latest_checkpoint, load_latest
+from cleave.training.loop.disk import (
     FIRST_RETRY_S,
     MOST_RETRY_S,
     STOPPING_S,
@@ -24,10 +24,10 @@ from cleave.training.disk import (
     Patience,
     cannot_write,
 )
-from cleave.training.job import JobSpec
-from cleave.training.records import DiskRecord, Record, StepRecord
-from cleave.training.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import DiskRecord, Record, StepRecord
+from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.loop.trainer import TrainContext, train
 from tests.disks import Disk, small_disk
 
 pytestmark = pytest.mark.slow

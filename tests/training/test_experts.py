@@ -10,13 +10,13 @@ import torch
 
 import cleave
 from cleave.errors import UsageError
-from cleave.training.data import BatchLoader
-from cleave.training.experts import auxiliary_weight
-from cleave.training.job import JobSpec
-from cleave.training.records import EvalRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.tokenizer import default_tokenizer
-from cleave.training.trainer import TrainContext, prepare, train
+from cleave.training.data.batches import BatchLoader
+from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import EvalRecord, Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.tiles.experts import auxiliary_weight
 from cleave.workload.models.build import load_folder
 
 SIZES: dict[str, Any] = {

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 import cleave
 from cleave.errors import UsageError
-from cleave.training import export
-from cleave.training.checkpoint import load_latest
-from cleave.training.export import export_run
-from cleave.training.job import JobSpec
-from cleave.training.run_folder import CHECKPOINTS, RunFolder
-from cleave.training.tokenizer import default_tokenizer
-from cleave.training.trained import open_trained
-from cleave.training.trainer import TrainContext, train
+from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop.checkpoint import load_latest
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.run_folder import CHECKPOINTS, RunFolder
+from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.results import export
+from cleave.training.results.export import export_run
+from cleave.training.results.trained import open_trained
 from cleave_cli.main import app
 from tests.graphs.models import small_model
 

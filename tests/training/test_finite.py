@@ -14,20 +14,20 @@ import torch
 from typer.testing import CliRunner
 
 from cleave.errors import CleaveError
-from cleave.training.checkpoint import (
+from cleave.training.loop.checkpoint import (
     DamagedCheckpointError,
     load_checkpoint,
     load_latest,
     save_checkpoint,
 )
-from cleave.training.finite import DivergedError, first_not_finite, is_finite
-from cleave.training.held_out import HeldOut
-from cleave.training.job import JobSpec
-from cleave.training.loss_scale import LossScale
-from cleave.training.optimizer import Optimizer, UpdateRule
-from cleave.training.records import EvalRecord, Record, to_dict
-from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
-from cleave.training.trainer import TrainContext, Trainer, train
+from cleave.training.loop.finite import DivergedError, first_not_finite, is_finite
+from cleave.training.loop.held_out import HeldOut
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.loss_scale import LossScale
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.loop.records import EvalRecord, Record, to_dict
+from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
+from cleave.training.loop.trainer import TrainContext, Trainer, train
 from cleave_cli.main import app
 from emulator.virtual import emulated
 from tests.training.test_optimizer import Small, backward

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from cleave.training import gradient_sums
-from cleave.training.gradient_sums import GradientSums
-from cleave.training.ranks import Alone, Exchange
+from cleave.training.servers import gradient_sums
+from cleave.training.servers.gradient_sums import GradientSums
+from cleave.training.servers.ranks import Alone, Exchange
 
 
 class First(Alone):

@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from cleave.errors import UsageError
-from cleave.training import trainer
-from cleave.training.export import find_checkpoint
-from cleave.training.held_out import HeldOut
-from cleave.training.job import JobSpec
-from cleave.training.run_folder import BEST, CHECKPOINTS, RunFolder
-from cleave.training.run_job import JobRequest
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop import trainer
+from cleave.training.loop.held_out import HeldOut
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.run_folder import BEST, CHECKPOINTS, RunFolder
+from cleave.training.loop.run_job import JobRequest
+from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.results.export import find_checkpoint
 from cleave_cli.main import app
 
 

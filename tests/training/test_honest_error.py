@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays as array_of
 
 from cleave import arrays
 from cleave.arrays import Array, DType
-from cleave.training.honest_error import (
+from cleave.training.stages.honest_error import (
     NEGLIGIBLE,
     ROUNDING,
     Comparison,

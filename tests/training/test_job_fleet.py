@@ -12,12 +12,12 @@ import pytest
 import cleave
 from cleave.fleet.fleet import Fleet
 from cleave.fleet.selection import PsSpeed
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import StagePlan
-from cleave.training.job import JobSpec
-from cleave.training.records import NoteRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import TrainContext, train
+from cleave.planner.stages.model import StagePlan
+from cleave.planner.stages.search import plan_stages
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import NoteRecord, Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, train
 from profiles.fleet_device import FleetDevice
 from tests.training.test_lora import save_model
 
@@ -32,7 +32,7 @@ STEPS = 2
 def server_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fix the speed of the server, which a busy machine would measure too low."""
     speed = PsSpeed(1e11, 1e-6)
-    monkeypatch.setattr("cleave.training.job_fleet.measure_ps", lambda *_: speed)
+    monkeypatch.setattr("cleave.training.loop.job_fleet.measure_ps", lambda *_: speed)
 
 
 def trained(job: JobSpec, folder: Path, fleet: Fleet | None) -> tuple[list[float], str]:
@@ -86,7 +86,7 @@ def test_the_server_computes_the_loss_alone_where_the_plan_leaves_it_there(
         stages = tuple(replace(stage, loss=False) for stage in plan.stages)
         return replace(plan, stages=stages)
 
-    monkeypatch.setattr("cleave.training.stage_setup.plan_stages", without_loss)
+    monkeypatch.setattr("cleave.training.stages.stage_setup.plan_stages", without_loss)
     losses, said, (sent_bytes, tiles) = on([FAST] * 2, job, tmp_path / "fleet")
     assert losses == pytest.approx(plain, rel=1e-4)
     assert "the loss on the parameter server" in said

@@ -19,17 +19,17 @@ import cleave
 from cleave.errors import CleaveError, UsageError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
-from cleave.training.adapters import add_adapters
-from cleave.training.data import BatchLoader
-from cleave.training.dropout import Chance
-from cleave.training.export import export_run, find_checkpoint
-from cleave.training.job import JobSpec
-from cleave.training.lora import LoraSpec
-from cleave.training.records import Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.tokenizer import default_tokenizer
-from cleave.training.trained import open_trained
-from cleave.training.trainer import TrainContext, prepare, train
+from cleave.training.data.batches import BatchLoader
+from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop.dropout import Chance
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, prepare, train
+from cleave.training.lora.adapters import add_adapters
+from cleave.training.lora.spec import LoraSpec
+from cleave.training.results.export import export_run, find_checkpoint
+from cleave.training.results.trained import open_trained
 from cleave.workload.models.build import load_folder
 from cleave_cli.main import app
 from tests.graphs.models import ADAPTED, TOKENS, small_model

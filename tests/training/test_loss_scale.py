@@ -14,13 +14,13 @@ from torch import nn
 import cleave
 from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
-from cleave.training import trainer
-from cleave.training.job import JobSpec
-from cleave.training.loss_scale import LossScale
-from cleave.training.optimizer import Optimizer, UpdateRule
-from cleave.training.records import NoteRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop import trainer
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.loss_scale import LossScale
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.loop.records import NoteRecord, Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, train
 
 FACTOR = 2.0**18  # with which some of the first steps overflow
 STEPS = 12

@@ -16,14 +16,14 @@ from torch import nn
 
 import cleave
 from cleave.errors import CleaveError, UsageError
-from cleave.training.adapters import add_adapters
-from cleave.training.job import JobSpec, OptimizerKind
-from cleave.training.lora import LoraSpec
-from cleave.training.optimizer import Optimizer, UpdateRule
-from cleave.training.records import Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.schedule import Decay, Schedule
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop.job import JobSpec, OptimizerKind
+from cleave.training.loop.optimizer import Optimizer, UpdateRule
+from cleave.training.loop.records import Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.schedule import Decay, Schedule
+from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.lora.adapters import add_adapters
+from cleave.training.lora.spec import LoraSpec
 from tests.graphs.models import VOCABULARY, small_model
 
 STEPS = 6

@@ -24,8 +24,8 @@ from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.graphs.outside import Embedded
 from cleave.graphs.packed import PackedBy, mask_for, packed_by
-from cleave.scheduler.stage_arrays import StageArray
-from cleave.training.data import (
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.training.data.batches import (
     IGNORED,
     START,
     Batch,
@@ -34,12 +34,12 @@ from cleave.training.data import (
     positions_of,
     validation_batches,
 )
-from cleave.training.job import JobSpec
-from cleave.training.records import EvalRecord, Record, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import Rows
-from cleave.training.trainer import TrainContext, train
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import EvalRecord, Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trainer import TrainContext, train
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import Rows
 from emulator.virtual import emulated
 from tests.graphs.models import small_model
 from tests.training.test_offload_report import FAMILIES, model_of

@@ -10,10 +10,10 @@ import pytest
 from torch import nn
 
 from cleave.errors import UsageError
-from cleave.training import ps_memory
-from cleave.training.job import JobSpec, MemoryMode
-from cleave.training.ps_memory import memory_mode
-from cleave.training.run_job import JobRunner
+from cleave.training.loop import ps_memory
+from cleave.training.loop.job import JobSpec, MemoryMode
+from cleave.training.loop.ps_memory import memory_mode
+from cleave.training.loop.run_job import JobRunner
 
 MODEL = nn.Linear(1000, 1000, bias=False)
 JOB = JobSpec("opt-nano")

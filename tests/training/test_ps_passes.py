@@ -18,11 +18,11 @@ from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stage_search import plan_stages
-from cleave.planner.stages import PsCompute, StageModel, StagePlan
-from cleave.training.ps_passes import PsPasses, described_refusals
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import StagedModel
+from cleave.planner.stages.model import PsCompute, StageModel, StagePlan
+from cleave.planner.stages.search import plan_stages
+from cleave.training.stages.ps_passes import PsPasses, described_refusals
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import StagedModel
 from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora
 from tests.training.test_staged import PS, assert_close, batches, gradients_of, rows
 

@@ -17,12 +17,9 @@ from cleave.arrays import DType
 from cleave.errors import UsageError
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
-from cleave.training.adapters import add_adapters, frozen_digest
-from cleave.training.audits import Auditor
-from cleave.training.export import export_run, find_checkpoint
-from cleave.training.job import JobSpec
-from cleave.training.lora import LoraSpec
-from cleave.training.quantized import (
+from cleave.training.loop.job import JobSpec
+from cleave.training.lora.adapters import add_adapters, frozen_digest
+from cleave.training.lora.quantized import (
     NORMAL_FLOAT,
     QuantizedLinear,
     dequantize,
@@ -31,8 +28,11 @@ from cleave.training.quantized import (
     quantize,
     quantize_frozen,
 )
-from cleave.training.stage_work import ModelWork
-from cleave.training.trained import open_trained
+from cleave.training.lora.spec import LoraSpec
+from cleave.training.results.export import export_run, find_checkpoint
+from cleave.training.results.trained import open_trained
+from cleave.training.stages.audits import Auditor
+from cleave.training.stages.stage_work import ModelWork
 from cleave.workload.models.build import load_folder
 from cleave.workload.quantization import BLOCK, Bits
 from cleave.workload.stages import Adapters, StageSizes

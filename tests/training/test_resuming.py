@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.export import export_run, find_checkpoint
-from cleave.training.held_out import losses_of
-from cleave.training.job import JobSpec
-from cleave.training.records import EvalRecord, NoteRecord, Record
-from cleave.training.run_folder import BEST, CHECKPOINTS, DESCRIPTION, JOURNAL, RunFolder
-from cleave.training.run_job import JobRequest, JobRunner
-from cleave.training.tokenizer import default_tokenizer
-from cleave.training.trainer import TrainContext, Trainer, train
+from cleave.training.data.tokenizer import default_tokenizer
+from cleave.training.loop.held_out import losses_of
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import EvalRecord, NoteRecord, Record
+from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, JOURNAL, RunFolder
+from cleave.training.loop.run_job import JobRequest, JobRunner
+from cleave.training.loop.trainer import TrainContext, Trainer, train
+from cleave.training.results.export import export_run, find_checkpoint
 from tests.graphs.models import small_model
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"

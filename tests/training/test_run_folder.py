@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cleave.errors import CleaveError, UsageError
 from cleave.files import write_atomically
-from cleave.training.run_folder import RunFolder
+from cleave.training.loop.run_folder import RunFolder
 
 NOW = datetime(2026, 5, 9, 4, 5, 6)
 

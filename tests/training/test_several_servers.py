@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from cleave.errors import CleaveError, UsageError
-from cleave.training.checkpoint import load_checkpoint, load_latest, save_checkpoint
-from cleave.training.disk import DiskFullError
-from cleave.training.finite import first_not_finite
-from cleave.training.job import JobSpec
-from cleave.training.ranks import LostServerError, Ranks, owners_of
-from cleave.training.run_folder import CHECKPOINTS
+from cleave.training.loop.checkpoint import load_checkpoint, load_latest, save_checkpoint
+from cleave.training.loop.disk import DiskFullError
+from cleave.training.loop.finite import first_not_finite
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.run_folder import CHECKPOINTS
+from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
 from tests.training.several_servers import Servers, alone, losses_of
 
 JOB = JobSpec(
@@ -128,7 +128,7 @@ def test_a_run_that_diverges_ends_on_all_servers_with_its_last_good_checkpoint(
 
 def _with_broken_disk(ranks: Ranks, job: JobSpec, folder: Path, devices: list[int]) -> Any:
     """Train while the second server's step fails, by stages at once, else in its backward pass."""
-    import cleave.training.trainer as trainer
+    import cleave.training.loop.trainer as trainer
 
     def broken(*_: object) -> Any:
         raise CleaveError("this disk broke")

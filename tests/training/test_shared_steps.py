@@ -12,9 +12,9 @@ from cleave.errors import CleaveError, FleetError
 from cleave.fleet.counters import FleetCounters
 from cleave.fleet.local_fallback import AbandonedError
 from cleave.scheduler.traffic import TrafficKind
-from cleave.training.data import Batch
-from cleave.training.ranks import Alone, LostServerError
-from cleave.training.shared_steps import GIVES_BACK_S, SharedSteps
+from cleave.training.data.batches import Batch
+from cleave.training.servers.ranks import Alone, LostServerError
+from cleave.training.servers.shared_steps import GIVES_BACK_S, SharedSteps
 
 
 class Others(Alone):

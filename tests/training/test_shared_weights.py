@@ -16,12 +16,18 @@ from torch import Tensor, nn
 
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.local_fallback import AbandonedError
-from cleave.training.gradient_sums import GradientSums
-from cleave.training.job import JobSpec
-from cleave.training.offload import offload
-from cleave.training.ranks import LostServerError, Ranks
-from cleave.training.shared_weights import OUTSIDE, Kind, SharedWeights, exchanges, weight_owners
-from cleave.training.trainer import Trainer
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.trainer import Trainer
+from cleave.training.servers.gradient_sums import GradientSums
+from cleave.training.servers.ranks import LostServerError, Ranks
+from cleave.training.servers.shared_weights import (
+    OUTSIDE,
+    Kind,
+    SharedWeights,
+    exchanges,
+    weight_owners,
+)
+from cleave.training.tiles.offload import offload
 from cleave.workload.models.build import build_model, enable_checkpointing
 from cleave.workload.registry import find_model
 from emulator.virtual import emulated

@@ -20,7 +20,7 @@ from cleave.fleet.product import Side
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import ModelGraphs, model_graphs
 from cleave.planner.plan import DeviceRates
-from cleave.planner.stages import (
+from cleave.planner.stages.model import (
     NOTHING_KEPT,
     HeadSlice,
     KeptBatches,
@@ -30,8 +30,8 @@ from cleave.planner.stages import (
     StagePlan,
     StagePlanner,
 )
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import RESTING_STEPS, NotByStages, Rows, StagedModel
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import RESTING_STEPS, NotByStages, Rows, StagedModel
 from emulator.virtual import VirtualRuntime, emulated
 from profiles.fleets import paper_fleet
 from tests.graphs.models import TOKENS, plain_gradients, small_model, trained, with_lora

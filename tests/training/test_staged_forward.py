@@ -13,7 +13,7 @@ from torch import Tensor
 
 import cleave
 from cleave.errors import UsageError
-from cleave.training import staged_forward
+from cleave.training.stages import staged_forward
 from emulator.virtual import VirtualRuntime
 from tests.graphs.models import ADAPTED, TOKENS, plain_gradients, small_model, trained, with_lora
 from tests.planner.test_stage_search import large_head

@@ -20,9 +20,9 @@ from cleave.fleet.fleet import Fleet
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
 from cleave.machine.graph_run import FetchRun
-from cleave.scheduler.stage_work import StageOrder, UnitKind
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import NotByStages, StagedModel
+from cleave.scheduler.stages.work import StageOrder, UnitKind
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import NotByStages, StagedModel
 from emulator.deferred import default_backend
 from emulator.virtual import VirtualRuntime, _VirtualDevice
 from profiles.fleets import paper_fleet

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cleave.errors import UsageError
-from cleave.training.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
+from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
 
 pytestmark = pytest.mark.slow
 

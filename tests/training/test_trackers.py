@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cleave.errors import UsageError
-from cleave.training import trackers
-from cleave.training.job import JobSpec
-from cleave.training.records import EvalRecord, NoteRecord, StepRecord
-from cleave.training.run_folder import RunFolder
-from cleave.training.trackers import TrackerKind, Trackers, tracker_kinds
-from cleave.training.trainer import TrainContext, prepare, train
+from cleave.training.loop import trackers
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import EvalRecord, NoteRecord, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.loop.trackers import TrackerKind, Trackers, tracker_kinds
+from cleave.training.loop.trainer import TrainContext, prepare, train
 
 
 def test_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from typer.testing import CliRunner
 
 from cleave.errors import UsageError
-from cleave.training.evaluation import Question, answer, perplexity, read_questions
-from cleave.training.export import export_run
-from cleave.training.generation import go_on
-from cleave.training.run_folder import RunFolder
-from cleave.training.tokenizer import TextTokenizer, default_tokenizer
-from cleave.training.trained import TrainedModel, open_trained
+from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.results.evaluation import Question, answer, perplexity, read_questions
+from cleave.training.results.export import export_run
+from cleave.training.results.generation import go_on
+from cleave.training.results.trained import TrainedModel, open_trained
 from cleave_cli.main import app
 from tests.graphs.models import small_model
 from tests.training.test_export import trained

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cleave import arrays
 from cleave.arrays import Array, Buffer, DType
 from cleave.gemm import Block, Span
-from cleave.scheduler.reputation import Rounding
+from cleave.scheduler.sessions.reputation import Rounding
 from cleave.verify import GemmCheck
 from cleave.verify.check import SPOTS
 from cleave.verify.rounding import Product

@@ -13,12 +13,12 @@ import cleave
 from cleave.arrays import DType
 from cleave.graphs.graph_cache import GraphCache
 from cleave.graphs.model_graphs import model_graphs
-from cleave.planner.stages import PsCompute
+from cleave.planner.stages.model import PsCompute
 from cleave.scheduler.traffic import Traffic
 from cleave.server.http.pages import Pages
-from cleave.training.records import StepRecord
-from cleave.training.stage_work import ModelWork
-from cleave.training.staged import StagedModel
+from cleave.training.loop.records import StepRecord
+from cleave.training.stages.stage_work import ModelWork
+from cleave.training.stages.staged import StagedModel
 from cleave.workload.models.build import build_model
 from cleave.workload.registry import find_model
 from tests.coded_runs import AlikePlanner, check_saving, steps_on

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Error, Page
 
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from cleave.transport.addresses import app_link
 from tests.integration.processes import (
     PATIENCE_S,

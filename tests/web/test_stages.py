@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Route
 
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from tests.integration.processes import (
     PATIENCE_S,
     losses,

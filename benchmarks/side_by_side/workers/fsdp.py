@@ -20,7 +20,7 @@ from benchmarks.common import make_trainer
 from benchmarks.side_by_side.workers.parts import layers_of
 from benchmarks.side_by_side.workers.replicas import train
 from benchmarks.side_by_side.workers.worker import read_options
-from cleave.training.optimizer import Optimizer, update_rule
+from cleave.training.loop.optimizer import Optimizer, update_rule
 
 
 def sharded(model: nn.Module, *, dtype: str, reshard: bool) -> nn.Module:

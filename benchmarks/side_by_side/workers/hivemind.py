@@ -27,9 +27,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from benchmarks.common import make_trainer
 from benchmarks.side_by_side.contenders.hivemind import averaging_s, loss_file
 from benchmarks.side_by_side.workers.worker import PartLoader, read_options, tell
-from cleave.training.data import Batch
-from cleave.training.job import JobSpec
-from cleave.training.trainer import Trainer
+from cleave.training.data.batches import Batch
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.trainer import Trainer
 
 _LOOK_S: Final = 0.05
 _PATIENCE: Final = 3.0  # times the seconds of this peer's own part

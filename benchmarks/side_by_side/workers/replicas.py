@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.side_by_side.workers.worker import PartLoader, tell
-from cleave.training.trainer import Trainer
+from cleave.training.loop.trainer import Trainer
 
 
 def train(trainer: Trainer) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.side_by_side.setting import SCHEDULE, WARMUP_STEPS
-from cleave.training.data import Batch, BatchLoader
-from cleave.training.job import JobSpec
+from cleave.training.data.batches import Batch, BatchLoader
+from cleave.training.loop.job import JobSpec
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from cleave.errors import CleaveError, UsageError
 from cleave.fleet.counters import StepProgress
 from cleave.protocol.messages import ErrorCode
-from cleave.scheduler.admission import clean_text
+from cleave.scheduler.sessions.admission import clean_text
 from cleave.server.auth.access import Access
 from cleave.server.auth.codes import CODE_LIFE_S
 from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, StoredJob

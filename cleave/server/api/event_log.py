@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from cleave.scheduler.admission import clean_text
 from cleave.scheduler.fleet_events import EventKind
+from cleave.scheduler.sessions.admission import clean_text
 
 KEPT: Final = 2000
 """Events that are remembered; older ones are forgotten."""

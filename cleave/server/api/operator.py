@@ -11,7 +11,7 @@ from cleave.fleet.counters import StepProgress
 from cleave.protocol import messages
 from cleave.protocol.codec import Buffer, decode, encode
 from cleave.protocol.messages import ErrorCode
-from cleave.scheduler.admission import AccessLevel
+from cleave.scheduler.sessions.admission import AccessLevel
 from cleave.server.api.device_admin import DeviceAdmin, Sessions
 from cleave.server.api.overview import Overview, Question
 from cleave.server.jobs.jobs import Jobs, TrainingJob

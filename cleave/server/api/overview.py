@@ -18,10 +18,10 @@ from cleave.errors import CleaveError, UsageError
 from cleave.fleet.counters import FleetCounters, StepProgress
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.scheduler.fleet_events import EventKind
-from cleave.scheduler.gemm_job import GemmJob
-from cleave.scheduler.scheduler import Scheduler
-from cleave.scheduler.session import DeviceState, Session
-from cleave.scheduler.session_manager import SessionManager
+from cleave.scheduler.sessions.session import DeviceState, Session
+from cleave.scheduler.sessions.session_manager import SessionManager
+from cleave.scheduler.tiles.gemm_job import GemmJob
+from cleave.scheduler.tiles.scheduler import Scheduler
 from cleave.server.api.event_log import EventLog
 from cleave.server.api.rates import Look, Rates
 from cleave.server.api.stages import stages_answer

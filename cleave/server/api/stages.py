@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from cleave.scheduler.stage_view import StageView, StepView
+from cleave.scheduler.stages.view import StageView, StepView
 
 MAX_HOLDERS: Final = 2000
 """Devices that a reply has room for, those of all stages together; see `Overview`."""

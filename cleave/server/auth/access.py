@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from cleave.errors import UsageError
 from cleave.protocol.device_counters import DeviceCounters
 from cleave.protocol.messages import ErrorCode, Hello
-from cleave.scheduler.admission import (
+from cleave.scheduler.sessions.admission import (
     AccessLevel,
     Admission,
     AdmissionResult,
@@ -21,7 +21,7 @@ from cleave.scheduler.admission import (
     one_is,
     same_secret,
 )
-from cleave.scheduler.conduct import Conduct
+from cleave.scheduler.sessions.conduct import Conduct
 from cleave.server.auth.codes import (
     ALPHABET,
     CODE_LIFE_S,

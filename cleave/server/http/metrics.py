@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from cleave.errors import CleaveError
-from cleave.scheduler.admission import AccessLevel, Refusal
+from cleave.scheduler.sessions.admission import AccessLevel, Refusal
 from cleave.server.api.overview import Overview, Question
 from cleave.transport.addresses import LOOPBACK_NAMES
 from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest

@@ -10,7 +10,7 @@ from cleave.energy.account import Ps
 from cleave.energy.grid import Grid
 from cleave.energy.meter import Activity, Basis, Gap, used_by
 from cleave.energy.typical import KnownPower, Typical
-from cleave.scheduler.session import Session
+from cleave.scheduler.sessions.session import Session
 from profiles.device_profile import DeviceProfile
 
 Answer = dict[str, object]

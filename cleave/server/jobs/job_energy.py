@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from cleave.energy.account import DeviceUsage
 from cleave.energy.run_energy import RunEnergy
 from cleave.protocol.device_counters import DeviceCounters
-from cleave.scheduler.session import DeviceState, Session
-from cleave.scheduler.session_manager import MOVED
+from cleave.scheduler.sessions.session import DeviceState, Session
+from cleave.scheduler.sessions.session_manager import MOVED
 from cleave.server.jobs.fleet_energy import EnergyMeter
 from cleave.server.jobs.own_power import OwnPower
 from cleave.server.runtime import LiveRuntime

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cleave.training.job import JobSpec
+from cleave.training.loop.job import JobSpec
 from tests.integration.processes import (
     PATIENCE_S,
     losses,

@@ -1,0 +1,1 @@
+"""Plans for steps by stages."""

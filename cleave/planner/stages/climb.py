@@ -1,0 +1,290 @@
+"""Arrangements of devices in stages that the closed form finds good: starts and changes of them.
+
+A start deals devices to stages and cuts the layers so that the stages take equally long by
+themselves. A change moves a layer from one stage to another, or a device; it swaps two devices, or
+two stages; or it changes where the loss is computed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise, permutations
+from math import perm
+from typing import Final
+
+import numpy as np
+
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.changes import Changes
+from cleave.planner.stages.estimate import (
+    TOO_LARGE_S,
+    Arrangements,
+    Columns,
+    Estimator,
+    Integers,
+    StageTables,
+)
+from cleave.planner.stages.model import PlannedStage, PsCompute
+from cleave.planner.tiles.shape import Floats
+
+_BEGUN: Final = 24  # starts that are improved a few times
+_BEGUN_ROUNDS: Final = 3
+_CLIMBS: Final = 10  # starts that are improved to the end
+_ROUNDS: Final = 40
+_GAIN: Final = 1e-6  # less is none
+_FEW_ORDERS: Final = 24  # of devices in stages are all tried
+_LEAST_S: Final = 1e-12
+_HALVINGS: Final = 12  # of an interval of times
+
+
+class StageClimb:
+    """A search among arrangements of some groups of devices.
+
+    Args:
+        tables: of the model.
+        groups: devices that have one place together.
+        ps: the PS.
+
+    Attributes:
+        begun: how many starts are improved a few times.
+        columns: the groups.
+        found: arrangements that differ, those with the shortest estimated step first.
+        seconds: what is estimated of them.
+    """
+
+    begun = _BEGUN
+
+    def __init__(
+        self,
+        tables: StageTables,
+        groups: Sequence[Sequence[DeviceRates]],
+        ps: PsCompute,
+    ) -> None:
+        self.tables = tables
+        self.groups = groups
+        self.ps = ps
+        self.columns = Columns.of(groups)
+        self._estimator = Estimator(tables, self.columns, ps)
+        self._stages = min(tables.layers, len(groups))
+        columns, model = self.columns, tables.model
+        self._down_byte_s = columns.down_byte_s(model.coded_ratio)
+        self._gradient_byte_s = columns.up_byte_s(model.gradient_coded_ratio)
+        self._flops_per_s = columns.flops * columns.count
+        self._known: dict[tuple[int, ...], tuple[list[float], float]] = {}
+        one_each = [self._seconds_of_layers((number,)) for number in range(len(groups))]
+        self._whole_s = [sum(layers_s) for layers_s, _ in one_each]
+        self._order = sorted(range(len(groups)), key=lambda n: (self._whole_s[n], n))
+        # By group and first layer: where a stage must stop.
+        fits = tables.memory_of_layers[None] <= self.columns.memory[:, None, None]
+        fits &= tables.memory_of_layers > 0
+        self._reach = np.arange(tables.layers + 1) + fits.sum(axis=2)
+        self.found = self._starts()
+        self.seconds = self._estimator.seconds(self.found)
+        self._keep(self.begun, alike=False)
+
+    @cached_property
+    def changes(self) -> Changes:
+        """Return how arrangements may be changed."""
+        return Changes(self._stages, len(self.groups))
+
+    def climb(self) -> None:
+        """Improve what was found as long as a change helps."""
+        for rounds, most in ((_BEGUN_ROUNDS, _CLIMBS), (_ROUNDS, _CLIMBS)):
+            active = np.arange(len(self.found))
+            for _ in range(rounds):
+                if len(active):
+                    active = self._improve(active)
+            self._keep(most, alike=False)
+        self._keep(len(np.flatnonzero(self.seconds < TOO_LARGE_S)))
+
+    def add(self, them: Arrangements) -> None:
+        """Add arrangements of as many groups that were found elsewhere."""
+        self.found = self.found.with_others(them)
+        self.seconds = self._estimator.seconds(self.found)
+        self._keep(len(self.found))
+
+    def planned(self, them: Arrangements, number: int) -> tuple[PlannedStage, ...]:
+        """Return the stages of an arrangement."""
+        cuts, place = them.cuts[number].tolist(), them.place[number].tolist()
+        loss, layers = bool(them.loss[number]), self.tables.layers
+        found = []
+        for stage, (first, stop) in enumerate(pairwise(cuts)):
+            if stop > first:
+                here = [d for n, d in enumerate(self.groups) if place[n] == stage]
+                ids = tuple(sorted(device.device for group in here for device in group))
+                found.append(PlannedStage(first, stop, ids, loss and stop == layers))
+        return tuple(found)
+
+    def seconds_of_changes(self, them: Arrangements) -> Floats:
+        """Return what is estimated of every change of each arrangement, a row for each."""
+        row, number = np.indices((len(them), self.changes.count))
+        return self.estimate(self.changed(them, row.ravel(), number.ravel())).reshape(row.shape)
+
+    def changed(self, them: Arrangements, row: Integers, number: Integers) -> Arrangements:
+        """Return changes.
+
+        Args:
+            them: what is changed.
+            row: which of them.
+            number: of the change.
+        """
+        return self.changes.made(them.take(row), number)
+
+    def estimate(self, them: Arrangements) -> Floats:
+        """See `Estimator.seconds`."""
+        return self._estimator.seconds(them)
+
+    def _improve(self, active: Integers) -> Integers:
+        """Make the best change of each of these; return those for which it helped."""
+        those = self.found.take(active)
+        seconds = self.seconds_of_changes(those)
+        best = seconds.argmin(axis=1)
+        value = seconds[np.arange(len(active)), best]
+        helps = np.flatnonzero(value < self.seconds[active] * (1 - _GAIN))
+        improved: Integers = active[helps]
+        self.found.put(improved, self.changed(those, helps, best[helps]))
+        self.seconds[improved] = value[helps]
+        return improved
+
+    def _keep(self, most: int, *, alike: bool = True) -> None:
+        """Keep the best that differ, and are possible.
+
+        Args:
+            most: how many.
+            alike: whether all may have the same number of stages; otherwise the best of each number
+                comes first.
+        """
+        used = (np.diff(self.found.cuts, axis=1) > 0).sum(axis=1) * 2 + self.found.loss
+        seen: dict[int, int] = {}
+        known: set[bytes] = set()
+        ranked: list[tuple[int, int, int]] = []
+        for number in np.argsort(self.seconds, kind="stable").tolist():
+            key = b"".join(part[number].tobytes() for part in self.found.parts)
+            if self.seconds[number] == np.inf or key in known:
+                continue
+            known.add(key)
+            rank = seen[int(used[number])] = seen.get(int(used[number]), -1) + 1
+            ranked.append((0 if alike else rank, len(ranked), number))
+        chosen = np.array([number for *_, number in sorted(ranked)[:most]], np.intp)
+        self.found, self.seconds = self.found.take(chosen), self.seconds[chosen]
+
+    # --- starts ---
+
+    def _starts(self) -> Arrangements:
+        stages = self._stages
+        cuts, place, losses = [], [], []
+        for dealt in dict.fromkeys(self.deals()):
+            for loss in (False, True):
+                at_end = self._roomy_last(dealt) if loss else dealt
+                placed = np.full(len(self.groups), stages)
+                for stage, members in enumerate(at_end):
+                    placed[list(members)] = stage
+                found = self._cuts(at_end, loss=loss)
+                cuts.append(found + [self.tables.layers] * (stages + 1 - len(found)))
+                place.append(placed)
+                losses.append(loss)
+        return Arrangements(
+            np.array(cuts, np.intp).reshape(-1, stages + 1),
+            np.array(place, np.intp).reshape(-1, len(self.groups)),
+            np.array(losses, bool),
+        )
+
+    def deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
+        """Yield the groups of each stage."""
+        roomy = np.lexsort((np.arange(len(self.groups)), -self.columns.memory)).tolist()
+        for stages in range(1, self._stages + 1):
+            if perm(len(self.groups), stages) <= _FEW_ORDERS:
+                for chosen in permutations(range(len(self.groups)), stages):
+                    yield tuple((number,) for number in chosen)
+            for order in (self._order, roomy):
+                yield tuple((number,) for number in order[:stages])
+                yield tuple((number,) for number in reversed(order[:stages]))
+                dealt: list[list[int]] = [[] for _ in range(stages)]
+                speed = [0.0] * stages
+                for number in order:
+                    stage = min(range(stages), key=lambda s: (len(dealt[s]) > 0, speed[s]))
+                    dealt[stage].append(number)
+                    speed[stage] += 1 / max(self._whole_s[number], _LEAST_S)
+                yield tuple(tuple(members) for members in dealt)
+
+    def _roomy_last(self, dealt: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return the same with a last stage that has memory for the loss, if any has."""
+        needed, memory = self.tables.memory_of_loss, self.columns.memory
+        for n in reversed(range(len(dealt))):
+            if memory[list(dealt[n])].min() >= needed:
+                return [*dealt[:n], *dealt[n + 1 :], dealt[n]]
+        used = {number for members in dealt for number in members}
+        free = [(n,) for n in self._order if n not in used and memory[n] >= needed]
+        return [*dealt[:-1], *(free[:1] or dealt[-1:])]
+
+    def _cuts(self, dealt: Sequence[tuple[int, ...]], *, loss: bool) -> list[int]:
+        """Return cuts with which no stage takes long, within the devices' memory if possible."""
+        until, reach, loss_s = [], [], 0.0
+        for members in dealt:
+            seconds, loss_s = self._seconds_of_layers(members)
+            until.append([0.0, *accumulate(seconds)])
+            reach.append(self._reach[list(members)].min(axis=0).tolist())
+        return _balanced(until, reach, loss_s if loss else 0.0)
+
+    def _seconds_of_layers(self, members: tuple[int, ...]) -> tuple[list[float], float]:
+        """Return how long each layer, and the loss, takes a stage of these groups by itself."""
+        if members not in self._known:
+            chosen = list(members)
+            weights, gradients, flops = self.tables.by_layer
+            seconds = (
+                weights * self._down_byte_s[chosen].max()
+                + gradients * self._gradient_byte_s[chosen].max()
+                + sum(self.tables.model.tokens) * flops / float(self._flops_per_s[chosen].sum())
+            ).tolist()
+            self._known[members] = seconds[:-1], seconds[-1]
+        return self._known[members]
+
+
+def _balanced(
+    until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float
+) -> list[int]:
+    """Return the cuts with which the slowest stage takes least.
+
+    Args:
+        until: by stage, how long it takes for all layers before each, and for all.
+        reach: by stage and first layer, where memory says it must stop; left out if it cannot be.
+        last_s: what the last stage does besides.
+    """
+    high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
+    low, found = 0.0, _cut(until, reach, last_s, high)
+    if found is None:
+        layers = len(until[0]) - 1
+        reach = [[layers] * layers] * len(until)
+        found = _cut(until, reach, last_s, high)
+        assert found is not None
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        tried = _cut(until, reach, last_s, middle)
+        if tried is None:
+            low = middle
+        else:
+            high, found = middle, tried
+    return found
+
+
+def _cut(
+    until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float, limit_s: float
+) -> list[int] | None:
+    """Return cuts with which each stage takes as many layers as it can; None if some are left.
+
+    Args:
+        until, reach, last_s: see `_balanced`.
+        limit_s: how long a stage may take.
+    """
+    cuts, layers = [0], len(until[0]) - 1
+    for stage, seconds in enumerate(until):
+        first = cuts[-1]
+        stop = bisect_right(seconds, seconds[first] + limit_s) - 1
+        stop = min(stop, reach[stage][first], layers - (len(until) - 1 - stage))
+        if stop <= first:
+            return None
+        cuts.append(stop)
+    fits = stop == layers and until[-1][stop] - until[-1][first] + last_s <= limit_s
+    return cuts if fits else None

@@ -1,0 +1,599 @@
+"""The closed form of a step by stages, for many arrangements at once.
+
+It ranks arrangements; `simulation.py` simulates the best of them. The first and the last
+micro-batch are followed through the stages, forward and back:
+
+    first forward of a stage   after that of the stage before and the stage's weights, one unit
+    last forward               after that of the stage before, and after the stage's other units
+    backward                   likewise, from the loss back; and after all work of the stage
+    end                        the stage's gradients later
+
+The PS's card carries all weights first and all gradients last. Layers of the PS take the same time
+in all arrangements, and are left out. Arrays have a row for each
+arrangement and a column for each stage, or for each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.stages.model import Keep, LayerCost, PlannedStage, PsCompute, StageModel
+from cleave.planner.stages.prediction import (
+    RUNTIME_BYTES,
+    SPARE,
+    input_bytes,
+    kept_bytes,
+    mask_bytes,
+    widened_bytes,
+    working_bytes,
+)
+from cleave.planner.stages.rules import UNITS_AT_ONCE
+from cleave.planner.tiles.shape import Floats
+
+Integers = npt.NDArray[np.intp]
+Truths = npt.NDArray[np.bool_]
+
+TOO_LARGE_S: Final = 1e12
+"""Estimated of arrangements that do not fit the devices' memory."""
+
+_LEAST_S: Final = 1e-12
+_NO_ROOM_BYTES: Final = 1e18
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangements:
+    """Ways to train a model by stages; a stage without layers and devices is none.
+
+    Attributes:
+        cuts: where stages begin and end, shape (arrangements, stages + 1).
+        place: the stage of each column of devices, or the number of stages where it has none,
+            shape (arrangements, columns).
+        loss: whether the last stage computes the loss.
+    """
+
+    cuts: Integers
+    place: Integers
+    loss: Truths
+
+    def __len__(self) -> int:
+        return len(self.cuts)
+
+    @property
+    def parts(self) -> tuple[Integers, Integers, Truths]:
+        """Return all arrays."""
+        return self.cuts, self.place, self.loss
+
+    def take(self, chosen: Integers) -> Arrangements:
+        """Return the arrangements at these indices."""
+        return Arrangements(self.cuts[chosen], self.place[chosen], self.loss[chosen])
+
+    def with_others(self, others: Arrangements) -> Arrangements:
+        """Return these and then the others."""
+        cuts, place, loss = (
+            np.concatenate(both) for both in zip(self.parts, others.parts, strict=True)
+        )
+        return Arrangements(cuts, place, loss)
+
+    def put(self, chosen: Integers, others: Arrangements) -> None:
+        """Replace the arrangements at these indices."""
+        for mine, new in zip(self.parts, others.parts, strict=True):
+            mine[chosen] = new
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Devices, or groups of alike ones that have one place; an array of one value for each."""
+
+    downlink: Floats
+    uplink: Floats
+    flops: Floats
+    latency_s: Floats
+    memory: Floats
+    count: Floats
+    codes_downlink: Truths
+    codes_uplink: Truths
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[DeviceRates]]) -> Columns:
+        """Return a column for each group: the slowest links, the mean speed, the least memory.
+
+        It codes in a direction where all devices of the group do.
+        """
+
+        def least(name: str) -> Floats:
+            return np.array([min(getattr(d, name) for d in group) for group in groups], float)
+
+        return cls(
+            least("downlink_bytes_per_s"),
+            least("uplink_bytes_per_s"),
+            np.array([sum(d.flops_per_s for d in group) / len(group) for group in groups]),
+            np.array([max(d.latency_s for d in group) for group in groups], float),
+            least("memory_bytes"),
+            np.array([len(group) for group in groups], float),
+            np.array([all(d.codes_downlink for d in group) for group in groups], bool),
+            np.array([all(d.codes_uplink for d in group) for group in groups], bool),
+        )
+
+    def take(self, chosen: Integers) -> Columns:
+        """Return the columns at these indices."""
+        return Columns(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def down_byte_s(self, coded_ratio: float) -> Floats:
+        """Return how long a plain byte takes each downlink, with such a ratio where it is coded."""
+        return np.where(self.codes_downlink, coded_ratio, 1.0) / self.downlink
+
+    def up_byte_s(self, coded_ratio: float) -> Floats:
+        """Return the same of each uplink."""
+        return np.where(self.codes_uplink, coded_ratio, 1.0) / self.uplink
+
+
+class StageTables:
+    """What every run of layers costs, by (loss there, first, stop) as one index: a *cell*.
+
+    Attributes:
+        layers: their number.
+        weights, gradients: bytes that each device receives and sends.
+        forward, backward, again: FLOPs for a token of the forward unit, of the backward unit, and
+            of what that computes again where nothing was kept.
+        forwards, returns: 1 where there is a forward unit, and where the gradient of the first
+            layer's input is returned; else 0.
+        memory: bytes that a device needs where it keeps no inputs of layers.
+        kept: bytes that it takes to keep the inputs of layers of one micro-batch; infinite where
+            none are kept.
+        kept_whole: bytes that it takes to keep the activations beside them; infinite where nothing
+            is spared by that.
+        spared: FLOPs for a token that are spared by that.
+        pieces: in how many a device does a micro-batch, each in a run of its own.
+        memory_of_layers: `memory` by first and stop, without the loss.
+        memory_of_loss: the same of the last layer and the loss.
+        by_layer: rows of bytes of weights and of gradients, and of FLOPs for a token; a column for
+            each layer and one for the loss.
+    """
+
+    def __init__(self, model: StageModel) -> None:
+        self.model = model
+        self.layers = len(model.layers)
+        side = self.layers + 1
+        costs = [*model.layers, model.loss]
+        ordered = np.arange(side)[:, None] < np.arange(side)
+        through = self._sums([cost.forward_flops for cost in costs])
+        back = self._sums([cost.flops - cost.forward_flops for cost in costs])
+        last = np.array([0.0, *(layer.forward_flops for layer in model.layers)])
+        self.weights = self._sums([cost.weight_bytes for cost in costs]).ravel()
+        self.gradients = self._sums([cost.gradient_bytes for cost in costs]).ravel()
+        alone = np.array([1.0, 0.0])[:, None, None]  # the loss is done with the backward pass
+        self.forward = (through * alone).ravel()
+        self.backward = (back + through * (1 - alone)).ravel()
+        self.again = ((through - last * ordered) * alone).ravel()
+        self.forwards = (ordered * alone).ravel()
+        returns = (np.arange(side) > 0)[:, None] | np.full(side, model.embeds)
+        self.returns = (ordered * np.stack([returns, returns])).astype(float).ravel()
+        number = np.maximum(0, np.arange(side) - np.arange(side)[:, None])
+        masks = mask_bytes(model)
+        of_layer = kept_bytes(model, PlannedStage(0, 1, ()), Keep.INPUTS) - masks
+        self._inputs = number * of_layer + masks * (number > 0)
+        self.kept = np.stack(
+            [np.where(number > 0, SPARE * self._inputs, np.inf), np.full((side, side), np.inf)]
+        ).ravel()
+        whole = max(model.tokens) * self._sums([cost.activation_bytes for cost in costs])
+        spared = self._sums([cost.spared_flops for cost in costs])
+        self.kept_whole = np.where(spared > 0, SPARE * whole, np.inf).ravel()
+        self.spared = spared.ravel()
+        pieces = np.ones((2, side, side))
+        for number, layer in enumerate(model.layers):
+            pieces[0, number, number + 1] = layer.pieces
+        self.pieces = pieces.ravel()
+        self.memory = self._memory(costs)
+        self.memory_of_layers = self.memory.reshape(2, side, side)[0]
+        self.memory_of_loss = float(self.memory.reshape(2, side, side)[1, -2, -1])
+        self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
+
+    def most_layers(self, memory: Floats | Integers) -> Integers:
+        """Return how many consecutive layers fit, at most, into each of these sizes of memory."""
+        least = [self.memory_of_layers.diagonal(n + 1).min() for n in range(self.layers)]
+        found: Integers = np.searchsorted(least, memory, side="right")
+        return found
+
+    def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
+        """Return the index of a run of layers."""
+        side = self.layers + 1
+        found: Integers = ((loss & (stop == self.layers)) * side + first) * side + stop
+        return found
+
+    def _sums(self, values: Sequence[float]) -> Floats:
+        """Return sums over runs of layers, shape (2, layers + 1, layers + 1)."""
+        until = np.concatenate([[0.0], np.cumsum(np.array(values[:-1], float))])
+        plain = np.triu(until - until[:, None])
+        with_loss = plain.copy()
+        with_loss[:-1, -1] += values[-1]
+        return np.stack([plain, with_loss])
+
+    def _largest(self, values: Sequence[float]) -> Floats:
+        """Return largest values of runs of layers, shaped likewise."""
+        plain = np.zeros((self.layers + 1, self.layers + 1))
+        for first in range(self.layers):
+            plain[first, first + 1 :] = np.maximum.accumulate(np.array(values[first:-1], float))
+        with_loss = plain.copy()
+        with_loss[:-1, -1] = np.maximum(with_loss[:-1, -1], values[-1])
+        return np.stack([plain, with_loss])
+
+    def _memory(self, costs: Sequence[LayerCost]) -> Floats:
+        held = self._sums([c.frozen_bytes + c.weight_bytes + c.sum_bytes for c in costs])
+        held += self._largest([widened_bytes(self.model, c) for c in costs])
+        working = self._largest([working_bytes(self.model, c.working_bytes) for c in costs])
+        for number, cost in enumerate(costs[:-1]):
+            of_piece = working_bytes(self.model, cost.working_bytes / cost.pieces)
+            working[0, number, number + 1] = of_piece
+        held += working
+        held += input_bytes(self.model) + RUNTIME_BYTES + self._inputs
+        for cut in self.model.cuts:  # no device has room for a stage that reaches across it
+            held[:, :cut, cut + 1 :] += _NO_ROOM_BYTES
+        if self.model.ends_at_ps:
+            held[1] += _NO_ROOM_BYTES
+        spare: Floats = SPARE * held.ravel()
+        return spare
+
+
+class Estimator:
+    """Estimates steps.
+
+    Args:
+        tables: of the model.
+        columns: the devices.
+        ps: the PS.
+    """
+
+    def __init__(self, tables: StageTables, columns: Columns, ps: PsCompute) -> None:
+        self.tables = tables
+        self.columns = columns
+        model, card = tables.model, ps.rates or PsRates()
+        self._batches = len(model.tokens)
+        self._tokens = sum(model.tokens) / self._batches
+        self._activation_bytes = self._tokens * model.width * model.element_bytes
+        self._input_bytes = self._activation_bytes + self._tokens * model.beside_bytes
+        self._loss_s = model.loss.flops * self._tokens / ps.flops_per_s
+        self._optimizer_s = ps.optimizer_s
+        self._out_s = max(1 / card.egress_bytes_per_s, card.byte_s)
+        self._in_s = max(1 / card.ingress_bytes_per_s, card.byte_s)
+        # By column, what travels of a plain byte.
+        self._down_share = np.where(columns.codes_downlink, model.coded_ratio, 1.0)
+        self._up_share = np.where(columns.codes_uplink, model.coded_ratio, 1.0)
+        self._gradient_share = np.where(columns.codes_uplink, model.gradient_coded_ratio, 1.0)
+
+    @property
+    def limited(self) -> bool:
+        """Say whether the PS's card has a limit."""
+        return bool(self._out_s or self._in_s)
+
+    def seconds(self, arrangements: Arrangements) -> Floats:
+        """Return the estimated seconds of a step.
+
+        Where memory is too small it is at least `TOO_LARGE_S`, more the more is missing; infinity
+        where a stage has layers or devices and not both.
+        """
+        tables, place = self.tables, arrangements.place
+        first, stop = arrangements.cuts[:, :-1], arrangements.cuts[:, 1:]
+        count = _Spread(place, first.shape[1]).total_of(self.columns.count)
+        cells = tables.cell(arrangements.loss[:, None], first, np.maximum(first, stop))
+        row = np.arange(len(place))[:, None]
+        cell = np.concatenate([cells, np.zeros_like(row)], axis=1)[row, place]
+        possible = (stop >= first).all(axis=1) & ((count > 0) == (stop > first)).all(axis=1)
+        spare = self.columns.memory - tables.memory[cell]
+        missing = np.maximum(0.0, -spare / self.columns.memory).sum(axis=1)
+        found = np.where(possible, TOO_LARGE_S * (1 + missing), np.inf)
+        chosen = np.flatnonzero(possible & (missing == 0))
+        if len(chosen):
+            spread = _Spread(place[chosen], first.shape[1])
+            under_way = UNITS_AT_ONCE * (1 + (count[chosen] > 0).sum(axis=1, keepdims=True))
+            stages = Stages(cells[chosen], cell[chosen], count[chosen])
+            times, moved = self.times(stages, spread, under_way)
+            found[chosen] = self.end_s(times.by_stage(), moved, cells[chosen])
+        return found
+
+    def _spared(self, cell: Integers, spare: Floats, under_way: Floats) -> Floats:
+        """Return the FLOPs for a token that devices are spared by keeping activations.
+
+        Args:
+            cell: by device, its layers.
+            spare: its memory beside what it needs.
+            under_way: of how many micro-batches at once it keeps the inputs of layers.
+        """
+        tables = self.tables
+        in_unit = tables.forwards[cell] == 0  # kept from forward to backward in one unit
+        batches = np.where(in_unit, 1.0, under_way)
+        inputs = np.where(in_unit, 0.0, batches * np.where(in_unit, 0.0, tables.kept[cell]))
+        room = np.maximum(0.0, spare - inputs) // np.maximum(1.0, tables.kept_whole[cell])
+        share = np.minimum(1.0, room / np.maximum(1.0, batches)) * (batches > 0)
+        found: Floats = tables.spared[cell] * np.where(in_unit, np.floor(share), share)
+        return found
+
+    def times(
+        self, stages: Stages, spread: Spread, under_way: Integers
+    ) -> tuple[StageTimes, MovedBytes]:
+        """Return what is known of each stage without the others.
+
+        Args:
+            stages: of which layers.
+            spread: puts values of devices together.
+            under_way: how many micro-batches are, at once, of all stages together.
+        """
+        tables, columns, batches = self.tables, self.columns, self._batches
+        cells, cell = stages.cells, stages.cell
+        spare = columns.memory - tables.memory[cell]
+        kept = np.minimum(batches, spare // tables.kept[cell])
+        spared = self._spared(cell, spare, np.minimum(kept, under_way))
+        again = np.maximum(0.0, 1 - spread.total(kept * columns.count) / batches)
+        repeats = spread.gather(again)  # share not kept
+
+        # By device: seconds of its downlink, processor and uplink for a micro-batch.
+        forwards = tables.forwards[cell]
+        model = tables.model
+        down_byte_s = columns.down_byte_s(model.coded_ratio)
+        gradient_byte_s = columns.up_byte_s(model.gradient_coded_ratio)
+        dy_s = self._activation_bytes * down_byte_s
+        x_s = self._input_bytes * down_byte_s
+        y_s = self._activation_bytes * columns.up_byte_s(model.coded_ratio)
+        token_s = self._tokens / columns.flops
+        back = tables.backward[cell] + tables.again[cell] * repeats - spared
+        ahead_s = x_s * forwards, tables.forward[cell] * token_s, y_s * forwards
+        # The last stage has its one unit for x; others get x again where it was not kept.
+        x_back_s = np.where(forwards > 0, dy_s + x_s * repeats, x_s)
+        back_s = x_back_s, back * token_s, y_s * tables.returns[cell]
+        pieces = tables.pieces[cell]
+        one_ahead_s = _in_pieces(ahead_s, pieces) + 2 * columns.latency_s * forwards
+        one_back_s = _in_pieces(back_s, pieces) + 2 * columns.latency_s
+        both_s = [a + b for a, b in zip(ahead_s, back_s, strict=True)]
+        each_ahead_s = _most(*ahead_s, one_ahead_s / UNITS_AT_ONCE)
+        each_back_s = _most(*back_s, one_back_s / UNITS_AT_ONCE)
+        each_s = _most(*both_s, (one_ahead_s + one_back_s) / UNITS_AT_ONCE)
+
+        # Devices of a stage take micro-batches when they are free.
+        speed = 1 / np.maximum(each_s, _LEAST_S)
+        share = speed / spread.gather(spread.total(speed * columns.count))
+        takes = np.maximum(batches * share, 1.0)
+        # Micro-batches are whole: of 16 on 15 devices one takes 2.
+        rounds = np.ceil(batches / np.maximum(1.0, stages.count))
+
+        def others(each_s: Floats) -> Floats:
+            most = spread.most(1 / np.maximum(each_s, _LEAST_S))
+            fastest_s = np.where(stages.count > 0, 1 / np.maximum(most, _LEAST_S), 0.0)
+            return _most(spread.most((takes - 1) * each_s), (rounds - 1) * fastest_s)
+
+        weights = tables.weights[cells] * spread.total_of(columns.count * self._down_share)
+        gradients = tables.gradients[cells] * spread.total_of(columns.count * self._gradient_share)
+        some = np.maximum(1.0, stages.count)
+        down_share = spread.total_of(columns.count * self._down_share) / some
+        up_share = spread.total_of(columns.count * self._up_share) / some
+        forwards_of = tables.forwards[cells]
+        inputs = np.where(forwards_of > 0, 1 + again, 1.0) * (stages.count > 0)
+        moved = batches * self._activation_bytes
+        came = batches * self._input_bytes * inputs + moved * forwards_of
+        returns = tables.forwards[cells] + tables.returns[cells]
+        times = StageTimes(
+            loaded_s=spread.most(tables.weights[cell] * down_byte_s),
+            ahead_s=spread.most(one_ahead_s),
+            others_ahead_s=others(each_ahead_s),
+            back_s=spread.most(one_back_s),
+            others_back_s=others(each_back_s),
+            others_s=others(each_s),
+            gradients_s=spread.most(tables.gradients[cell] * gradient_byte_s),
+        )
+        return times, MovedBytes(weights, gradients, came * down_share, returns * up_share)
+
+    def end_s(self, times: StageTimes, moved: MovedBytes | None, cells: Integers) -> Floats:
+        """Return how long steps take.
+
+        Args:
+            times: of their stages, in arrays with a row for each stage.
+            moved: by their stages, with a column for each; None where the PS's card has no limit.
+            cells: their layers.
+        """
+        loss_there = (cells >= (self.tables.layers + 1) ** 2).any(axis=1)
+        loss_s = np.where(loss_there, 0.0, self._loss_s)
+        if moved is None:
+            end_s = times.end_s(times.loaded_s, None, loss_s, self._batches)
+            return end_s + self._optimizer_s
+        down = moved.weights.sum(axis=1) + moved.came.sum(axis=1)
+        up = moved.gradients.sum(axis=1)
+        up = up + self._batches * self._activation_bytes * moved.went.sum(axis=1)
+        loaded_s = np.maximum(times.loaded_s, moved.weights.sum(axis=1) * self._out_s)
+        card_s = _by_stage(moved.gradients * self._in_s)
+        end_s = times.end_s(loaded_s, card_s, loss_s, self._batches)
+        total: Floats = _most(end_s, down * self._out_s, up * self._in_s) + self._optimizer_s
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Cells of stages and of columns of devices, and how many devices stages have."""
+
+    cells: Integers
+    cell: Integers
+    count: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """What is known of each stage without the others, in arrays with a column for each stage.
+
+    Attributes:
+        loaded_s: until its weights are there.
+        ahead_s, back_s: one unit forward, and backward.
+        others_ahead_s, others_back_s: the others of the device that takes longest for them.
+        others_s: all others of the device for which this is longest.
+        gradients_s: until its gradients are up, by their own uplinks.
+    """
+
+    loaded_s: Floats
+    ahead_s: Floats
+    others_ahead_s: Floats
+    back_s: Floats
+    others_back_s: Floats
+    others_s: Floats
+    gradients_s: Floats
+
+    def take(self, chosen: Integers) -> StageTimes:
+        """Return those at these indices."""
+        return StageTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def by_stage(self) -> StageTimes:
+        """Return the same in arrays with a row for each stage."""
+        return StageTimes(*(_by_stage(getattr(self, field.name)) for field in fields(self)))
+
+    def end_s(
+        self, loaded_s: Floats, card_s: Floats | None, loss_s: Floats, batches: int
+    ) -> Floats:
+        """Return when all gradients are up; arrays have a row for each stage.
+
+        Args:
+            loaded_s: until the weights of a stage are there, and those of all that share a card.
+            card_s: until a stage's gradients have passed the PS's card; None if that has no limit.
+            loss_s: of one micro-batch on the PS, by arrangement.
+            batches: number of micro-batches.
+        """
+        ahead = np.empty_like(loaded_s)
+        first = np.zeros_like(loss_s)
+        for row, loaded, ahead_s in zip(ahead, loaded_s, self.ahead_s, strict=True):
+            first = np.maximum(first, loaded, out=row)
+            first += ahead_s
+        # The last stage first: each after those behind it.
+        back = np.add.accumulate([first + loss_s, *self.back_s[:0:-1]])[::-1]
+
+        # Once backward passes return, they are done before other forward passes.
+        alone_s = self.others_ahead_s
+        share = np.minimum(1.0, (back - ahead) / np.maximum(alone_s, _LEAST_S))
+        others_ahead = ahead + (share * alone_s + (1 - share) * self.others_s)
+        others = np.maximum(back + self.others_back_s, ahead + self.others_s)
+
+        last = np.zeros_like(loss_s)
+        for ahead_s, others_s in zip(self.ahead_s, others_ahead, strict=True):
+            last += ahead_s
+            np.maximum(last, others_s, out=last)
+        last = np.maximum(last + loss_s, ahead[-1] + batches * loss_s)
+        ends = others
+        for row, back_s in zip(ends[::-1], self.back_s[::-1], strict=True):
+            last = np.maximum(last, row, out=row)
+            last += back_s
+        most: Floats = (ends + self.gradients_s).max(axis=0)
+        if card_s is not None:
+            received = np.zeros_like(loss_s)
+            for row, through_s in zip(ends[::-1], card_s[::-1], strict=True):
+                np.maximum(received, row, out=received)
+                received += through_s
+            np.maximum(most, received, out=most)
+        return most
+
+
+@dataclass(frozen=True, slots=True)
+class MovedBytes:
+    """What passes the PS's card, in arrays with a column for each stage.
+
+    Attributes:
+        weights, gradients: of all of its devices.
+        came: of micro-batches that all of its devices receive.
+        went: how often what they return of a micro-batch counts as a plain activation.
+    """
+
+    weights: Floats
+    gradients: Floats
+    came: Floats
+    went: Floats
+
+    def take(self, chosen: Integers) -> MovedBytes:
+        """Return those at these indices."""
+        return MovedBytes(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+
+class Spread(Protocol):
+    """Puts values of devices together by stage."""
+
+    def total(self, values: Floats) -> Floats:
+        """Return sums by stage."""
+        ...
+
+    def total_of(self, columns: Floats) -> Floats:
+        """Return sums by stage of values that do not depend on the arrangement."""
+        ...
+
+    def most(self, values: Floats) -> Floats:
+        """Return largest values by stage."""
+        ...
+
+    def gather(self, values: Floats) -> Floats:
+        """Return for each device the value of its stage."""
+        ...
+
+
+class Alone:
+    """Every stage has one column of devices, at the same index; see `Spread`."""
+
+    def total(self, values: Floats) -> Floats:
+        """See `Spread.total`."""
+        return values
+
+    def total_of(self, columns: Floats) -> Floats:
+        """See `Spread.total_of`."""
+        return columns
+
+    def most(self, values: Floats) -> Floats:
+        """See `Spread.most`."""
+        return np.maximum(0.0, values)
+
+    def gather(self, values: Floats) -> Floats:
+        """See `Spread.gather`."""
+        return values
+
+
+class _Spread:
+    """Values of devices, put together by stage."""
+
+    def __init__(self, place: Integers, stages: int) -> None:
+        self._shape = len(place), stages + 1
+        self._at = (np.arange(len(place))[:, None] * (stages + 1) + place).ravel()
+        self._place_shape = place.shape
+
+    def total(self, values: Floats) -> Floats:
+        """Return sums by stage."""
+        size = self._shape[0] * self._shape[1]
+        found: Floats = np.bincount(self._at, values.ravel(), size).astype(np.float64)
+        return found.reshape(self._shape)[:, :-1]
+
+    def total_of(self, columns: Floats) -> Floats:
+        """Return sums by stage of values that do not depend on the arrangement."""
+        return self.total(np.broadcast_to(columns, self._place_shape))
+
+    def most(self, values: Floats) -> Floats:
+        """Return largest values by stage."""
+        found = np.zeros(self._shape[0] * self._shape[1])
+        np.maximum.at(found, self._at, values.ravel())
+        return found.reshape(self._shape)[:, :-1]
+
+    def gather(self, values: Floats) -> Floats:
+        """Return for each device the value of its stage; 1 where it has none."""
+        padded = np.ones(self._shape)
+        padded[:, :-1] = values
+        found: Floats = padded.ravel()[self._at].reshape(self._place_shape)
+        return found
+
+
+def _by_stage(values: Floats) -> Floats:
+    """Return values with a row for each stage, which are read one after another."""
+    return np.ascontiguousarray(values.T)
+
+
+def _in_pieces(parts_s: Sequence[Floats], pieces: Floats) -> Floats:
+    """Return how long a unit takes of which one piece comes, another is computed, another goes."""
+    total: Floats = sum(parts_s) / pieces + (1 - 1 / pieces) * _most(*parts_s)
+    return total
+
+
+def _most(first: Floats, *others: Floats) -> Floats:
+    for other in others:
+        first = np.maximum(first, other)
+    return first

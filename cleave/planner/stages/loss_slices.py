@@ -1,0 +1,167 @@
+"""Ways to put the loss on devices in slices by vocabulary, where no stage has room for all of it.
+
+Each slice is a group of devices of which each takes some of the micro-batches; every micro-batch
+passes one device of each group. Devices of slices have no layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import (
+    HeadSlice,
+    KeptBatches,
+    LayerCost,
+    PlannedStage,
+    PsCompute,
+    StageModel,
+    StagePlan,
+)
+from cleave.planner.stages.prediction import held_bytes, predict
+from cleave.planner.stages.rules import UNITS_AT_ONCE
+
+_MOST_WAYS: Final = 5
+_WORTH: Final = 0.95  # of a step's time without the loss: more is not worth a search
+_SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # of the time that the layers take: how long slices may
+
+
+@dataclass(frozen=True, slots=True)
+class LossSlices:
+    """Slices and their devices.
+
+    Attributes:
+        stages: the slices, in order.
+        devices: all of their devices.
+        flops_per_s: of a PS that would compute the loss of all micro-batches as fast.
+    """
+
+    stages: tuple[PlannedStage, ...]
+    devices: tuple[DeviceRates, ...]
+    flops_per_s: float
+
+    def as_ps(self, ps: PsCompute) -> PsCompute:
+        """Return a PS that is as fast."""
+        return replace(ps, flops_per_s=self.flops_per_s)
+
+
+def ways_to_slice(
+    model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, plan: StagePlan
+) -> Iterator[LossSlices]:
+    """Yield ways that may be faster than a loss on the PS.
+
+    There is none where the loss costs little. There are as few slices as fit the devices, or twice
+    as many, and so many devices that slices take as long as the layers, or a part of that. Devices
+    that the plan leaves idle come first.
+
+    Args:
+        model: the model and the batch.
+        devices: the fleet.
+        ps: the PS.
+        plan: the best one with the loss on the PS, or on its last stage.
+    """
+    by_id = {device.device: device for device in devices}
+    stages = (*plan.stages[:-1], replace(plan.stages[-1], loss=False))
+    without = predict(model, stages, by_id, replace(ps, flops_per_s=float("inf")))
+    if without.step_s > _WORTH * plan.step_s:
+        return
+    layers_s = max(without.step_s - ps.optimizer_s, 1e-9)
+    tried: set[tuple[PlannedStage, ...]] = set()
+    least = _fewest(model, devices)
+    used = {device for stage in plan.stages for device in stage.devices}
+    for count in (least, 2 * least) if least else ():
+        fitting = _fitting(model, devices, count)
+        idle = [each for each in fitting if each[1].device not in used]
+        for share in _SHARES:
+            found = _dealt(model, fitting, idle, count, share * layers_s, len(devices) - 1)
+            if found is not None and found.stages not in tried and len(tried) < _MOST_WAYS:
+                tried.add(found.stages)
+                yield found
+
+
+def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
+    """Return the smallest number of slices that as many devices have room for; 0 for none."""
+    for count in range(1, min(len(devices), model.most_slices // 2) + 1):
+        needed = _needed_bytes(model, count)
+        if sum(device.memory_bytes >= needed for device in devices) >= count:
+            return count
+    return 0
+
+
+def _needed_bytes(model: StageModel, count: int) -> int:
+    """Return the memory that one of so many slices needs."""
+    last = len(model.layers)
+    part = PlannedStage(last, last, (0,), slice=HeadSlice(0, count))
+    return held_bytes(model, part, KeptBatches(UNITS_AT_ONCE))
+
+
+def _fitting(
+    model: StageModel, devices: Sequence[DeviceRates], count: int
+) -> list[tuple[float, DeviceRates]]:
+    """Return the devices that have room for one of so many slices, the fastest first.
+
+    Returns:
+        The seconds that each takes for a slice of all micro-batches alone, and the device.
+    """
+    needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
+    able = ((_seconds(model, cost, d), d) for d in devices if d.memory_bytes >= needed)
+    return sorted(able, key=lambda each: (each[0], each[1].device))
+
+
+def _seconds(model: StageModel, cost: LayerCost, device: DeviceRates) -> float:
+    """Return the seconds that a device takes for a slice of all micro-batches."""
+    tokens = sum(model.tokens)
+    moved = tokens * model.width * model.element_bytes
+    return max(
+        device.down_bytes(moved, model.coded_ratio) / device.downlink_bytes_per_s,
+        device.up_bytes(moved, model.coded_ratio) / device.uplink_bytes_per_s,
+        tokens * cost.flops / device.flops_per_s,
+    )
+
+
+def _dealt(
+    model: StageModel,
+    fitting: Sequence[tuple[float, DeviceRates]],
+    idle: Sequence[tuple[float, DeviceRates]],
+    count: int,
+    within_s: float,
+    most: int,
+) -> LossSlices | None:
+    """Deal devices to slices until each takes no longer than a time.
+
+    They are the fastest of those that are idle, or else of every speed, as those are that are left
+    for the layers.
+
+    Args:
+        model: the model and the batch.
+        fitting: devices that have room for a slice, and their seconds, the fastest first.
+        idle: those of them that have nothing else to do.
+        count: of slices.
+        within_s: the time.
+        most: so many devices may be used.
+    """
+    most = min(most, len(fitting), count * len(model.tokens))
+    if most < count:
+        return None
+    mean_s = len(fitting) / sum(1 / seconds for seconds, _ in fitting)
+    wanted = min(most // count, math.ceil(mean_s / within_s)) * count
+    if len(idle) >= wanted:
+        chosen = idle[:wanted]
+    else:
+        chosen = [fitting[number * len(fitting) // wanted] for number in range(wanted)]
+    groups: list[list[DeviceRates]] = [[] for _ in range(count)]
+    speed = [0.0] * count
+    for seconds, device in chosen:
+        slowest = speed.index(min(speed))
+        groups[slowest].append(device)
+        speed[slowest] += 1 / seconds
+    last = len(model.layers)
+    stages = tuple(
+        PlannedStage(last, last, tuple(sorted(d.device for d in g)), slice=HeadSlice(n, count))
+        for n, g in enumerate(groups)
+    )
+    flops = sum(model.tokens) * model.loss.flops * min(speed)
+    return LossSlices(stages, tuple(d for group in groups for d in group), flops)

@@ -1,0 +1,64 @@
+"""Into how many micro-batches a step by stages is cut: a few numbers are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cleave.errors import DeviceMemoryError, PlanError
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import PsCompute, StageModel, StagePlan, StagePlanner
+
+_MOST: Final = 64
+
+
+def micro_batch_counts(rows: int, devices: int) -> list[int]:
+    """Return the numbers of micro-batches that are tried, ascending.
+
+    Args:
+        rows: sequences of the batch.
+        devices: of the fleet.
+    """
+    few = min(rows, max(4, 2 * devices))
+    return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
+
+
+def plan_batch(
+    planner: StagePlanner,
+    cut: Callable[[int], StageModel],
+    rows: int,
+    devices: Sequence[DeviceRates],
+    ps: PsCompute,
+    in_parts: Callable[[int], StageModel] | None = None,
+) -> tuple[StageModel, StagePlan]:
+    """Return the batch as it is best cut, and the plan for it.
+
+    Args:
+        planner: chooses stages.
+        cut: returns the model with the batch cut into so many micro-batches.
+        rows: sequences of the batch.
+        devices: the fleet.
+        ps: the PS.
+        in_parts: as `cut`, with layers in parts, which are planned where whole ones do not fit.
+
+    Raises:
+        DeviceMemoryError: when devices have too little memory for stages.
+        PlanError: when no stages fit these devices, however the batch is cut.
+    """
+    best: tuple[StageModel, StagePlan] | None = None
+    refused: PlanError | None = None
+    # Most micro-batches are best most often. Where fewer are as good these are taken.
+    for count in reversed(micro_batch_counts(rows, len(devices)) if rows > 0 else ()):
+        try:
+            model = cut(count)
+            plan = planner(model, devices, ps)
+        except PlanError as error:
+            refused = refused or error
+            continue
+        if best is None or plan.step_s <= best[1].step_s:
+            best = model, plan
+    if best is not None:
+        return best
+    if in_parts is not None and isinstance(refused, DeviceMemoryError):
+        return plan_batch(planner, in_parts, rows, devices, ps)
+    raise refused or PlanError(f"a batch of {rows} sequences cannot be cut; it needs at least one")

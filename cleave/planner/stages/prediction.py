@@ -1,0 +1,304 @@
+"""How long a step by stages takes, and the memory that devices need for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from cleave.errors import PlanError
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import (
+    NOTHING_KEPT,
+    PIECE_COST,
+    Keep,
+    KeptBatches,
+    LayerCost,
+    PlannedStage,
+    PsCompute,
+    StageModel,
+    StagePlan,
+)
+from cleave.planner.stages.rules import UNITS_AT_ONCE
+from cleave.planner.stages.simulated import SimulatedDevice
+from cleave.planner.stages.simulation import StageSimulation, costs_of
+
+GRAPH_BYTES: Final = 100_000
+"""The graphs of a stage."""
+
+RUNTIME_BYTES: Final = 41_000_000
+"""ONNX Runtime itself, which a device imports at its first graph."""
+
+SPARE: Final = 1.04
+"""How much more than what adds up: ONNX Runtime's memory falls into pieces."""
+
+_FP32_BYTES: Final = 4
+
+_SMALL: Final = 0.1
+"""Of the time that a link is busy."""
+
+
+def local_step_s(model: StageModel, ps: PsCompute) -> float:
+    """Return the seconds of a step that the PS does alone: it computes no forward pass twice."""
+    flops = math.fsum(layer.flops - layer.forward_flops for layer in model.layers)
+    flops += math.fsum(layers.flops for layers in model.ps_layers)
+    return sum(model.tokens) * (flops + model.loss.flops) / ps.flops_per_s + ps.optimizer_s
+
+
+def held_bytes(
+    model: StageModel, stage: PlannedStage, kept_batches: KeptBatches = NOTHING_KEPT
+) -> int:
+    """Return the memory that a stage needs on a device.
+
+    Args:
+        model: the model and the batch.
+        stage: of which layers, and whether with the loss.
+        kept_batches: of how many micro-batches something stays there, beside the inputs of layers
+            of the one that is computed.
+    """
+    costs = costs_of(model, stage)
+    # With the loss the backward pass follows at once: what is kept is that of the one computed.
+    computed = 0 if stage.loss and kept_batches.activations else 1
+    return math.ceil(
+        SPARE
+        * (
+            sum(cost.frozen_bytes + cost.weight_bytes + cost.sum_bytes for cost in costs)
+            + max(widened_bytes(model, cost) for cost in costs)
+            + run_bytes(model, stage)
+            + input_bytes(model)
+            + RUNTIME_BYTES
+            + (computed + kept_batches.inputs) * kept_bytes(model, stage, Keep.INPUTS)
+            + kept_batches.activations * kept_bytes(model, stage, Keep.ACTIVATIONS)
+        )
+    )
+
+
+def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
+    """Return the memory that it takes to keep something of a micro-batch."""
+    layers = model.layers[stage.first : stage.stop]
+    if keep is Keep.NOTHING:
+        return 0
+    tokens = max(model.tokens)
+    number = len(layers) if stage.slice is None else 1
+    inputs = number * tokens * model.width * _FP32_BYTES + mask_bytes(model) * bool(layers)
+    if keep is Keep.INPUTS:
+        return inputs
+    return inputs + math.ceil(tokens * math.fsum(layer.activation_bytes for layer in layers))
+
+
+def most_kept(
+    model: StageModel, stage: PlannedStage, offered_bytes: int, batches: int
+) -> KeptBatches:
+    """Return of how many micro-batches a device with this memory can keep what.
+
+    Args:
+        model: the model and the batch.
+        stage: its stage. Where it computes the loss the backward pass follows at once: then one
+            micro-batch is kept at most, within its unit.
+        offered_bytes: what it offers.
+        batches: of how many it is to keep the inputs of layers at least; what memory is left is for
+            activations.
+    """
+    spare = offered_bytes - held_bytes(model, stage)
+    inputs, whole = (
+        math.ceil(SPARE * kept_bytes(model, stage, keep))
+        for keep in (Keep.INPUTS, Keep.ACTIVATIONS)
+    )
+    spared = any(layer.spared_flops for layer in model.layers[stage.first : stage.stop])
+    if not inputs or spare < 0:
+        return KeptBatches()
+    if stage.loss:
+        return KeptBatches(activations=int(spared and whole - inputs <= spare))
+    most = min(len(model.tokens), batches, spare // inputs)
+    if not spared:
+        return KeptBatches(most)
+    activations = min(most, (spare - most * inputs) // max(1, whole - inputs))
+    return KeptBatches(most - activations, activations)
+
+
+def widened_bytes(model: StageModel, cost: LayerCost) -> int:
+    """Return what parameters take as fp32, which graphs compute in, while they are used."""
+    narrow = model.element_bytes < _FP32_BYTES
+    return max(cost.dequantized_bytes, cost.largest_bytes if narrow else 0)
+
+
+def run_bytes(model: StageModel, stage: PlannedStage) -> int:
+    """Return what the graphs of a stage need, and a run of the one that needs most."""
+    of_token = max(cost.working_bytes for cost in costs_of(model, stage))
+    return working_bytes(model, of_token / stage.pieces)
+
+
+def in_pieces(
+    model: StageModel, stage: PlannedStage, devices_by_id: Mapping[int, DeviceRates]
+) -> PlannedStage:
+    """Return a stage that does micro-batches in pieces where that is needed, or is no slower.
+
+    It is needed where a device lacks the memory to do them as a whole. It is no slower where a
+    piece travels longer than its computation takes.
+    """
+    whole, cut = (replace(stage, pieces=n) for n in (1, model.most_pieces(stage)))
+    devices = [devices_by_id[device] for device in stage.devices]
+    needed = held_bytes(model, whole)
+    if any(needed > device.memory_bytes for device in devices):
+        return cut
+    activation = model.width * model.element_bytes
+    back_flops = math.fsum(cost.flops - cost.forward_flops for cost in costs_of(model, stage))
+    for device in devices:
+        down_s = device.down_bytes(activation, model.coded_ratio) / device.downlink_bytes_per_s
+        up_s = device.up_bytes(activation, model.coded_ratio) / device.uplink_bytes_per_s
+        if PIECE_COST * back_flops / device.flops_per_s > max(down_s, up_s):
+            return whole
+    return cut
+
+
+def working_bytes(model: StageModel, of_token: float) -> int:
+    """Return what graphs need, and a run that needs so much for a token."""
+    return math.ceil(of_token * max(model.tokens)) + GRAPH_BYTES
+
+
+def input_bytes(model: StageModel) -> int:
+    """Return the memory for activations that come and go: x, y, dy and dx of two units."""
+    rows = 4 * sum(sorted(model.tokens, reverse=True)[:UNITS_AT_ONCE])
+    return rows * model.width * _FP32_BYTES
+
+
+def mask_bytes(model: StageModel) -> int:
+    """Return what layers are called with for one micro-batch and for no other."""
+    return math.ceil(max(model.tokens) * model.beside_bytes)
+
+
+def predict(
+    model: StageModel,
+    stages: Sequence[PlannedStage],
+    devices_by_id: Mapping[int, DeviceRates],
+    ps: PsCompute,
+    slices: Sequence[PlannedStage] = (),
+) -> StagePlan:
+    """Return what a step by these stages is predicted to take.
+
+    Devices keep either the inputs of layers of as many micro-batches as they can, or of those that
+    are under way at once and more activations: whichever is predicted to be faster.
+
+    Args:
+        model: the model and the batch.
+        stages: in order; together all layers once.
+        devices_by_id: at least the devices of the stages; each is in one stage at most.
+        ps: the PS.
+        slices: of the loss, if it is cut by vocabulary.
+
+    Raises:
+        PlanError: when a device has too little memory.
+    """
+    stages = [in_pieces(model, stage, devices_by_id) for stage in stages]
+    for stage in (*stages, *slices):
+        needed = held_bytes(model, stage)
+        for device in stage.devices:
+            if needed > (offered := devices_by_id[device].memory_bytes):
+                raise PlanError(
+                    f"device {device} offers {offered / 1e6:.0f} MB of memory, but its layers need "
+                    f"{needed / 1e6:.0f} MB: offer more, or give it fewer layers"
+                )
+    best: StagePlan | None = None
+    tried: list[dict[int, KeptBatches]] = []
+    for batches in (len(model.tokens), UNITS_AT_ONCE * (len(stages) + 1)):
+        kept = {
+            device: most_kept(model, stage, devices_by_id[device].memory_bytes, batches)
+            for stage in (*stages, *slices)
+            for device in stage.devices
+        }
+        if kept not in tried:
+            tried.append(kept)
+            run = StageSimulation(model, stages, kept, devices_by_id, ps, slices)
+            plan = _simulated(run, kept, ps)
+            if best is None or plan.step_s < best.step_s:
+                best = plan
+    assert best is not None
+    return best
+
+
+def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute) -> StagePlan:
+    """Simulate a step, and return the stages with what the step takes."""
+    model = run.model
+    # Layers before the first stage are done before the step begins, and after it.
+    first = math.fsum(layers.flops for layers in model.ps_layers if not layers.before)
+    first_s = sum(model.tokens) * first / ps.flops_per_s
+    step_s = run.end_s() + first_s + ps.optimizer_s
+    stages = [stage.plan for stage in run.stages]
+    slices = [stage.plan for stage in run.slices]
+    memory = {
+        device: held_bytes(model, stage, kept[device])
+        for stage in (*stages, *slices)
+        for device in stage.devices
+    }
+    down, up = run.egress.passed_bytes, run.ingress.passed_bytes
+    reason = _reason(model, run, ps, step_s)
+    return StagePlan(
+        tuple(stages), kept, step_s, memory, round(down), round(up), reason, tuple(slices)
+    )
+
+
+def simulated_devices(
+    model: StageModel,
+    plan: StagePlan,
+    devices_by_id: Mapping[int, DeviceRates],
+    ps: PsCompute,
+) -> Mapping[int, SimulatedDevice]:
+    """Return what devices have done when a planned step has ended: how long, of what."""
+    run = StageSimulation(model, plan.stages, plan.kept_batches, devices_by_id, ps, plan.slices)
+    run.end_s()
+    return run.devices
+
+
+def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
+    """Say in a sentence what takes most of the step."""
+    found = [
+        (run.egress.passed_bytes * run.egress.byte_s, "what the PS sends takes its network card"),
+        (run.ingress.passed_bytes * run.ingress.byte_s, "what the PS gets takes its network card"),
+        (ps.optimizer_s, "the optimizer takes"),
+        (
+            sum(model.tokens) * math.fsum(p.flops for p in model.ps_layers) / ps.flops_per_s,
+            "the layers that stay on the PS take",
+        ),
+    ]
+    for number, device in sorted(run.devices.items()):
+        name = f"device {number}"
+        layers = _layers(stage.plan for stage, _ in reversed(device.stages))
+        found += [
+            _link(
+                (device.gradients_s, f"the gradients of {layers}"), device.y_s, f"uplink of {name}"
+            ),
+            _link(
+                (device.weights_s, f"the weights of {layers}"), device.x_s, f"downlink of {name}"
+            ),
+            (device.computes_s, f"the multiplications of {layers} on {name} take"),
+        ]
+    if not run.slices and not run.stages[-1].plan.loss:
+        loss_s = sum(model.tokens) * model.loss.flops / ps.flops_per_s
+        found.append((loss_s, "the loss on the PS takes"))
+    seconds, what = max(found, key=lambda each: each[0])
+    return f"{what} {in_seconds(seconds)} of {in_seconds(step_s)}"
+
+
+def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tuple[float, str]:
+    """Return how long a link is busy with what is a large part of that, and what this is."""
+    busy_s = parameters[0] + activations_s
+    large = [
+        part for part in (parameters, (activations_s, "activations")) if part[0] > _SMALL * busy_s
+    ]
+    named = " and ".join(what for _, what in large)
+    return math.fsum(seconds for seconds, _ in large), f"{named} on the {link} take"
+
+
+def in_seconds(value_s: float) -> str:
+    """Return a time as people read it."""
+    return f"{value_s:,.0f} s" if value_s >= 999.5 else f"{value_s:.3g} s"
+
+
+def _layers(stages: Iterable[PlannedStage]) -> str:
+    stages = list(stages)
+    if (part := stages[0].slice) is not None:
+        return f"1 of {part.of} slices of the loss"
+    number = sum(stage.stop - stage.first for stage in stages)
+    text = "1 layer" if number == 1 else f"{number} layers"
+    return f"{text} and the loss" if any(stage.loss for stage in stages) else text

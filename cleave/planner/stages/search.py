@@ -1,0 +1,286 @@
+"""The search for the stages with the shortest step.
+
+The closed form of `estimate.py` ranks arrangements of devices. The best of them are simulated event
+by event (`simulation.py`), and so are changes of the best of these. In a large fleet, devices of
+similar speed form groups that are placed together. Another search places the few fastest devices
+one by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from cleave.errors import DeviceMemoryError, PlanError
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.stages.climb import StageClimb
+from cleave.planner.stages.estimate import Arrangements, StageTables
+from cleave.planner.stages.group_climb import GroupClimb
+from cleave.planner.stages.groupings import by_speed, groupings
+from cleave.planner.stages.loss_slices import LossSlices, ways_to_slice
+from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, StagePlan
+from cleave.planner.stages.prediction import held_bytes, predict
+from cleave.planner.stages.simulated import PIECE_BYTES
+
+_FEW: Final = 16  # devices that are placed one by one, or the fastest of more
+_GROUPINGS: Final = 4  # ways to group the devices of a larger fleet that are improved
+_SIMULATED: Final = 12  # of the estimated best, before changes of the best of them
+_LEAST_SIMULATED: Final = 3
+_UNITS: Final = 1_200  # for each device, that are simulated in all,
+_LEAST_UNITS: Final = 4_000  # but so many at least
+_MOST_UNITS: Final = 80_000  # and at most
+_PIECE_UNITS: Final = 0.3  # that a piece of an activation takes as long as
+_AT_ONCE: Final = 8  # changes of an arrangement
+_PATIENCE: Final = 1.01
+_UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
+_WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
+_GAIN: Final = 1e-6  # less is none
+
+
+def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+    """Return the stages with the shortest predicted step that the search finds.
+
+    The search also tries plans that compute slices of the loss on some of the devices.
+
+    Args:
+        model: the model and the batch.
+        devices: the fleet, in any order; the plan may leave some idle.
+        ps: the PS.
+
+    Raises:
+        DeviceMemoryError: when the devices have too little memory.
+        PlanError: when the model has no layers or the batch no micro-batches.
+    """
+    if not model.layers or not model.tokens:
+        raise PlanError(
+            f"a step of {len(model.layers)} layers and {len(model.tokens)} micro-batches has "
+            "nothing to plan; it needs at least one of each"
+        )
+    devices = [device.for_graphs for device in devices]
+    tables = StageTables(model)
+    able = _able(tables, sorted(devices, key=lambda device: device.device))
+    if len(able) <= len(model.cuts):
+        raise PlanError(
+            f"layers that stay on the parameter server divide the others into "
+            f"{len(model.cuts) + 1} runs; each needs a device, and {len(able)} can hold a layer"
+        )
+    best = _search(tables, able, ps, None)
+    for slices in ways_to_slice(model, devices, ps, best) if model.most_slices > 1 else ():
+        sliced = {device for part in slices.stages for device in part.devices}
+        others = [device for device in able if device.device not in sliced]
+        if others:
+            with suppress(DeviceMemoryError):  # they may be too few for the layers
+                found = _search(tables, others, ps, slices)
+                best = min(best, found, key=lambda plan: plan.step_s)
+    return best
+
+
+def _search(
+    tables: StageTables,
+    able: Sequence[DeviceRates],
+    ps: PsCompute,
+    slices: LossSlices | None,
+) -> StagePlan:
+    """Return the best stages that the search finds.
+
+    Args:
+        tables: of the model.
+        able: the devices for layers.
+        ps: the PS.
+        slices: slices of the loss, on other devices; None when the loss is not cut.
+
+    Raises:
+        DeviceMemoryError: when the devices have too little memory.
+    """
+    model = tables.model
+    # To the closed form slices are a PS that is as fast as they are.
+    climbs = list(_climbs(tables, able, ps if slices is None else slices.as_ps(ps)))
+    those = {d.device: d for d in (*able, *(slices.devices if slices is not None else ()))}
+    units = min(_MOST_UNITS, max(_LEAST_UNITS, _UNITS * len(able)))
+    found = sorted(
+        (seconds, number, row)
+        for number, climb in enumerate(climbs)
+        for row, seconds in enumerate(climb.seconds.tolist())
+    )
+    if not found:
+        raise _too_large(tables, able)
+    first = [
+        (seconds, climbs[number], climbs[number].found.take(np.array([row])))
+        for seconds, number, row in found[:_SIMULATED]
+    ]
+    judge = _Judge(model, those, ps, slices, units)
+    judge.simulate_first(first)
+    judge.search()
+    assert judge.best is not None
+    return judge.best
+
+
+def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemoryError:
+    """Return what says that devices cannot hold the layers."""
+    needed = held_bytes(tables.model, PlannedStage(0, tables.layers, (0,)))
+    offered = sum(device.memory_bytes for device in able)
+    largest = float(tables.memory_of_layers.diagonal(1).max())
+    why = f", as each takes whole layers or parts, of up to {largest / 1e6:.0f} MB"
+    return DeviceMemoryError(
+        f"the layers need about {needed / 1e6:.0f} MB, and do not fit the "
+        f"{offered / 1e6:.0f} MB that {len(able)} devices offer together"
+        f"{why if needed <= offered else ''}: connect more devices, or let them offer more"
+    )
+
+
+def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
+    """Return the devices that can hold a layer.
+
+    Raises:
+        DeviceMemoryError: when none can.
+    """
+    least = float(tables.memory_of_layers.diagonal(1).min())
+    able = [device for device in devices if device.memory_bytes >= least]
+    if not able:
+        most = max((device.memory_bytes for device in devices), default=0)
+        raise DeviceMemoryError(
+            f"a layer needs {least / 1e6:.0f} MB on a device, but the largest of {len(devices)} "
+            f"devices offers {most / 1e6:.0f} MB: connect a device with more memory"
+        )
+    return able
+
+
+def _climbs(
+    tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute
+) -> Iterator[StageClimb]:
+    """Yield searches that have found what they can.
+
+    Devices that cannot hold all layers are left out.
+    """
+    if max(device.memory_bytes for device in devices) < tables.memory_of_layers.diagonal(1).max():
+        return  # one of the layers fits no device
+    if len(devices) <= _FEW:
+        if _may_hold(tables, devices):
+            yield _one_by_one(tables, devices, ps)
+        return
+    order = by_speed(tables, devices)
+    fastest = order[:_FEW]
+    with_loss = [device for device in order if device.memory_bytes >= tables.memory_of_loss][:1]
+    if with_loss and with_loss[0] not in fastest:
+        fastest[-1] = with_loss[0]
+    chosen = {
+        grouping.devices(order): None
+        for grouping in groupings(tables, order, order.index(with_loss[0]) if with_loss else None)
+    }
+    grouped = [GroupClimb(tables, grouping, ps) for grouping in chosen]
+    grouped.sort(key=lambda climb: min(climb.seconds, default=np.inf))
+    if _may_hold(tables, fastest):
+        yield _one_by_one(tables, fastest, ps)
+    for climb in grouped[:_GROUPINGS]:
+        climb.climb()
+        yield climb
+
+
+def _may_hold(tables: StageTables, devices: Sequence[DeviceRates]) -> bool:
+    """Say whether devices may hold all layers: whether each can hold enough of some of them."""
+    memory = np.array([device.memory_bytes for device in devices])
+    return bool(tables.most_layers(memory).sum() >= tables.layers)
+
+
+def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute) -> StageClimb:
+    """Return a search that placed devices one by one.
+
+    Where payloads are coded it has what is found for plain ones, too, so that coding makes no plan
+    slower.
+    """
+    climb = StageClimb(tables, [[device] for device in devices], ps)
+    climb.climb()
+    if any(device.codes_downlink or device.codes_uplink for device in devices):
+        as_plain = [replace(d, codes_downlink=False, codes_uplink=False) for d in devices]
+        plain = StageClimb(tables, [[device] for device in as_plain], ps)
+        plain.climb()
+        climb.add(plain.found)
+    return climb
+
+
+@dataclass(slots=True)
+class _Judge:
+    """What is simulated.
+
+    Attributes:
+        slices: of the loss, on other devices than the layers; None for none.
+        units_left: how many units may still be simulated.
+        best: the fastest plan so far.
+    """
+
+    model: StageModel
+    devices: dict[int, DeviceRates]
+    ps: PsCompute
+    slices: LossSlices | None
+    units_left: int
+    best: StagePlan | None = None
+    _seen: set[tuple[PlannedStage, ...]] = field(default_factory=set)
+    _next: list[tuple[float, int, Iterator[tuple[StageClimb, Arrangements]]]] = field(
+        default_factory=list
+    )
+
+    def simulate_first(self, first: Sequence[tuple[float, StageClimb, Arrangements]]) -> None:
+        """Simulate those that are estimated to be the fastest, and how long each is."""
+        for seconds, climb, one in first:
+            if self.best is not None and seconds > self.best.step_s * _WORTH:
+                break
+            self.simulate(climb, one)
+
+    def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
+        """Simulate an arrangement, unless too many were; say whether it is the fastest so far."""
+        planned = climb.planned(one, 0)
+        sliced = () if self.slices is None else self.slices.stages
+        if sliced:
+            planned = (*planned[:-1], replace(planned[-1], loss=False))
+        if planned in self._seen or (self.units_left <= 0 and len(self._seen) >= _LEAST_SIMULATED):
+            return False
+        self._seen.add(planned)
+        self.units_left -= self.units(planned)
+        plan = predict(self.model, planned, self.devices, self.ps, sliced)
+        changes = self._changes(climb, one)
+        heapq.heappush(self._next, (plan.step_s, len(self._seen), changes))
+        if self.best is not None and plan.step_s >= self.best.step_s * (1 - _GAIN):
+            return False
+        self.best = plan
+        return True
+
+    def units(self, planned: Sequence[PlannedStage]) -> int:
+        """Return how many units are simulated of stages."""
+        sliced = () if self.slices is None else self.slices.stages
+        return round(2 * (len(planned) + len(sliced)) * self._weight)
+
+    @property
+    def _weight(self) -> float:
+        """Return as how many units one of each micro-batch counts: a card is passed in pieces."""
+        model, card = self.model, self.ps.rates or PsRates()
+        if math.isinf(card.egress_bytes_per_s) and not card.byte_s:
+            return len(model.tokens)
+        activations = sum(model.tokens) * model.width * model.element_bytes
+        return len(model.tokens) + _PIECE_UNITS * activations / PIECE_BYTES
+
+    def search(self) -> None:
+        """Simulate changes of what was simulated, of the fastest first, until enough was."""
+        while self._next and self.units_left > 0:
+            seconds, number, changes = heapq.heappop(self._next)
+            some = list(islice(changes, _AT_ONCE))
+            any(self.simulate(climb, one) for climb, one in some)
+            if some:  # changes of others get a turn before the next ones
+                heapq.heappush(self._next, (seconds * _PATIENCE, number, changes))
+
+    def _changes(
+        self, climb: StageClimb, one: Arrangements
+    ) -> Iterator[tuple[StageClimb, Arrangements]]:
+        """Yield changes of an arrangement, those first that are estimated to be fastest."""
+        self.units_left -= _UNITS_OF_CHANGES
+        seconds = climb.seconds_of_changes(one)[0]
+        worth = float(climb.estimate(one)[0]) * _WORTH
+        ranked = np.argsort(seconds, kind="stable")
+        for number in ranked[seconds[ranked] < worth].tolist():
+            yield climb, climb.changed(one, np.array([0]), np.array([number]))

@@ -1,0 +1,572 @@
+"""A step by stages, simulated event by event.
+
+The simulated PS gives out units by the rules of `rules.py`, as the scheduler does. Trained
+weights go to all devices when the step begins, layer by layer; frozen ones are there from the step
+before.
+
+A device has a downlink, a processor and an uplink, each of which does one thing after another. What
+passes a link also passes the PS's network card in pieces, each after everything that began to pass
+it before. Where a device codes, what passes its link and the card is as long as it is coded. A
+micro-batch that is computed in pieces comes and goes in pieces. The PS does one thing after another
+while devices go on: layers that no device can do, and the loss. Where slices of the loss are on
+devices, each of them gets the last stage's output; when all have answered forward they go backward,
+and the gradient is there when all have answered that.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any, Final
+
+from cleave.planner.plan import DeviceRates, PsRates
+from cleave.planner.stages import rules as rules
+from cleave.planner.stages.model import (
+    NOTHING_KEPT,
+    Keep,
+    KeptBatches,
+    LayerCost,
+    PlannedStage,
+    PsCompute,
+    StageModel,
+)
+from cleave.planner.stages.rules import UNITS_AT_ONCE, Pass
+from cleave.planner.stages.simulated import (
+    PIECE_BYTES,
+    Errand,
+    SimulatedCard,
+    SimulatedDevice,
+    SimulatedMessage,
+    SimulatedStage,
+    SimulatedUnit,
+)
+
+_SUMMARY_BYTES: Final = 8
+"""What a slice's forward pass returns of a token."""
+
+
+def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
+    """Return what a stage's layers cost, then the loss, or its slice, if it is there."""
+    if stage.slice is not None:
+        return [model.slice_of_loss(stage.slice.of)]
+    return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
+
+
+def _turn(device: SimulatedDevice) -> tuple[int, float, int]:
+    return rules.turn(device.under_way, device.unit_s, device.number)
+
+
+class StageSimulation:
+    """One step.
+
+    Attributes:
+        model: what is trained.
+        stages, slices, devices: their states.
+        egress, ingress: the PS's card.
+        loss_s: how long the PS takes for the loss of a token, where it computes that.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        stages: Sequence[PlannedStage],
+        kept_batches: Mapping[int, KeptBatches],
+        devices_by_id: Mapping[int, DeviceRates],
+        ps: PsCompute,
+        slices: Sequence[PlannedStage] = (),
+    ) -> None:
+        card = ps.rates or PsRates()
+        self.egress = SimulatedCard(max(1 / card.egress_bytes_per_s, card.byte_s))
+        self.ingress = SimulatedCard(max(1 / card.ingress_bytes_per_s, card.byte_s))
+        self.stages = [
+            SimulatedStage(n, plan, costs_of(model, plan)) for n, plan in enumerate(stages)
+        ]
+        self.slices = [
+            SimulatedStage(n, plan, costs_of(model, plan))
+            for n, plan in enumerate(slices, len(stages))
+        ]
+        self.devices = {
+            d: SimulatedDevice(devices_by_id[d], allowed=kept_batches.get(d, NOTHING_KEPT))
+            for plan in (*stages, *slices)
+            for d in plan.devices
+        }
+        self.model = model
+        tokens = max(model.tokens)
+        activation = float(tokens * model.width * model.element_bytes)
+        for stage in (*self.stages, *self.slices):
+            flops = math.fsum(cost.flops for cost in stage.costs) * tokens
+            for number in stage.plan.devices:
+                device = self.devices[number]
+                device.unit_s = device.rates.unit_s(activation, flops)
+                own = stage.own[number] = []
+                device.stages.insert(0, (stage, own))
+                stage.devices.append(device)
+        self._of_slices = [device for stage in self.slices for device in stage.devices]
+        # No device waits for others: when it is given a unit it is known when that will be back.
+        self._unlimited = not self.egress.byte_s and not self.ingress.byte_s
+        # What the PS does for a token: layers before the next stage, forward and both ways; or all
+        # that follows the last one.
+        self._between_s = {
+            layers.before: (layers.forward_flops / ps.flops_per_s, layers.flops / ps.flops_per_s)
+            for layers in model.ps_layers
+        }
+        _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
+        self.loss_s = model.loss.flops / ps.flops_per_s + last_s
+        self._ps_free_s = self._end_s = 0.0
+        self._answers: Counter[tuple[int, bool]] = Counter()  # of slices, by batch and pass
+        self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
+        self._numbers = count()  # events at one time happen in the order in which they are known
+        # Each the same object every time, which tells events apart.
+        self._received_event, self._send_up_event = self._received, self._send_up
+
+    def end_s(self) -> float:
+        """Simulate the step; return when the last sums are there, in seconds."""
+        for stage in (*self.stages, *self.slices):
+            self._load(stage)
+        first = self.stages[0]
+        for batch in range(len(self.model.tokens)):
+            heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
+        self._ask(0.0, first.devices)
+        events, replace_first, numbers = self._events, heapq.heapreplace, self._numbers
+        # Most events are pieces that pass the card. They are dealt with here, as that is what a
+        # simulation takes most of its time for.
+        received, send_up, piece = self._received_event, self._send_up_event, PIECE_BYTES
+        down, up = self.egress, self.ingress
+        down_byte_s, up_piece_s = down.byte_s, piece * up.byte_s
+        while events:
+            now_s, _, happens, what = events[0]
+            if happens is received:
+                if left_bytes := what.left_bytes:  # the next piece of the same message
+                    nbytes = piece if left_bytes > piece else left_bytes
+                    what.left_bytes = left_bytes - nbytes
+                    passed_s = now_s + nbytes / what.downlink_bytes_per_s
+                    free_s = down.free_s
+                    free_s = (free_s if free_s > now_s else now_s) + nbytes * down_byte_s
+                    down.free_s = free_s
+                    down.passed_bytes += nbytes
+                    if free_s > passed_s:
+                        passed_s = free_s
+                    replace_first(events, (passed_s, next(numbers), received, what))
+                    continue
+            elif happens is send_up:
+                sends = what.going[0][1]
+                if (left_bytes := sends[-1]) > piece:  # likewise; `_send_up` sends the last one
+                    sends[-1] = left_bytes - piece
+                    passed_s = now_s + what.piece_up_s
+                    free_s = up.free_s
+                    free_s = (free_s if free_s > now_s else now_s) + up_piece_s
+                    up.free_s = free_s
+                    up.passed_bytes += piece
+                    if free_s > passed_s:
+                        passed_s = free_s
+                    replace_first(events, (passed_s, next(numbers), send_up, what))
+                    continue
+            heapq.heappop(events)
+            happens(now_s, what)
+        return self._end_s
+
+    def _at(self, time_s: float, happens: Callable[[float, Any], None], what: Any) -> None:
+        heapq.heappush(self._events, (time_s, next(self._numbers), happens, what))
+
+    # --- the PS ---
+
+    # No device that could have another unit waits for one when the PS has done what an event
+    # brings. So only those are asked that may have got something to do by the next event.
+
+    def _ask(self, now_s: float, devices: Iterable[SimulatedDevice]) -> None:
+        """Give each of these devices a unit in turn, until none takes another."""
+        turn = [device for device in devices if device.under_way < UNITS_AT_ONCE]
+        while turn:
+            if len(turn) > 1:
+                turn.sort(key=_turn)
+            turn = [
+                device
+                for device in turn
+                if self._ask_one(now_s, device) and device.under_way < UNITS_AT_ONCE
+            ]
+
+    def _ask_first(self, now_s: float, devices: Sequence[SimulatedDevice]) -> None:
+        """Give a micro-batch that has come to the first of the devices that may take it."""
+        free = [device for device in devices if device.under_way < UNITS_AT_ONCE]
+        if free:
+            self._ask_one(now_s, free[0] if len(free) == 1 else min(free, key=_turn))
+
+    def _ask_both(
+        self, now_s: float, device: SimulatedDevice, others: Sequence[SimulatedDevice]
+    ) -> None:
+        """Do that, and give a unit to a device that may have one again."""
+        free = [other for other in others if other.under_way < UNITS_AT_ONCE]
+        if not free:
+            self._ask_one(now_s, device)
+        elif device in free:
+            self._ask(now_s, free)
+        else:
+            other = free[0] if len(free) == 1 else min(free, key=_turn)
+            first, last = (other, device) if _turn(other) < _turn(device) else (device, other)
+            self._ask_one(now_s, first)
+            self._ask_one(now_s, last)
+
+    def _ask_one(self, now_s: float, device: SimulatedDevice) -> bool:
+        """Give a device a unit; return whether one was ready."""
+        ahead = back = None
+        for stage, own in device.stages:
+            if ahead is None and stage.forward:
+                ahead = stage
+            if back is None and (own or stage.backward):
+                back = stage
+        direction = rules.next_pass(
+            forward=ahead is not None,
+            backward=back is not None,
+            last_was_backward=device.went_back,
+        )
+        if direction is Pass.FORWARD and ahead is not None:
+            self._go_forward(now_s, device, ahead)
+        elif direction is Pass.BACKWARD and back is not None:
+            self._go_backward(now_s, device, back)
+        return direction is not None
+
+    def _go_backward(self, now_s: float, device: SimulatedDevice, stage: SimulatedStage) -> None:
+        number = device.number
+        batch, keep = stage.next_backward(number)
+        if stage.plan.loss:
+            keep = self._next_kept(device)
+        else:
+            device.kept[keep] -= 1
+        device.went_back = True
+        stage.summed.add(number)
+        self._give(now_s, stage, device, batch, forward=False, keep=keep)
+
+    def _go_forward(self, now_s: float, device: SimulatedDevice, stage: SimulatedStage) -> None:
+        batch = heapq.heappop(stage.forward)
+        device.went_back = False
+        if (keep := self._next_kept(device)) is not Keep.NOTHING:
+            device.kept[keep] += 1
+            stage.kept_by[batch] = device, keep
+        self._give(now_s, stage, device, batch, forward=True, keep=keep)
+
+    @staticmethod
+    def _next_kept(device: SimulatedDevice) -> Keep:
+        return rules.next_kept(
+            device.allowed, device.kept[Keep.INPUTS], device.kept[Keep.ACTIVATIONS]
+        )
+
+    def _give(
+        self,
+        now_s: float,
+        stage: SimulatedStage,
+        device: SimulatedDevice,
+        batch: int,
+        *,
+        forward: bool,
+        keep: Keep,
+    ) -> None:
+        errand = self.errand(stage, device, self.model.tokens[batch], forward=forward, keep=keep)
+        unit = SimulatedUnit(stage, batch, device, forward, errand.sends, stage.plan.pieces)
+        device.under_way += 1
+        device.x_s += errand.x_s
+        device.y_s += errand.y_s
+        if self._unlimited:
+            self._at(self._back_s(now_s, device, errand), self._passed, unit)
+        else:
+            self._send_down(now_s, device, errand.sent, unit)
+
+    def _back_s(self, now_s: float, device: SimulatedDevice, errand: Errand) -> float:
+        """Return when a unit will be back, where no device waits for others.
+
+        It does for all messages of a unit what `_send_down`, `_compute` and `_answer` do for one.
+        """
+        latency_s = device.latency_s
+        received_s = device.received_s if device.received_s > now_s else now_s
+        computed_s, sent_s, made_s = device.computed_s, device.sent_s, now_s
+        for message in errand.sent:
+            received_s += message.passes_s
+            if message.flops or message.answered:
+                begin_s = received_s + latency_s
+                if computed_s > begin_s:
+                    begin_s = computed_s
+                device.computes_s += message.computes_s
+                computed_s = begin_s + message.computes_s
+            if message.answered:
+                made_s = computed_s
+                for each_s in errand.sends_s:
+                    if sent_s > made_s:
+                        made_s = sent_s
+                    sent_s = made_s = made_s + each_s
+        device.received_s, device.computed_s, device.sent_s = received_s, computed_s, sent_s
+        self.egress.passed_bytes += errand.sent_bytes
+        self.ingress.passed_bytes += errand.returned_bytes
+        return made_s + latency_s
+
+    def errand(
+        self,
+        stage: SimulatedStage,
+        device: SimulatedDevice,
+        tokens: int,
+        *,
+        forward: bool,
+        keep: Keep,
+    ) -> Errand:
+        """Return what a unit of so many tokens takes on a device's links."""
+        key = stage.number, tokens, forward, keep
+        if (errand := device.errands.get(key)) is None:
+            errand = device.errands[key] = self._errand(stage, device.rates, tokens, forward, keep)
+        return errand
+
+    def _errand(
+        self, stage: SimulatedStage, rates: DeviceRates, tokens: int, forward: bool, keep: Keep
+    ) -> Errand:
+        model, pieces = self.model, stage.plan.pieces
+        coded = rates.codes_downlink
+        messages = stage.messages(model, tokens, forward=forward, keep=keep, coded=coded)
+        sent = [message.to(rates) for message in messages]
+        sent_bytes = sum(message.nbytes for message in sent)
+        x_s = sent_bytes / rates.downlink_bytes_per_s
+        if not (forward or stage.number > 0 or model.embeds):
+            return Errand(sent, (), x_s, 0.0, (), sent_bytes, 0.0)
+        activation = tokens * model.width * model.element_bytes
+        returned = float(round(rates.up_bytes(activation / pieces, model.coded_ratio)))
+        if forward and stage.plan.slice is not None:
+            returned = float(tokens * _SUMMARY_BYTES)
+        returned_s = returned / rates.uplink_bytes_per_s
+        returned_bytes = pieces * returned
+        y_s = returned_bytes / rates.uplink_bytes_per_s
+        return Errand(sent, (returned,), x_s, y_s, (returned_s,), sent_bytes, returned_bytes)
+
+    def _passed(self, now_s: float, unit: SimulatedUnit) -> None:
+        """Note at the PS that all of a unit is back."""
+        self._end_s = now_s
+        device, stage, batch = unit.device, unit.stage, unit.batch
+        device.under_way -= 1
+        others: Sequence[SimulatedDevice] = ()
+        if batch >= 0:
+            if stage.plan.slice is not None:
+                stage.went += unit.forward
+                stage.passed += not unit.forward
+                self._answered(now_s, batch, forward=unit.forward)
+            elif unit.forward:
+                others = self._passed_forward(now_s, stage, batch)
+            else:
+                stage.passed += 1
+                if stage.number > 0:
+                    others = self._passed_backward(now_s, self.stages[stage.number - 1], batch)
+        if others is self._of_slices:
+            self._ask(now_s, dict.fromkeys((device, *others)))
+        elif device.under_way == UNITS_AT_ONCE - 1:
+            self._ask_both(now_s, device, others)
+        elif others:
+            self._ask_first(now_s, others)
+        if batch >= 0 and rules.may_take_sums(len(self.model.tokens) - stage.passed):
+            self._take_sums(now_s, stage)
+
+    def _passed_forward(
+        self, now_s: float, stage: SimulatedStage, batch: int
+    ) -> Sequence[SimulatedDevice]:
+        """Note that a stage's output is there; return the devices that may go on with it now."""
+        stage.went += 1
+        if stage.number + 1 < len(self.stages):
+            after = self.stages[stage.number + 1]
+            forward_s, _ = self._between_s.get(stage.plan.stop, (0.0, 0.0))
+            if not forward_s:
+                return self._put_forward(after, batch)
+            self._at(self._ps_done_s(now_s, batch, forward_s), self._input_made, (after, batch))
+        elif self.slices:
+            for one in self.slices:
+                heapq.heappush(one.forward, batch)
+            return self._of_slices
+        else:
+            self._at(self._ps_done_s(now_s, batch, self.loss_s), self._loss_known, batch)
+        return ()
+
+    def _passed_backward(
+        self, now_s: float, before: SimulatedStage, batch: int
+    ) -> Sequence[SimulatedDevice]:
+        """Note that the gradient of the input of the stage after one is there, likewise."""
+        forward_s, both_s = self._between_s.get(before.plan.stop, (0.0, 0.0))
+        if not both_s:
+            return self._differentiated(before, batch)
+        done_s = self._ps_done_s(now_s, batch, both_s - forward_s)
+        self._at(done_s, self._gradient_made, (before, batch))
+        return ()
+
+    def _ps_done_s(self, now_s: float, batch: int, token_s: float) -> float:
+        """Return when the PS has done something for every token, after what it does before."""
+        self._ps_free_s = max(self._ps_free_s, now_s) + token_s * self.model.tokens[batch]
+        return self._ps_free_s
+
+    @staticmethod
+    def _put_forward(stage: SimulatedStage, batch: int) -> Sequence[SimulatedDevice]:
+        """Note that a stage's input is there; return the devices that may take it."""
+        heapq.heappush(stage.backward if stage.plan.loss else stage.forward, batch)
+        return stage.devices
+
+    def _input_made(self, now_s: float, made: tuple[SimulatedStage, int]) -> None:
+        self._ask_first(now_s, self._put_forward(*made))
+
+    def _gradient_made(self, now_s: float, made: tuple[SimulatedStage, int]) -> None:
+        self._ask_first(now_s, self._differentiated(*made))
+
+    def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
+        """Note that a slice has passed a micro-batch; with the last one others may go on."""
+        self._answers[batch, forward] += 1
+        if self._answers[batch, forward] == len(self.slices):
+            # The training thread is told, after which devices get what is there already.
+            self._at(now_s, self._loss_summarized if forward else self._loss_known, batch)
+
+    def _loss_summarized(self, now_s: float, batch: int) -> None:
+        may = [device for stage in self.slices for device in self._differentiated(stage, batch)]
+        self._ask(now_s, dict.fromkeys(may))
+
+    def _loss_known(self, now_s: float, batch: int) -> None:
+        self._ask_first(now_s, self._differentiated(self.stages[-1], batch))
+
+    @staticmethod
+    def _differentiated(stage: SimulatedStage, batch: int) -> Sequence[SimulatedDevice]:
+        """Note that the gradient of a stage's output is there; return who may take it."""
+        if (kept := stage.kept_by.get(batch)) is None:
+            heapq.heappush(stage.backward, batch)
+            return stage.devices
+        device, _ = kept
+        heapq.heappush(stage.own[device.number], batch)
+        return (device,)
+
+    def _take_sums(self, now_s: float, stage: SimulatedStage) -> None:
+        for number in sorted(stage.summed):
+            device = self.devices[number]
+            if not (sizes := self.gradients(stage, device)):
+                continue
+            device.under_way += 1
+            device.gradients_s += sum(sizes) / device.rates.uplink_bytes_per_s
+            unit = SimulatedUnit(stage, -1, device, False, sizes[::-1])
+            begin_s = max(now_s + device.rates.latency_s, device.computed_s)
+            self._answer(begin_s, unit, sizes[::-1])
+
+    # --- devices ---
+
+    def _load(self, stage: SimulatedStage) -> None:
+        """Send the weights of a stage to its devices."""
+        for device in stage.devices:
+            if not (sizes := self.weights(stage, device)):
+                continue
+            device.weights_s += sum(sizes) / device.rates.downlink_bytes_per_s
+            self._send_down(
+                0.0, device, [SimulatedMessage(size).to(device.rates) for size in sizes], None
+            )
+
+    def weights(self, stage: SimulatedStage, device: SimulatedDevice) -> list[float]:
+        """Return the sizes of a stage's weights as they pass a device's downlink."""
+        ratio, rates = self.model.coded_ratio, device.rates
+        plain = (cost.weight_bytes for cost in stage.costs if cost.weight_bytes)
+        return [float(round(rates.down_bytes(nbytes, ratio))) for nbytes in plain]
+
+    def gradients(self, stage: SimulatedStage, device: SimulatedDevice) -> list[float]:
+        """Return the sizes of the gradients of a stage's weights as they pass its uplink."""
+        ratio, rates = self.model.gradient_coded_ratio, device.rates
+        plain = (cost.gradient_bytes for cost in stage.costs if cost.gradient_bytes)
+        return [float(round(rates.up_bytes(nbytes, ratio))) for nbytes in plain]
+
+    def _send_down(
+        self,
+        now_s: float,
+        device: SimulatedDevice,
+        messages: Sequence[SimulatedMessage],
+        unit: SimulatedUnit | None,
+    ) -> None:
+        """Send messages, of a unit if there is one, after those that are on their way."""
+        if not self.egress.byte_s:  # no device waits for others: it is known when each is there
+            received_s = device.received_s if device.received_s > now_s else now_s
+            for message in messages:
+                received_s += message.passes_s
+                self.egress.passed_bytes += message.nbytes
+                self._compute(received_s, device, message, unit)
+            device.received_s = received_s
+            return
+        idle = not device.coming
+        device.coming.extend((message, unit) for message in messages)
+        if idle:
+            self._send_message(now_s, device)
+
+    def _send_message(self, now_s: float, device: SimulatedDevice) -> None:
+        """Send as much of the next message as passes the card at once; see `end_s` for the rest."""
+        left_bytes = device.coming[0][0].nbytes
+        nbytes = min(left_bytes, PIECE_BYTES)
+        device.left_bytes = left_bytes - nbytes
+        own_s = now_s + nbytes / device.downlink_bytes_per_s
+        self._at(self.egress.passed_s(now_s, own_s, nbytes), self._received_event, device)
+
+    def _received(self, now_s: float, device: SimulatedDevice) -> None:
+        """Have a message computed that is there, and send the next one."""
+        message, unit = device.coming.popleft()
+        self._compute(now_s, device, message, unit)
+        if device.coming:
+            self._send_message(now_s, device)
+
+    def _compute(
+        self,
+        received_s: float,
+        device: SimulatedDevice,
+        message: SimulatedMessage,
+        unit: SimulatedUnit | None,
+    ) -> None:
+        """Compute what a message is for, after what the device computes already."""
+        if message.flops or message.answered:
+            begin_s = received_s + device.latency_s
+            if device.computed_s > begin_s:
+                begin_s = device.computed_s
+            device.computes_s += message.computes_s
+            device.computed_s = begin_s + message.computes_s
+        if unit is not None and message.answered:
+            self._answer(device.computed_s, unit, unit.sends)
+
+    def _answer(self, made_s: float, unit: SimulatedUnit, sends: Sequence[float]) -> None:
+        """Have what goes back of a unit, or of a piece of one, sent when it is made."""
+        if self.ingress.byte_s:
+            self._at(made_s, self._made, (unit, list(sends)))
+            return
+        device = unit.device
+        for nbytes in reversed(sends):  # no device waits for others: it is known when each is there
+            if device.sent_s > made_s:
+                made_s = device.sent_s
+            made_s += nbytes / device.rates.uplink_bytes_per_s
+            device.sent_s = made_s
+            self.ingress.passed_bytes += nbytes
+        self._pass(made_s, unit)
+
+    def _pass(self, sent_s: float, unit: SimulatedUnit) -> None:
+        """Note that a piece of a unit is sent: with the last one all of it will be back."""
+        unit.pieces -= 1
+        if not unit.pieces:
+            self._at(sent_s + unit.device.rates.latency_s, self._passed, unit)
+
+    def _made(self, now_s: float, what: tuple[SimulatedUnit, list[float]]) -> None:
+        """Send what was made, after what is on its way or waits to be sent."""
+        unit, sends = what
+        device = unit.device
+        if not sends:
+            self._pass(now_s, unit)
+            return
+        idle = not device.going
+        device.going.append(what)
+        if idle and device.sent_s > now_s:
+            self._at(device.sent_s, self._send_up_event, device)
+        elif idle:
+            self._send_up(now_s, device)
+
+    def _send_up(self, now_s: float, device: SimulatedDevice) -> None:
+        """Send as much as passes the card at once."""
+        unit, sends = device.going[0]
+        nbytes = sends[-1]
+        if nbytes > PIECE_BYTES:
+            sends[-1] -= PIECE_BYTES
+            nbytes = PIECE_BYTES
+        else:
+            sends.pop()
+        own_s = now_s + nbytes / device.rates.uplink_bytes_per_s
+        device.sent_s = sent_s = self.ingress.passed_s(now_s, own_s, nbytes)
+        if not sends:
+            device.going.popleft()
+            self._pass(sent_s, unit)
+        if device.going:
+            self._at(sent_s, self._send_up_event, device)

@@ -1,0 +1,162 @@
+"""Where each device's tile lies: columns of C, slabs in depth, rows (docs/planner.md).
+
+In the fluid limit every device has a best tile: its side depends on the uplink alone, its depth on
+downlink and uplink. Devices sorted by that depth are dealt into columns of equal volume, so that a
+column has devices that want the same depth, and then into slabs whose devices' sides add up to the
+height of the column. A run of columns with equal slab counts is a *region* (`plan.Region`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.planner.tiles.balance import Arrangement, Frame
+from cleave.planner.tiles.shape import BestTile, Floats
+
+_LEAST_COLUMN = 0.6  # of a column's width: less does not get one of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An arrangement, with the widths and depths that its balancing starts from."""
+
+    arrangement: Arrangement
+    widths: Floats
+    depths: Floats
+
+
+def column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
+    """Return the numbers of columns that are worth trying: those near square tiles.
+
+    Args:
+        few: return only the two nearest.
+    """
+    active = best.volume > 0
+    devices = int(active.sum())
+    sides = np.sqrt(best.volume[active] / best.depth[active])
+    # Weighted by what each does; a tile is never wider than its frame.
+    side = float((sides * best.volume[active]).sum() / best.volume[active].sum())
+    ideal = frame.width / side
+    found = {int(np.floor(ideal)), int(np.ceil(ideal))}
+    if not few:
+        found |= {round(ideal * share) for share in (0.7, 0.85, 1.2, 1.4)}
+    return sorted({min(max(1, count), devices, frame.width) for count in found})
+
+
+def arrange(
+    frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int, round_up_at: float
+) -> Draft:
+    """Distribute devices over a number of columns of equal volume.
+
+    Args:
+        frame: which side the columns cut.
+        best: every device's best tile.
+        order: the devices to use, deepest first.
+        columns: how many columns; those that stay empty are left out.
+        round_up_at: the fraction of a slab from which it counts as one more.
+    """
+    return _stack(frame, best, order, _deal(best.volume[order], columns), round_up_at)
+
+
+def arrange_by_depth(
+    frame: Frame, best: BestTile, order: npt.NDArray[np.intp], columns: int
+) -> Draft:
+    """Distribute devices over about `columns` columns; different depths get different columns.
+
+    A depth with too few devices for a column shares one with the next depth.
+
+    Args:
+        best: with depths that many devices have in common (`shape.snapped`).
+    """
+    volume, depth = best.volume[order], best.depth[order]
+    firsts = np.flatnonzero(np.diff(depth, prepend=-1.0))
+    shares = np.add.reduceat(volume, firsts) * (columns / volume.sum())
+    column_of = np.empty(len(order), np.intp)
+    placed, begin, share = 0, 0, 0.0
+    ends = np.append(firsts[1:], len(order)).tolist()
+    for number, (end, more) in enumerate(zip(ends, shares.tolist(), strict=True)):
+        share += more
+        rest = float(shares[number + 1 :].sum())
+        if (share < _LEAST_COLUMN or rest < _LEAST_COLUMN) and end < len(order):
+            continue  # too little for a column of its own
+        dealt = _deal(volume[begin:end], max(1, round(share)))
+        column_of[begin:end] = placed + dealt
+        placed += int(dealt[-1]) + 1
+        begin, share = end, 0.0
+    return _stack(frame, best, order, column_of, 0.5)
+
+
+def _stack(
+    frame: Frame,
+    best: BestTile,
+    order: npt.NDArray[np.intp],
+    column_of: npt.NDArray[np.intp],
+    round_up_at: float,
+) -> Draft:
+    """Divide columns into slabs whose devices' sides add up to the height."""
+    volume, depth = best.volume[order], best.depth[order]
+    of_column = np.bincount(column_of, volume)
+    widths = frame.width * of_column / of_column.sum()
+    heights = volume / (widths[column_of] * depth)
+    firsts = np.flatnonzero(np.diff(column_of, prepend=-1))
+    lasts = np.append(firsts[1:], len(order))
+    slab_starts: list[int] = []
+    column_starts: list[int] = []
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        stacked = heights[first:last]
+        wanted = int(np.floor(stacked.sum() / frame.height + 1 - round_up_at))
+        wanted = min(wanted, last - first)
+        column_starts.append(len(slab_starts))
+        if wanted <= 1:
+            slab_starts.append(first)
+        else:
+            slabs = _deal(stacked, wanted)
+            slab_starts += (first + np.flatnonzero(np.diff(slabs, prepend=-1))).tolist()
+    starts = np.array(slab_starts, np.intp)
+    arrangement = Arrangement(order, starts, np.array(column_starts, np.intp))
+    return Draft(arrangement, widths, np.add.reduceat(volume, starts))
+
+
+def _deal(weights: Floats, groups: int) -> npt.NDArray[np.intp]:
+    """Consecutive groups of nearly equal weight, numbered from 0 without gaps."""
+    middles = np.cumsum(weights) - weights / 2
+    group = np.floor(middles / weights.sum() * groups).astype(np.intp)
+    steps = np.diff(group, prepend=group[0])
+    return np.cumsum(steps > 0).astype(np.intp)
+
+
+def drafts(
+    frame: Frame,
+    best: BestTile,
+    order: npt.NDArray[np.intp],
+    snapped: BestTile,
+    snapped_order: npt.NDArray[np.intp],
+    *,
+    few: bool,
+) -> Iterator[Draft]:
+    """Return the arrangements that are worth trying, each once.
+
+    Args:
+        best, order: every device's best tile, and devices by its depth.
+        snapped, snapped_order: the same two for tiles with depths that divide k.
+        few: return only the most promising arrangements.
+    """
+    seen = set()
+    for columns in column_counts(frame, best, few):
+        made = [arrange_by_depth(frame, snapped, snapped_order, columns)]
+        for round_up_at in (0.5,) if few else (0.5, 0.35, 0.65):
+            made.append(arrange(frame, best, order, columns, round_up_at))
+        for draft in made:
+            parts = draft.arrangement
+            key = (
+                parts.devices.tobytes(),
+                parts.slab_starts.tobytes(),
+                parts.column_starts.tobytes(),
+            )
+            if key not in seen:
+                seen.add(key)
+                yield draft

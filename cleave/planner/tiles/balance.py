@@ -1,0 +1,350 @@
+"""Columns, slabs and rows of C's index space, balanced until all devices finish together.
+
+The GEMM is cut into *columns* along one side of C. A column is cut in depth into *slabs* (a single
+one where blocks are returned finished), and a slab into rows, one device each. The
+place of each device is given; widths, depths and rows are adjusted until the predicted times agree,
+first as real numbers, then as integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.gemm import Gemm
+from cleave.planner.plan import ElementBytes
+from cleave.planner.tiles.shape import Floats, LongestSide, RateArrays, streamed_array_s
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_SOLVER_STEPS: Final = 12
+_MOST_DOUBLINGS: Final = 40
+_PULL: Final = 1.25  # time grows like depth or width to the power 0.67 to 1; this undoes either
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A GEMM, and which side of C the columns divide.
+
+    Attributes:
+        columns_cut_n: the columns divide n, and rows divide m; else the other way round.
+        height, width, depth: the side that rows divide, the side that columns divide, and k.
+    """
+
+    gemm: Gemm
+    element: ElementBytes
+    columns_cut_n: bool
+
+    @property
+    def height(self) -> int:
+        return self.gemm.m if self.columns_cut_n else self.gemm.n
+
+    @property
+    def width(self) -> int:
+        return self.gemm.n if self.columns_cut_n else self.gemm.m
+
+    @property
+    def depth(self) -> int:
+        return self.gemm.k
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """The places of devices: devices in order, slab by slab, slabs column by column.
+
+    Attributes:
+        devices: indices into the fleet.
+        slab_starts: where in `devices` each slab begins.
+        column_starts: where among the slabs each column begins.
+    """
+
+    devices: npt.NDArray[np.intp]
+    slab_starts: npt.NDArray[np.intp]
+    column_starts: npt.NDArray[np.intp]
+
+    @property
+    def slab_of(self) -> npt.NDArray[np.intp]:
+        """Return the slab of each place in `devices`."""
+        return _labels(self.slab_starts, len(self.devices))
+
+    @property
+    def column_of_slab(self) -> npt.NDArray[np.intp]:
+        """Return the column of each slab."""
+        return _labels(self.column_starts, len(self.slab_starts))
+
+    @property
+    def slabs_in_column(self) -> npt.NDArray[np.intp]:
+        """Return the number of slabs of each column."""
+        return np.diff(self.column_starts, append=len(self.slab_starts))
+
+
+@dataclass(frozen=True, slots=True)
+class Fluid:
+    """A balanced arrangement in real numbers; `time_s` has one entry per slab."""
+
+    arrangement: Arrangement
+    widths: Floats
+    depths: Floats
+    time_s: Floats
+
+    @property
+    def makespan_s(self) -> float:
+        return float(self.time_s.max())
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Integer tiles, one array row each: the device and its bounds in the axes of `Frame`."""
+
+    device: npt.NDArray[np.intp]
+    slab: npt.NDArray[np.intp]
+    rows: Ints  # start, stop
+    columns: Ints
+    depth: Ints
+
+
+class Balancer:
+    """Balances arrangements of one fleet for one frame.
+
+    Args:
+        frame: the GEMM and which side the columns cut.
+        rates: those of the fleet.
+        slowdown: by device, its time as a multiple of what the cost model says for one tile.
+    """
+
+    def __init__(self, frame: Frame, rates: RateArrays, slowdown: Floats) -> None:
+        self.frame = frame
+        self.rates = rates
+        self.slowdown = slowdown
+
+    def balance(
+        self,
+        arrangement: Arrangement,
+        widths: Floats,
+        depths: Floats,
+        time_s: float,
+        *,
+        rounds: int,
+        tolerance: float = 1e-3,
+    ) -> Fluid:
+        """Adjust widths and depths until all slabs take the same time, or for a number of rounds.
+
+        Args:
+            widths, depths: starting values, by column and by slab; only their proportions matter.
+            time_s: a first guess of the slabs' time.
+        """
+        starts, column_of = arrangement.column_starts, arrangement.column_of_slab
+        lone = arrangement.slabs_in_column[column_of] == 1
+        widths = widths * (self.frame.width / widths.sum())
+        depths = self._fill_depth(depths, starts, column_of)
+        times = np.full(len(depths), time_s)
+        slabs = _Slabs(self, arrangement)
+        best: Fluid | None = None
+        for _ in range(rounds):
+            times = slabs.times(widths[column_of], depths, times)
+            if best is None or times.max() < best.makespan_s:
+                best = Fluid(arrangement, widths, depths, times)
+            if times.max() <= (1 + tolerance) * times.min():
+                break
+            # The time of a column, were its slabs in balance: their mean, weighted by depth.
+            of_column = np.add.reduceat(times * depths, starts) / self.frame.depth
+            pulled = depths * (of_column[column_of] / times) ** _PULL
+            depths = self._fill_depth(np.where(lone, depths, pulled), starts, column_of)
+            mean = float((of_column * widths).sum() / widths.sum())
+            widths = widths * (mean / of_column) ** _PULL
+            widths = widths * (self.frame.width / widths.sum())
+        assert best is not None
+        return best
+
+    def _fill_depth(
+        self, depths: Floats, starts: npt.NDArray[np.intp], column_of: npt.NDArray[np.intp]
+    ) -> Floats:
+        total = np.add.reduceat(depths, starts)
+        return depths * (self.frame.depth / total)[column_of]
+
+    def slab_rows(self, slab: Arrangement, width: int, depth: int, guess_s: float) -> Ints:
+        """Return the rows of one slab of a given width and depth, for each device of `slab`."""
+        lone = np.array([depth == self.frame.depth])
+        slabs = _Slabs(self, slab, lone)
+        widths, depths = np.array([float(width)]), np.array([float(depth)])
+        times = slabs.times(widths, depths, np.array([guess_s]))
+        return slabs.rows(widths, depths, times, 16)
+
+    def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
+        """Return the nearest tiles of integer sides; None if a column or slab would vanish.
+
+        Args:
+            most_aligned: sides of 512 and more become multiples of it, or of 16 if that is less.
+        """
+        arrangement = fluid.arrangement
+        column_of = arrangement.column_of_slab
+        edges = _rounded(fluid.widths, np.zeros(1, np.intp), self.frame.width, most_aligned)
+        layers = _rounded(fluid.depths, arrangement.column_starts, self.frame.depth, 16)
+        if (edges[:, 0] >= edges[:, 1]).any() or (layers[:, 0] >= layers[:, 1]).any():
+            return None
+        widths = (edges[:, 1] - edges[:, 0]).astype(np.float64)[column_of]
+        depths = (layers[:, 1] - layers[:, 0]).astype(np.float64)
+        slabs = _Slabs(self, arrangement)
+        times = slabs.times(widths, depths, fluid.time_s)
+        rows = slabs.rows(widths, depths, times, most_aligned)
+        slab_of = arrangement.slab_of
+        used = rows[:, 0] < rows[:, 1]
+        return Boxes(
+            arrangement.devices[used],
+            slab_of[used],
+            rows[used],
+            edges[column_of][slab_of][used],
+            layers[slab_of][used],
+        )
+
+
+class _Slabs:
+    """The slabs of an arrangement as functions of their widths and depths.
+
+    Args:
+        lone: by slab, whether it is of full depth; else taken from the arrangement.
+    """
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        arrangement: Arrangement,
+        lone: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        self._height = balancer.frame.height
+        self._starts = arrangement.slab_starts
+        self._slab_of = arrangement.slab_of
+        rates = balancer.rates.take(arrangement.devices)
+        element = balancer.frame.element
+        if lone is None:
+            lone = arrangement.slabs_in_column[arrangement.column_of_slab] == 1
+        returned = np.where(lone, element.finished, element.partial)[self._slab_of]
+        self._slowdown = balancer.slowdown[arrangement.devices]
+        self._latency_s = rates.latency_s
+        self._sent_s = element.sent / rates.downlink  # by element
+        self._flop_s = 2 / rates.flops
+        self._returned_s = returned / rates.uplink
+
+    def _lengths(self, curve: LongestSide, times: Floats) -> Floats:
+        available = times[self._slab_of]
+        available /= self._slowdown
+        available -= self._latency_s
+        np.maximum(available, 0.0, out=available)
+        return curve(available)
+
+    def _curve(self, widths: Floats, depths: Floats) -> LongestSide:
+        depth = depths[self._slab_of]
+        element_s = np.maximum(depth * self._flop_s, self._returned_s)
+        return LongestSide(widths[self._slab_of], depth * self._sent_s, element_s)
+
+    def times(self, widths: Floats, depths: Floats, guess_s: Floats) -> Floats:
+        """By slab, the time in which its devices manage its rows together.
+
+        The rows that they manage rise with the time and are nearly straight: secant steps inside
+        a bracket.
+        """
+        curve = self._curve(widths, depths)
+
+        def rows(times: Floats) -> Floats:
+            return np.add.reduceat(self._lengths(curve, times), self._starts)
+
+        height = float(self._height)
+        low, high = np.zeros_like(guess_s), guess_s.copy()
+        at_low, at_high = np.zeros_like(guess_s), rows(high)
+        for _ in range(_MOST_DOUBLINGS):
+            short = at_high < height
+            if not short.any():
+                break
+            low, at_low = np.where(short, high, low), np.where(short, at_high, at_low)
+            # A little beyond where the line through zero would end; doubled at most.
+            reach = np.clip(1.05 * height / np.maximum(at_high, 1e-9), 1.02, 8.0)
+            high = np.where(short, high * reach, high)
+            at_high = rows(high)
+        for step in range(_MOST_SOLVER_STEPS):
+            if (high - low <= 1e-5 * high).all():
+                break
+            share = (height - at_low) / np.maximum(at_high - at_low, 1e-12)
+            middle = low + np.clip(share, 0.0, 1.0) * (high - low)
+            # Push beyond the crossing from the far side, so that both ends close in.
+            middle = np.where(step % 2, middle * (1 + 2e-6), middle + 0.02 * (high - middle))
+            at_middle = rows(middle)
+            short = at_middle < height
+            low, at_low = np.where(short, middle, low), np.where(short, at_middle, at_low)
+            high, at_high = np.where(short, high, middle), np.where(short, at_high, at_middle)
+        return high
+
+    def rows(self, widths: Floats, depths: Floats, times: Floats, most_aligned: int) -> Ints:
+        """Integer rows by device: the shortest time whose rounded-down rows fill the height."""
+        curve = self._curve(widths, depths)
+        count = np.diff(self._starts, append=len(self._slab_of))
+        align = _alignment(self._height / count, most_aligned)[self._slab_of]
+
+        def whole(times: Floats) -> Floats:
+            lengths = self._lengths(curve, times)
+            return np.minimum(np.floor(lengths / align + 1e-6) * align, self._height)
+
+        def fills(times: Floats) -> npt.NDArray[np.bool_]:
+            return np.add.reduceat(whole(times), self._starts) >= self._height
+
+        low, high = times * (1 - 1e-9), times * 1.01
+        for _ in range(_MOST_DOUBLINGS):
+            short = ~fills(high)
+            if not short.any():
+                break
+            low = np.where(short, high, low)
+            high = np.where(short, times + 1.7 * (high - times), high)
+        for _ in range(10):
+            middle = (low + high) / 2
+            enough = fills(middle)
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        lengths = whole(high)
+        stops = np.cumsum(lengths)
+        stops -= (stops - lengths)[self._starts][self._slab_of]
+        stops = np.minimum(stops, self._height).astype(np.int64)
+        begins = np.roll(stops, 1)
+        begins[self._starts] = 0
+        return np.stack([begins, stops], axis=1)
+
+
+def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
+    """Return the cost model's time for each box, without fill."""
+    of = rates.take(boxes.device)
+    rows, columns, depth = (
+        (span[:, 1] - span[:, 0]).astype(np.float64)
+        for span in (boxes.rows, boxes.columns, boxes.depth)
+    )
+    element = frame.element
+    returned = np.where(depth == frame.depth, element.finished, element.partial)
+    slower = np.maximum(
+        2 * rows * columns * depth / of.flops, rows * columns * returned / of.uplink
+    )
+    download = (rows + columns) * depth * element.sent / of.downlink
+    return of.latency_s + streamed_array_s(download, slower)
+
+
+def _labels(starts: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.intp]:
+    """0 0 0 1 1 2 ...: a new number at each start."""
+    return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
+
+
+def _alignment(sizes: Floats, most: int) -> Floats:
+    """Multiples that pieces of these sizes should have: kernels like them, balance does not."""
+    steps = np.where(sizes >= 512, 16.0, np.where(sizes >= 128, 4.0, 1.0))
+    return np.minimum(steps, float(most))
+
+
+def _rounded(sizes: Floats, starts: npt.NDArray[np.intp], total: int, most_aligned: int) -> Ints:
+    """Consecutive integer spans near these sizes; each group that starts anew covers `total`."""
+    group = _labels(starts, len(sizes))
+    stops = np.cumsum(sizes)
+    stops = stops - (stops - sizes)[starts][group]
+    align = _alignment(sizes, most_aligned)
+    bounds = np.minimum(np.round(stops / align) * align, total).astype(np.int64)
+    last = np.append(starts[1:], len(sizes)) - 1
+    bounds[last] = total
+    begins = np.roll(bounds, 1)
+    begins[starts] = 0
+    return np.stack([begins, bounds], axis=1)

@@ -1,0 +1,203 @@
+"""From integer boxes to planned tiles: memory, messages, strips, predicted times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, starmap
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.errors import PlanError
+from cleave.gemm import Gemm, Span, Tile
+from cleave.planner.plan import (
+    DeviceRates,
+    ElementBytes,
+    EvenCut,
+    Plan,
+    PlannedTile,
+    Residency,
+    tile_download_bytes,
+    tile_upload_bytes,
+)
+from cleave.planner.tiles import cost
+from cleave.planner.tiles.shape import Floats, RateArrays, fill_s, streamed_array_s, strips_per_side
+
+Ints = npt.NDArray[np.int64]
+
+USABLE_MEMORY: Final = 0.9
+"""Of what a device offers; the rest is for messages on their way."""
+
+_LARGEST_MESSAGE_BYTES = 32 * 2**20
+_LONGEST_MESSAGE_S = 3.0
+_MOST_PIECES = 65536  # that one share may be cut into
+_MOST_BY_TIME = 64  # a link so slow that this is not enough is beyond help
+
+
+def planned_tiles(
+    gemm: Gemm,
+    element: ElementBytes,
+    devices: Sequence[DeviceRates],
+    boxes: Sequence[Tile],
+    *,
+    tiles: int,
+    block_s: float,
+) -> list[PlannedTile]:
+    """Return the tile of each device, or several if its memory does not hold it at once.
+
+    Args:
+        devices, boxes: pairs of a device and its part of the index space.
+        tiles: how many tiles the plan has, about.
+        block_s: seconds that a block costs the PS.
+
+    Raises:
+        PlanError: when not even a single multiplication fits.
+    """
+    rates, sides = RateArrays.of(devices), box_sizes(boxes)
+    m, n, k = sides
+    returned = np.where(k == gemm.k, element.finished, element.partial)
+    fits = (m + n) * k * element.sent + m * n * returned <= rates.memory * USABLE_MEMORY
+    owners = [device.device for device in devices]
+    if not fits.all():
+        places: list[int] = []
+        parts: list[Tile] = []
+        for place, (device, box) in enumerate(zip(devices, boxes, strict=True)):
+            some = [box] if fits[place] else fit_memory(box, gemm, element, device)
+            for part in some:
+                places.append(place)
+                parts.append(part)
+        boxes, sides = parts, box_sizes(parts)
+        rates, owners = rates.take(np.array(places)), [owners[place] for place in places]
+    return _planned(gemm, element, owners, rates, boxes, sides, tiles, block_s)
+
+
+def box_sizes(boxes: Sequence[Tile]) -> tuple[Ints, Ints, Ints]:
+    """Return the rows, columns and depths of tiles."""
+
+    def sizes(spans: Iterable[Span]) -> Ints:
+        bounds = np.fromiter(chain.from_iterable(spans), np.int64, 2 * len(boxes))
+        found: Ints = bounds[1::2] - bounds[::2]
+        return found
+
+    m, n = sizes(tile.m for tile in boxes), sizes(tile.n for tile in boxes)
+    return m, n, sizes(tile.k for tile in boxes)
+
+
+def _planned(
+    gemm: Gemm,
+    element: ElementBytes,
+    owners: Sequence[int],
+    rates: RateArrays,
+    boxes: Sequence[Tile],
+    sides: tuple[Ints, Ints, Ints],
+    tiles: int,
+    block_s: float,
+) -> list[PlannedTile]:
+    m, n, k = (side.astype(np.float64) for side in sides)
+    strip_bytes = k * element.sent
+    down = (m + n) * strip_bytes
+    up = m * n * np.where(k == gemm.k, element.finished, element.partial)
+    slower_s = np.maximum(2 * m * n * k / rates.flops, up / rates.uplink)
+    streamed_s = streamed_array_s(down / rates.downlink, slower_s)
+    strips = strips_per_side(streamed_s, tiles, block_s)
+    # A strip is one message and so is a block: neither may be too large, nor, where links are slow,
+    # take so long that heartbeats wait behind it.
+    per_side = np.ceil(np.sqrt(_messages(up, rates.uplink)))
+    # Strips of a thickness near the other side's, so that a flat tile is not cut where it is thin.
+    rows = np.clip(np.round(strips * m * 2 / n), 1, strips)
+    columns = np.clip(np.round(strips * n * 2 / m), 1, strips)
+    rows = np.maximum(np.where(m < n, rows, strips), per_side)
+    columns = np.maximum(np.where(n < m, columns, strips), per_side)
+    rows = np.maximum(rows, _messages(m * strip_bytes, rates.downlink))
+    columns = np.maximum(columns, _messages(n * strip_bytes, rates.downlink))
+    filling_s = fill_s(streamed_s, np.maximum(rows, columns))
+    strips_of = (each.astype(np.int64).tolist() for each in (rows, columns))
+    cuts = starmap(EvenCut, zip(boxes, *strips_of, strict=True))
+    values = zip(
+        owners,
+        cuts,
+        down.astype(np.int64).tolist(),
+        up.astype(np.int64).tolist(),
+        (rates.latency_s + streamed_s).tolist(),
+        filling_s.tolist(),
+        strict=True,
+    )
+    return list(starmap(PlannedTile, values))
+
+
+def _messages(nbytes: Floats, rate: Floats) -> Floats:
+    """How many messages so many bytes are cut into, at least."""
+    by_time = np.minimum(_MOST_BY_TIME, np.ceil(nbytes / (rate * _LONGEST_MESSAGE_S)))
+    return np.maximum(1, np.maximum(by_time, np.ceil(nbytes / _LARGEST_MESSAGE_BYTES)))
+
+
+def fit_memory(
+    tile: Tile, gemm: Gemm, element: ElementBytes, device: DeviceRates
+) -> Iterable[Tile]:
+    """Return the tile, halved along its longest side until strips and blocks fit the device.
+
+    Raises:
+        PlanError: when not even a single multiplication fits.
+    """
+    budget = device.memory_bytes * USABLE_MEMORY
+    need = tile_download_bytes(tile, element) + tile_upload_bytes(tile, gemm, element)
+    if need <= budget:
+        return [tile]
+    if tile.volume == 1:
+        raise PlanError(
+            f"device {device.device} offers {device.memory_bytes} bytes of memory, "
+            f"which holds no tile at all; remove it from the fleet"
+        )
+    if need > budget * _MOST_PIECES:
+        raise PlanError(
+            f"device {device.device} offers {device.memory_bytes} bytes of memory and its share of "
+            f"the GEMM needs {need}; add devices, or give them more memory"
+        )
+    sides = {"m": tile.m, "n": tile.n, "k": tile.k}
+    if tile.m.size + tile.n.size > 32 and tile.k.size * element.sent * 32 <= budget:
+        del sides["k"]  # a cut in depth doubles the upload: only where rows and columns run out
+    name, side = max(sides.items(), key=lambda item: item[1].size)
+    middle = side.start + side.size // 2
+    halves = (Span(side.start, middle), Span(middle, side.stop))
+    boxes = [Tile(**({"m": tile.m, "n": tile.n, "k": tile.k} | {name: half})) for half in halves]
+    return [t for box in boxes for t in fit_memory(box, gemm, element, device)]
+
+
+def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
+    """Return the makespan without and with strip fill; devices do their tiles in sequence."""
+    tiles = list(tiles)
+    bare = busy_s(tiles)
+    fill: dict[int, float] = {}
+    for tile in tiles:
+        fill[tile.device] = fill.get(tile.device, 0.0) + tile.fill_s
+    return max(bare.values()), max(bare[device] + fill[device] for device in bare)
+
+
+def busy_s(tiles: Iterable[PlannedTile]) -> dict[int, float]:
+    """Return, by device, the seconds that its tiles take."""
+    total: dict[int, float] = {}
+    for tile in tiles:
+        total[tile.device] = total.get(tile.device, 0.0) + tile.time_s
+    return total
+
+
+def resident_plan(
+    gemm: Gemm,
+    element: ElementBytes,
+    devices: Sequence[DeviceRates],
+    residency: Residency,
+) -> Plan | None:
+    """Return the plan that follows what devices hold; None if it does not fit them."""
+    rates = {d.device: d for d in devices}
+    tiles = []
+    for device, cut in residency.tiles.items():
+        held = residency.held_bytes.get(device, 0)
+        whole = tile_download_bytes(cut.tile, element)
+        down = max(0, whole - held)
+        up = tile_upload_bytes(cut.tile, gemm, element)
+        if whole + up > rates[device].memory_bytes * USABLE_MEMORY:
+            return None
+        time_s = cost.tile_s(rates[device], down, 2 * cut.tile.volume, up)
+        tiles.append(PlannedTile(device, cut, down, up, time_s))
+    return Plan(gemm, tuple(tiles), max(t.time_s for t in tiles))

@@ -1,0 +1,116 @@
+"""Plans changed after a device left or joined: only the tiles of one slab change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cleave.gemm import Span, Tile
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Region
+from cleave.planner.tiles.balance import Arrangement, Balancer, Frame
+from cleave.planner.tiles.boxes import planned_tiles, spans_s
+from cleave.planner.tiles.shape import RateArrays
+
+
+def without_device(
+    plan: Plan,
+    element: ElementBytes,
+    rates: Mapping[int, DeviceRates],
+    gone: int,
+    *,
+    block_s: float,
+) -> Plan | None:
+    """Return the plan after a device left: its slab's rows go to the other devices of the slab.
+
+    Args:
+        rates: by id, of the devices that remain.
+
+    Returns:
+        None if that is impossible: the device was alone in its slab, or had several tiles.
+    """
+    own = [t for t in plan.tiles if t.device == gone]
+    if not own:
+        return plan
+    if len(own) > 1:
+        return None
+    mates = [t for t in _slab(plan, own[0].tile) if t.device != gone]
+    return _with_slab(plan, element, own[0].tile, [t.device for t in mates], rates, block_s=block_s)
+
+
+def with_device(
+    plan: Plan,
+    element: ElementBytes,
+    rates: Mapping[int, DeviceRates],
+    new: int,
+    *,
+    block_s: float,
+) -> Plan | None:
+    """Return the plan after a device joined: it gets a part of the slab that takes longest.
+
+    Args:
+        rates: by id, with those of the new device.
+    """
+    slowest = max(plan.tiles, key=lambda t: (t.time_s, -t.device))
+    mates = [t.device for t in _slab(plan, slowest.tile)]
+    return _with_slab(plan, element, slowest.tile, [*mates, new], rates, block_s=block_s)
+
+
+def _slab(plan: Plan, tile: Tile) -> list[PlannedTile]:
+    """The tiles that share a slab with this one: its columns and its depth."""
+    if plan.columns_cut_n:
+        return [t for t in plan.tiles if t.tile.n == tile.n and t.tile.k == tile.k]
+    return [t for t in plan.tiles if t.tile.m == tile.m and t.tile.k == tile.k]
+
+
+def _with_slab(
+    plan: Plan,
+    element: ElementBytes,
+    tile: Tile,
+    devices: Sequence[int],
+    rates: Mapping[int, DeviceRates],
+    *,
+    block_s: float,
+) -> Plan | None:
+    """The plan with one slab dealt anew to these devices."""
+    old = _slab(plan, tile)
+    before = {t.device for t in old}
+    cut_n = plan.columns_cut_n
+    filled = sum(t.tile.m.size if cut_n else t.tile.n.size for t in old)
+    others = {t.device for t in plan.tiles if t.device not in before}
+    if (
+        not devices
+        or len(before) != len(old)
+        # A share that was cut to fit its device's memory is not found as part of the slab.
+        or filled != (plan.gemm.m if cut_n else plan.gemm.n)
+        or others & set(devices)
+    ):
+        return None
+    members = sorted(devices)
+    frame = Frame(plan.gemm, element, cut_n)
+    arrays = RateArrays.of([rates[device] for device in members])
+    balancer = Balancer(frame, arrays, np.ones(len(members)))
+    start = np.zeros(1, np.intp)
+    arrangement = Arrangement(np.arange(len(members)), start, start)
+    across = tile.n if cut_n else tile.m
+    guess_s = max(t.time_s for t in old)
+    rows = balancer.slab_rows(arrangement, across.size, tile.k.size, guess_s)
+    owners, boxes = [], []
+    for device, (first, last) in zip(members, rows.tolist(), strict=True):
+        if first < last:
+            m, n = (Span(first, last), tile.n) if cut_n else (tile.m, Span(first, last))
+            owners.append(rates[device])
+            boxes.append(Tile(m, n, tile.k))
+    tiles = planned_tiles(plan.gemm, element, owners, boxes, tiles=len(plan.tiles), block_s=block_s)
+    kept = [t for t in plan.tiles if t.device not in before]
+    every = (*kept, *tiles)
+    bare_s, filled_s = spans_s(every)
+    used = {t.device for t in tiles}
+    regions = tuple(_recount(r, tile, len(used) - len(before)) for r in plan.regions)
+    return replace(plan, tiles=every, makespan_s=bare_s, fill_s=filled_s - bare_s, regions=regions)
+
+
+def _recount(region: Region, tile: Tile, more: int) -> Region:
+    inside = region.m.overlaps(tile.m) and region.n.overlaps(tile.n)
+    return replace(region, devices=region.devices + more) if inside else region

@@ -1,0 +1,357 @@
+"""Reports on plans: their gap to the bounds, what limits them, bytes and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+
+from cleave.gemm import Gemm
+from cleave.planner.plan import DeviceRates, ElementBytes, Plan, PlannedTile, Planner, PsRates
+from cleave.planner.tiles.bound import overlap_bound_s
+from cleave.planner.tiles.boxes import box_sizes
+from cleave.planner.tiles.collector import collector_paused
+from cleave.planner.tiles.shape import Floats, RateArrays
+from cleave.planner.tiles.streaming import HeldSide, finish_times_s, held_bytes
+
+
+class Bottleneck(Enum):
+    """The resource that takes most of the predicted time; users read the values."""
+
+    DOWNLINK = "downlink"
+    UPLINK = "uplink"
+    COMPUTE = "compute"
+    LATENCY = "latency"
+    PS_EGRESS = "PS egress"
+    PS_INGRESS = "PS ingress"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """A plan compared with its bounds.
+
+    Attributes:
+        gap: predicted makespan over the isolated bound, less one.
+        overlap_bound_s: a time that no plan can be faster than.
+        predicted_s: makespan with the strips as they are cut (`cleave.planner.tiles.streaming`).
+        bottleneck: the resource whose increase would shorten the plan most.
+        download_bytes: of the device that is sent most.
+        upload_bytes: of the device that returns most.
+        memory_bytes: of the tile that occupies most.
+        tightest: the tile that leaves its device least memory, as a share of what it offers.
+        devices_used: how many devices the plan uses.
+    """
+
+    plan: Plan
+    gap: float
+    overlap_bound_s: float
+    predicted_s: float
+    bottleneck: Bottleneck
+    download_bytes: int
+    upload_bytes: int
+    memory_bytes: int
+    tightest: PlannedTile
+    devices_used: int
+
+    @property
+    def egress_bytes_per_s(self) -> float:
+        """Return the mean rate at which the PS sends during the makespan."""
+        return self.plan.egress_bytes / self.plan.makespan_s
+
+    @property
+    def ingress_bytes_per_s(self) -> float:
+        """Return the mean rate at which the PS receives during the makespan."""
+        return self.plan.ingress_bytes / self.plan.makespan_s
+
+
+def report(
+    plan: Plan, element: ElementBytes, devices: Sequence[DeviceRates], ps: PsRates
+) -> PlanReport:
+    """Compare a plan with its bounds.
+
+    Args:
+        plan: a plan for these devices and this PS.
+        element: bytes per element, as it was planned with.
+    """
+    return _report(plan, element, _Fleet.of(devices), ps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """Devices as arrays, and their places in them."""
+
+    rates: RateArrays
+    places: Mapping[int, int]
+
+    @classmethod
+    def of(cls, devices: Sequence[DeviceRates]) -> _Fleet:
+        places = {device.device: place for place, device in enumerate(devices)}
+        return cls(RateArrays.of(devices), places)
+
+
+def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> PlanReport:
+    tiles, places = plan.tiles, fleet.places
+    owner = np.array([places[tile.device] for tile in tiles], np.intp)
+    down = np.array([tile.download_bytes for tile in tiles], np.float64)
+    up = np.array([tile.upload_bytes for tile in tiles], np.float64)
+    used = np.unique(owner)
+    alone = fleet.rates.take(used)
+    behind = alone.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
+    by_tile = behind.take(np.searchsorted(used, owner))
+    tightest = int(np.argmax((down + up) / fleet.rates.memory[owner]))
+    return PlanReport(
+        plan,
+        plan.makespan_s / plan.bound_s - 1,
+        # The isolated bound allows for its search; no bound is above a better one.
+        min(plan.bound_s, overlap_bound_s(plan.gemm, element, fleet.rates, ps)),
+        _together_s([(plan, "")], element, fleet, ps),
+        _bottleneck(plan, down, up, by_tile, alone, ps),
+        int(np.bincount(owner, down).max()),
+        int(np.bincount(owner, up).max()),
+        int((down + up).max()),
+        tiles[tightest],
+        len(used),
+    )
+
+
+def _together_s(
+    work: Sequence[tuple[Plan, HeldSide]], element: ElementBytes, fleet: _Fleet, ps: PsRates
+) -> float:
+    """Return the seconds of products that are submitted together, with their strips as cut."""
+    devices = dict.fromkeys(tile.device for plan, _ in work for tile in plan.tiles)
+    used = np.array([fleet.places[device] for device in devices], np.intp)
+    rates = fleet.rates.take(used).throttled(math.inf, ps.ingress_bytes_per_s)
+    places = {device: place for place, device in enumerate(devices)}
+    return float(finish_times_s(work, element, rates, places, ps.egress_bytes_per_s).max())
+
+
+def _bottleneck(
+    plan: Plan, down: Floats, up: Floats, rates: RateArrays, alone: RateArrays, ps: PsRates
+) -> Bottleneck:
+    """The resource with the largest share in the times of the tiles.
+
+    By the cost model ``T = 2 L + X + d^2 / (4 X)``: a share of ``d^2 / (2 X)`` falls to the
+    download, ``X - d^2 / (4 X)`` to the slower of compute and upload (their elasticities).
+
+    Args:
+        down, up, rates: bytes and device, behind the PS's card, of each tile.
+        alone: each device that is used, without the card.
+    """
+    egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
+    ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
+    downlink = Bottleneck.PS_EGRESS if egress_bound else Bottleneck.DOWNLINK
+    uplink = Bottleneck.PS_INGRESS if ingress_bound else Bottleneck.UPLINK
+    m, n, k = box_sizes([tile.tile for tile in plan.tiles])
+    download_s, upload_s = down / rates.downlink, up / rates.uplink
+    compute_s = 2 * (m * n * k) / rates.flops
+    slower_s = np.maximum(compute_s, upload_s)
+    hidden = slower_s <= download_s / 2
+    wave_s = download_s**2 / (2 * np.maximum(slower_s, 1e-300))
+    slow_s = slower_s - wave_s / 2
+    computes = ~hidden & (compute_s > upload_s)
+    shares = dict.fromkeys(Bottleneck, 0.0)
+    shares[Bottleneck.LATENCY] = float(rates.latency_s.sum())
+    shares[downlink] += float(np.where(hidden, download_s, wave_s).sum())
+    shares[Bottleneck.COMPUTE] += float(slow_s[computes].sum())
+    shares[uplink] += float(slow_s[~hidden & ~computes].sum())
+    return max(shares, key=lambda name: shares[name])
+
+
+class CountedGemm(Protocol):
+    """A GEMM and how often it occurs in a step (`cleave.workload.step.StepGemm`).
+
+    Neighbours with one `submission` are submitted together. Devices hold the side that `held` names
+    from an equal GEMM before this one.
+    """
+
+    @property
+    def gemm(self) -> Gemm: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def submission(self) -> Hashable: ...
+
+    @property
+    def held(self) -> HeldSide: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """GEMMs of a step that are submitted together, and are under way at the same time; or one.
+
+    Attributes:
+        places: theirs in the step.
+        seconds: from the first byte of the first until all of them are done.
+        held_bytes: of their plans' downloads, what devices hold and are not sent.
+    """
+
+    places: tuple[int, ...]
+    seconds: float
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The plans of all GEMMs of a training step.
+
+    Attributes:
+        reports: one for each GEMM, in the order given.
+        counts: how often each GEMM occurs in the step.
+        together: those that take another time together, or with what devices hold, than each does
+            by itself.
+    """
+
+    reports: tuple[PlanReport, ...]
+    counts: tuple[int, ...]
+    together: tuple[Together, ...] = ()
+
+    def _sum(self, values: Iterable[float]) -> float:
+        return sum(value * count for value, count in zip(values, self.counts, strict=True))
+
+    @property
+    def submissions(self) -> tuple[Together, ...]:
+        """Return what is submitted one after another: GEMMs alone, and those together."""
+        first = {each.places[0]: each for each in self.together}
+        others = {place for each in self.together for place in each.places}
+        return tuple(
+            first[n] if n in first else Together((n,), found.predicted_s)
+            for n, found in enumerate(self.reports)
+            if n in first or n not in others
+        )
+
+    @property
+    def predicted_s(self) -> float:
+        """Return what all GEMMs take, each as often as it occurs."""
+        return sum(each.seconds * self.counts[each.places[0]] for each in self.submissions)
+
+    @property
+    def apart_s(self) -> float:
+        """Return what all GEMMs would take if each was submitted when the one before is done.
+
+        Behind a full card that may be sooner: what devices are sent together shares it.
+        """
+        return self._sum(r.predicted_s for r in self.reports)
+
+    @property
+    def makespan_s(self) -> float:
+        return self._sum(r.plan.makespan_s for r in self.reports)
+
+    @property
+    def fill_s(self) -> float:
+        return self._sum(r.plan.fill_s for r in self.reports)
+
+    @property
+    def bound_s(self) -> float:
+        return self._sum(r.plan.bound_s for r in self.reports)
+
+    @property
+    def overlap_bound_s(self) -> float:
+        return self._sum(r.overlap_bound_s for r in self.reports)
+
+    @property
+    def egress_bytes(self) -> int:
+        held = sum(each.held_bytes * self.counts[each.places[0]] for each in self.together)
+        return round(self._sum(r.plan.egress_bytes for r in self.reports)) - held
+
+    @property
+    def ingress_bytes(self) -> int:
+        return round(self._sum(r.plan.ingress_bytes for r in self.reports))
+
+    @property
+    def blocks(self) -> int:
+        """Return how many blocks the PS receives in the step."""
+        return round(
+            self._sum(
+                sum(len(cut.m_cuts) * len(cut.n_cuts) for cut in (t.cut for t in r.plan.tiles))
+                for r in self.reports
+            )
+        )
+
+    @property
+    def peak_egress_bytes_per_s(self) -> float:
+        """Return the highest rate at which the PS sends during any GEMM of the step."""
+        return max(r.egress_bytes_per_s for r in self.reports)
+
+    @property
+    def peak_ingress_bytes_per_s(self) -> float:
+        """Return the highest rate at which the PS receives during any GEMM of the step."""
+        return max(r.ingress_bytes_per_s for r in self.reports)
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """Return the bottleneck of the plans that take the most time in the step."""
+        shares = dict.fromkeys(Bottleneck, 0.0)
+        for r, count in zip(self.reports, self.counts, strict=True):
+            shares[r.bottleneck] += r.plan.makespan_s * count
+        return max(shares, key=lambda name: shares[name])
+
+
+def plan_step(
+    planner: Planner,
+    gemms: Sequence[CountedGemm],
+    element: ElementBytes,
+    devices: Sequence[DeviceRates],
+    ps: PsRates,
+) -> StepReport:
+    """Plan every GEMM of a step; equal GEMMs are planned once.
+
+    Args:
+        planner: plans each by itself.
+        gemms: in the order in which they are submitted.
+        element, devices, ps: see `report`.
+
+    Raises:
+        PlanError: when a GEMM fits no device.
+    """
+    known: dict[Gemm, PlanReport] = {}
+    fleet = _Fleet.of(devices)
+    with collector_paused():
+        for each in gemms:
+            if each.gemm not in known:
+                plan = planner.plan(each.gemm, element, devices)
+                known[each.gemm] = _report(plan, element, fleet, ps)
+
+        @cache
+        def together(*work: tuple[Gemm, HeldSide]) -> tuple[float, int]:
+            plans = [(known[gemm].plan, held) for gemm, held in work]
+            seconds = _together_s(plans, element, fleet, ps)
+            return seconds, sum(held_bytes(plan, held, element) for plan, held in plans)
+
+        not_alone = tuple(
+            Together(places, *together(*((gemms[n].gemm, gemms[n].held) for n in places)))
+            for places in _submissions(gemms)
+            if len(places) > 1 or gemms[places[0]].held
+        )
+    return StepReport(tuple(known[g.gemm] for g in gemms), tuple(g.count for g in gemms), not_alone)
+
+
+def _submissions(gemms: Sequence[CountedGemm]) -> Iterator[tuple[int, ...]]:
+    """Yield the places of GEMMs that are submitted together."""
+    for _, group in groupby(range(len(gemms)), key=lambda n: gemms[n].submission):
+        yield tuple(group)
+
+
+_ADVICE = {
+    Bottleneck.DOWNLINK: "faster downlinks would help most; more devices help too",
+    Bottleneck.UPLINK: "faster uplinks would help most; more devices help too",
+    Bottleneck.COMPUTE: "faster devices would help most; links are not what limits",
+    Bottleneck.LATENCY: "latency makes most of the time: use a larger batch, or fewer and nearer "
+    "devices",
+    Bottleneck.PS_EGRESS: "the PS's card limits what is sent: a faster card would help, more "
+    "devices would not",
+    Bottleneck.PS_INGRESS: "the PS's card limits what comes back: a faster card would help, more "
+    "devices would not",
+}
+
+
+def advice(step: StepReport) -> str:
+    """Return one sentence that says what limits the step and what would make it faster."""
+    return f"{step.bottleneck.value} limits most of the step: {_ADVICE[step.bottleneck]}."

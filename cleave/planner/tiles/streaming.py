@@ -1,0 +1,261 @@
+"""How long a plan takes with its strips as they are cut: the wavefront, message by message.
+
+`cost.streamed_s` is the time in the limit of many strips, and `shape.fill_s` is what a finite
+number of strips adds on average. For a known plan the time can be computed strip by strip: strips
+are sent in the order A0 B0 A1 B1 ..., a product starts when both of its strips have arrived and the
+previous product is done, and its block is sent when the link has sent the blocks before it. Plans
+of products that are submitted together follow one another so, without a wait. Message headers, a
+few dozen bytes each, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from cleave.gemm import Span, Tile, wavefront
+from cleave.planner.plan import (
+    ALIGN,
+    ALIGNED_FROM,
+    DeviceRates,
+    ElementBytes,
+    EvenCut,
+    Plan,
+    PlannedTile,
+)
+from cleave.planner.tiles.boxes import box_sizes
+from cleave.planner.tiles.card import Arrivals, OwnLinks, SharedCard
+from cleave.planner.tiles.shape import Floats, RateArrays
+
+HeldSide = Literal["", "a", "b"]
+"""A side of a product of which devices hold what they need; empty for none."""
+
+
+def finish_s(
+    plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]
+) -> dict[int, float]:
+    """Return, by device, seconds from the plan's first byte to the device's last block at the PS.
+
+    Args:
+        plan: a plan whose devices hold no arrays when it starts.
+        element: bytes per element.
+        devices: rates by the ids that the plan uses.
+    """
+    owners = list(dict.fromkeys(tile.device for tile in plan.tiles))
+    rates = RateArrays.of([devices[device] for device in owners])
+    places = {device: place for place, device in enumerate(owners)}
+    return dict(
+        zip(owners, finish_times_s([(plan, "")], element, rates, places).tolist(), strict=True)
+    )
+
+
+def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
+    """Return the makespan of a plan with its strips as they are cut; see `finish_s`."""
+    return max(finish_s(plan, element, devices).values())
+
+
+def finish_times_s(
+    work: Sequence[tuple[Plan, HeldSide]],
+    element: ElementBytes,
+    rates: RateArrays,
+    places: Mapping[int, int],
+    egress_bytes_per_s: float = math.inf,
+) -> Floats:
+    """Return when each device has returned the last of its blocks; 0 where it has no tile.
+
+    Several plans are of products that are submitted together: a device does its tiles of the first,
+    then those of the second, and neither its link nor its processor waits in between.
+
+    Args:
+        work: plans in the order in which they are submitted, each with the side of its product of
+            which devices hold their strips. A device that does several tiles of a plan, for lack of
+            memory, holds none.
+        element: bytes per element.
+        rates: of the devices.
+        places: of the devices in `rates`, by their ids.
+        egress_bytes_per_s: what the PS's card sends; see `cleave.planner.tiles.card`.
+    """
+
+    def done(arrivals: Arrivals) -> _Done:
+        count = len(rates)
+        found = _Done(arrivals, np.zeros(count), np.zeros(count), np.zeros(count))
+        for plan, held in work:
+            _follow(plan, held, element, rates, places, found)
+        return found
+
+    found = done(OwnLinks(rates.downlink))
+    if float(rates.downlink[found.sent_bytes > 0].sum()) > egress_bytes_per_s:
+        found = done(SharedCard(found.sent_bytes, rates.downlink, egress_bytes_per_s))
+    last_s: Floats = np.where(found.up_s > 0, found.up_s + rates.latency_s / 2, 0.0)
+    return last_s
+
+
+def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
+    """Return what of a plan's downloads devices hold; see `finish_times_s`."""
+    if not held:
+        return 0
+    tiles = Counter(tile.device for tile in plan.tiles)
+    boxes = (tile.tile for tile in plan.tiles if tiles[tile.device] == 1)
+    return sum((b.m if held == "a" else b.n).size * b.k.size for b in boxes) * element.sent
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What devices have done so far.
+
+    Attributes:
+        arrivals: when they are sent what.
+        sent_bytes: by device, what it was sent.
+        compute_s, up_s: by device, when its processor and its uplink are done.
+    """
+
+    arrivals: Arrivals
+    sent_bytes: Floats
+    compute_s: Floats
+    up_s: Floats
+
+
+def _follow(
+    plan: Plan,
+    held: HeldSide,
+    element: ElementBytes,
+    rates: RateArrays,
+    places: Mapping[int, int],
+    done: _Done,
+) -> None:
+    """Let devices do their tiles of a plan after what they have done."""
+    own: dict[int, list[PlannedTile]] = {}
+    for tile in plan.tiles:
+        own.setdefault(places[tile.device], []).append(tile)
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, tiles in own.items():
+        strips = tiles[0].strips
+        if len(tiles) == 1 and isinstance(strips, EvenCut):
+            alike[strips[1:]].append(place)
+        else:
+            _follow_tiles(plan, held, element, rates, place, tiles, done)
+    for (rows, columns), group in alike.items():
+        boxes = [own[place][0].tile for place in group]
+        if not _follow_even(
+            plan, held, element, rates, np.array(group), boxes, rows, columns, done
+        ):
+            for place in group:  # sides too short for as many strips as asked for
+                _follow_tiles(plan, held, element, rates, place, own[place], done)
+
+
+def _follow_tiles(
+    plan: Plan,
+    held: HeldSide,
+    element: ElementBytes,
+    rates: RateArrays,
+    place: int,
+    tiles: Sequence[PlannedTile],
+    done: _Done,
+) -> None:
+    """Let one device do its tiles one after another; a strip that two share is sent once."""
+    uplink, flops = float(rates.uplink[place]), float(rates.flops[place])
+    here, latency_s = np.array([place]), float(rates.latency_s[place]) / 2
+    there: dict[tuple[str, Span, Span], float] = {}
+    sent_bytes = float(done.sent_bytes[place])
+    compute_s, up_s = float(done.compute_s[place]), float(done.up_s[place])
+    for cut in (tile.cut for tile in tiles):
+        each = element.partial if cut.tile.is_partial(plan.gemm) else element.finished
+        for block in wavefront(cut):
+            ready_s = 0.0
+            for k in block.pieces:
+                for strip in (("a", block.m, k), ("b", k, block.n)):
+                    if strip[0] == held and len(tiles) == 1:
+                        continue
+                    if strip not in there:
+                        sent_bytes += strip[1].size * strip[2].size * element.sent
+                        sent_s = done.arrivals.sent_s(here, np.array([sent_bytes]))
+                        there[strip] = float(sent_s[0]) + latency_s
+                    ready_s = max(ready_s, there[strip])
+            compute_s = max(compute_s, ready_s) + block.flops / flops
+            up_s = max(up_s, compute_s) + block.elements * each / uplink
+    done.sent_bytes[place], done.compute_s[place], done.up_s[place] = sent_bytes, compute_s, up_s
+
+
+def _follow_even(
+    plan: Plan,
+    held: HeldSide,
+    element: ElementBytes,
+    rates: RateArrays,
+    chosen: npt.NDArray[np.intp],
+    boxes: Sequence[Tile],
+    rows: int,
+    columns: int,
+    done: _Done,
+) -> bool:
+    """Let devices do one tile each, all tiles cut into equally many strips.
+
+    Return False, and do nothing, if a tile is too small for so many strips.
+    """
+    m, n, k = box_sizes(boxes)
+    align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)
+    a, b = even_sizes(m, rows, align), even_sizes(n, columns, align)
+    if a is None or b is None:
+        return False
+    depth, of = k.astype(np.float64), rates.take(chosen)
+    each = np.where(depth < plan.gemm.k, element.partial, element.finished)
+    per_side_bytes = depth * element.sent
+    per_flop_s = 2 * depth / of.flops
+    per_element_s = each / of.uplink
+    latency_s = of.latency_s / 2
+    sent_bytes, compute_s, up_s = (x[chosen] for x in (done.sent_bytes, done.compute_s, done.up_s))
+    sent_s = done.arrivals.sent_s(chosen, sent_bytes)
+    for i, j, new in _order(len(a), len(b)):
+        for side, index in new:
+            if "ab"[side] != held:
+                sent_bytes = sent_bytes + (a if side == 0 else b)[index] * per_side_bytes
+            sent_s = done.arrivals.sent_s(chosen, sent_bytes)
+        elements = a[i] * b[j]
+        # The strip that came last is there last; of the others this is only more true.
+        compute_s = np.maximum(compute_s, sent_s + latency_s) + elements * per_flop_s
+        up_s = np.maximum(up_s, compute_s) + elements * per_element_s
+    done.sent_bytes[chosen], done.compute_s[chosen], done.up_s[chosen] = sent_bytes, compute_s, up_s
+    return True
+
+
+def even_sizes(
+    sides: npt.NDArray[np.int_], pieces: int, align: npt.NDArray[np.int_]
+) -> Floats | None:
+    """Return the sizes of `gemm.even_cuts` for many sides at once, shape (pieces, sides).
+
+    Return None if a side is too short for so many pieces.
+    """
+    units = -(-sides // align)
+    if (units < pieces).any():
+        return None
+    bounds = np.minimum(sides, units * np.arange(pieces + 1)[:, None] // pieces * align)
+    sizes: Floats = np.diff(bounds, axis=0).astype(np.float64)
+    return sizes
+
+
+def _order(rows: int, columns: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """Return blocks (i, j) in wavefront order, each with the strips sent just before it."""
+    order: list[tuple[int, int, list[tuple[int, int]]]] = []
+    have_a = have_b = 0
+    unsent: list[tuple[int, int]] = []
+    while have_a < rows or have_b < columns:
+        for side in (0, 1):
+            if side == 0 and have_a < rows:
+                unsent.append((0, have_a))
+                met = [(have_a, j) for j in range(have_b)]
+                have_a += 1
+            elif side == 1 and have_b < columns:
+                unsent.append((1, have_b))
+                met = [(i, have_b) for i in range(have_a)]
+                have_b += 1
+            else:
+                continue
+            for i, j in met:
+                order.append((i, j, unsent))
+                unsent = []
+    return order

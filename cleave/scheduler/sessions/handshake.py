@@ -1,0 +1,95 @@
+"""A device's `hello`: whether the device can take part, and the rates to begin with. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from cleave.arrays import DType
+from cleave.errors import ProtocolError
+from cleave.planner.plan import DeviceRates
+from cleave.protocol import limits
+from cleave.protocol.messages import ErrorCode, Hello, Op
+from cleave.scheduler.sessions.admission import Refusal
+
+_MOST_VERSIONS: Final = 8  # in a text
+
+FULL_RETRY_S: Final = 30.0
+"""Seconds after which a device that found the server full should try again."""
+
+ASSUMED_FLOPS_PER_S: Final = 50e9
+"""Assumed of a device that does not state its speed: a modest laptop."""
+
+
+def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
+    """Return why a device cannot take part, whatever its identity; None when it can.
+
+    Args:
+        hello: what the device said.
+        full_with: the most devices there may be, if there are that many already; else None.
+
+    Raises:
+        ProtocolError: when it lacks what every device must have.
+    """
+    if hello.version != limits.VERSION:
+        return Refusal(ErrorCode.VERSION, other_version(hello))
+    if Op.MATMUL.value not in hello.ops or DType.FP32.value not in hello.dtypes:
+        raise ProtocolError("a device needs op 'matmul' and dtype 'fp32'; this one lacks one")
+    if hello.memory_bytes < limits.MIN_DEVICE_MEMORY_BYTES:
+        reason = (
+            f"the device offers {hello.memory_bytes} bytes of memory; "
+            f"it must offer {limits.MIN_DEVICE_MEMORY_BYTES} or more"
+        )
+        return Refusal(ErrorCode.LIMIT, reason)
+    if full_with is not None:
+        reason = f"this server takes {full_with} devices and has them; try again later"
+        return Refusal(ErrorCode.LIMIT, reason, FULL_RETRY_S)
+    return None
+
+
+def other_version(hello: Hello) -> str:
+    """Return what to tell a client whose `hello` is in another version of the protocol."""
+    if limits.VERSION in hello.versions:
+        return (
+            f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
+            f"speaks {limits.VERSION}, as the {hello.role.value} does, too: say hello in that"
+        )
+    spoken = ", ".join(str(v) for v in sorted({hello.version, *hello.versions[:_MOST_VERSIONS]}))
+    return (
+        f"this server speaks protocol version {limits.VERSION} and the {hello.role.value} speaks "
+        f"{spoken}; install the same version of cleave on both"
+    )
+
+
+def stated_rates(session: int, hello: Hello) -> DeviceRates:
+    """Return the rates that a device states, within bounds; a missing speed is assumed."""
+    return bounded(
+        DeviceRates(
+            device=session,
+            downlink_bytes_per_s=hello.downlink_bytes_per_s,
+            uplink_bytes_per_s=hello.uplink_bytes_per_s,
+            flops_per_s=hello.flops_per_s or ASSUMED_FLOPS_PER_S,
+            graph_flops_per_s=hello.graph_flops_per_s,
+            latency_s=hello.latency_s,
+            memory_bytes=hello.memory_bytes,
+            dtypes=hello.dtypes,
+        )
+    )
+
+
+def bounded(rates: DeviceRates) -> DeviceRates:
+    """Return rates within the protocol's limits, whatever a device states or a probe finds."""
+    return replace(
+        rates,
+        downlink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),
+        uplink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.uplink_bytes_per_s),
+        flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.flops_per_s),
+        graph_flops_per_s=_within(limits.MIN_FLOPS_PER_S, rates.graph_flops_per_s)
+        if rates.graph_flops_per_s > 0
+        else 0.0,
+        latency_s=min(limits.MAX_LATENCY_S, rates.latency_s),
+    )
+
+
+def _within(least: float, value: float) -> float:
+    return min(limits.MAX_PER_S, max(least, value))

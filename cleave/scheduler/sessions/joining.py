@@ -1,0 +1,244 @@
+"""How a device joins: it is let in, known again, welcomed, probed, and then ready for work.
+
+Pure: the session manager carries out what is decided.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from cleave.errors import ProtocolError
+from cleave.planner.coding import CodingPolicy
+from cleave.planner.plan import PsRates
+from cleave.protocol import features, limits, messages
+from cleave.protocol.allowance import Allowance
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Hello
+from cleave.scheduler import events
+from cleave.scheduler.instructions import Decision, Dismiss, Joined, Note, Refuse, Send
+from cleave.scheduler.sessions.admission import (
+    Admission,
+    AdmissionResult,
+    Authenticator,
+    Refusal,
+    clean_name,
+)
+from cleave.scheduler.sessions.device_history import DeviceHistory
+from cleave.scheduler.sessions.handshake import bounded, stated_rates, unfit
+from cleave.scheduler.sessions.pace import Estimate, Pace
+from cleave.scheduler.sessions.probe import JOINING, STATED, THOROUGH, Probe
+from cleave.scheduler.sessions.reputation import Reputation
+from cleave.scheduler.sessions.session import DeviceState, Session
+from cleave.scheduler.sessions.setbacks import Setbacks
+from cleave.scheduler.sessions.short_stays import ShortStays
+from profiles.device_profile import DeviceKind
+
+
+class Joining:
+    """Takes devices from their hello to where they may be given work.
+
+    Args:
+        auth: decides which devices may join.
+        history: what is known of devices from earlier sessions.
+        rng: secret; draws the numbers that tell whether a device computes right.
+        max_devices: how many devices may be there at once; any number if None.
+        observe: whether devices are planned with the pace that they show.
+        coding: on which links payloads are coded.
+        card: the server's network card; None for no limit.
+        expected: how many devices share it at least.
+    """
+
+    def __init__(
+        self,
+        auth: Authenticator,
+        history: DeviceHistory,
+        rng: random.Random,
+        *,
+        max_devices: int | None,
+        observe: bool,
+        coding: CodingPolicy = CodingPolicy.OFF,
+        card: PsRates | None = None,
+        expected: int = 1,
+    ) -> None:
+        self._auth = auth
+        self._history = history
+        self._rng = rng
+        self._max_devices = max_devices
+        self._observe = observe
+        self._coding = coding
+        self._card = card
+        self._sharing = self._expected = expected
+        self._resting: dict[int, float] = {}  # by which device it is known as, until when
+        self._short_stays = ShortStays()
+
+    def rest(self, session: Session, now_s: float) -> None:
+        """Keep a device that sent more than it may from coming back too soon."""
+        if session.known_as is not None:
+            self._resting[session.known_as] = now_s + limits.REST_S
+
+    def left(self, session: Session, now_s: float) -> None:
+        """Note that a device left, or was lost."""
+        if session.known_as is not None and not session.measure:
+            self._short_stays.left(session.known_as, session.opened_s, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Forget the devices that may come back."""
+        self._short_stays.tick(now_s)
+        self._resting = {who: s for who, s in self._resting.items() if s > now_s}
+
+    def admit(self, hello: Hello, address: str, sessions: int, now_s: float) -> AdmissionResult:
+        """Let a device in, or say why not.
+
+        Args:
+            hello: its first message.
+            address: where it connects from.
+            sessions: how many there are, its own among them.
+            now_s: the time.
+
+        Raises:
+            ProtocolError: when the hello lacks what every device must have.
+        """
+        self._sharing = max(self._expected, sessions)
+        full = self._max_devices is not None and sessions > self._max_devices
+        refusal = unfit(hello, self._max_devices if full else None)
+        # Asked last, for it may use up a join code.
+        admission = refusal or self._auth.admit(hello, address)
+        known_as = admission.known_as if isinstance(admission, Admission) else None
+        if known_as is None:
+            return admission
+        if (rest_s := self._resting.get(known_as, now_s) - now_s) > 0:
+            reason = f"this device sent more than it may; it may come back in {rest_s:.0f} s"
+            return Refusal(ErrorCode.LIMIT, reason, rest_s)
+        if not hello.measure and (rest_s := self._short_stays.wait_s(known_as, now_s)) > 0:
+            reason = (
+                f"this device left {limits.MAX_SHORT_STAYS} times soon after it came; it may come "
+                f"back in {rest_s:.0f} s"
+            )
+            return Refusal(ErrorCode.LIMIT, reason, rest_s)
+        return admission
+
+    def begin(
+        self, session: Session, hello: Hello, admission: Admission, now_s: float, *, verify: bool
+    ) -> Sequence[Decision]:
+        """Welcome a device that was let in, and begin to probe it if there is anything to learn.
+
+        Args:
+            session: its session.
+            hello: what it says of itself.
+            admission: who it is.
+            now_s: the time.
+            verify: whether results are checked; then so is its arithmetic.
+        """
+        self._introduce(session, hello, admission)
+        session.admitted_s = now_s
+        assert session.rates is not None
+        welcome = messages.Welcome(
+            session.id,
+            server=self._auth.server,
+            credential=admission.credential,
+            features=tuple(feature.value for feature in session.features),
+        )
+        session.allowance = Allowance(now_s)
+        stated = bool(hello.downlink_bytes_per_s and hello.uplink_bytes_per_s)
+        if not stated and (before := self._history.rates_before(session, now_s)) is not None:
+            session.rates, stated = before, True
+        if stated and not session.measure and not verify:
+            return [Send(session.id, welcome), *self._ready(session)]
+        effort = THOROUGH if session.measure else STATED if stated else JOINING
+        secret = self._rng if verify and not session.measure else None
+        session.probe = Probe(session.rates, effort, secret, session.probe_ids)
+        session.state = DeviceState.PROBING
+        return [Send(session.id, m) for m in (welcome, *session.probe.begin(now_s))]
+
+    def probed(
+        self, session: Session, probe: Probe, message: messages.Result, now_s: float
+    ) -> Sequence[Decision]:
+        """Take an answer to the probe; after the last, the device is ready, or was measured."""
+        sent = [Send(session.id, m) for m in probe.result(message, now_s)]
+        if probe.fault:
+            reason = f"it failed the test of its arithmetic: {probe.fault}"
+            return [Refuse(session.id, ErrorCode.QUARANTINED, reason)]
+        if (found := probe.rates) is None:
+            return sent
+        if session.measure:
+            measured = messages.Measured(
+                found.downlink_bytes_per_s, found.uplink_bytes_per_s, found.latency_s
+            )
+            bye = Dismiss(session.id, ByeCode.MEASURED)
+            return [*sent, Send(session.id, measured), bye]
+        session.probe = None
+        session.rates = bounded(probe.device)
+        return [*sent, *self._ready(session)]
+
+    def probe_run_failed(
+        self, session: Session, probe: Probe, message: messages.TaskError, now_s: float
+    ) -> Sequence[Decision]:
+        """Ask again for a run of the probe that the device could not do.
+
+        Raises:
+            ProtocolError: when it failed too many in a row, or was not asked for this one.
+        """
+        again = probe.failed(message.id, now_s) if probe.awaits(message.id) else []
+        if not again:
+            raise ProtocolError(f"the device could not do the probe: {message.reason}")
+        return [Send(session.id, m) for m in again]
+
+    def _introduce(self, session: Session, hello: Hello, admission: Admission) -> None:
+        """Note who a device is, what it says of itself, and what is remembered of it."""
+        session.measured_by = admission.measured_by
+        session.name = admission.name or clean_name(hello.name)
+        session.profile = clean_name(hello.profile)
+        session.kind = DeviceKind.named(hello.kind)
+        session.identity, session.known_as = admission.identity, admission.known_as
+        session.own = admission.own
+        session.rounding = self._history.rounding_before(session)
+        session.reputation = Reputation(wrong=admission.faults, penalty=admission.penalty)
+        conduct = self._history.conduct_before(session, admission.conduct)
+        session.setbacks = Setbacks.remembered(conduct.setbacks, conduct.failure)
+        if self._observe:
+            session.pace = Pace(Estimate(conduct.slowness, conduct.late_s))
+        session.measure = hello.measure
+        session.features = features.agreed(hello)
+        if self._coding is CodingPolicy.OFF:
+            session.features -= {Feature.CODING}
+        session.rates = stated_rates(session.id, hello)
+        session.claimed_flops_per_s = session.rates.flops_per_s
+
+    def _ready(self, session: Session) -> Sequence[Decision]:
+        session.state = DeviceState.READY
+        session.reason = session.pace.estimate.text
+        assert session.rates is not None
+        if Feature.CODING in session.features:
+            session.rates = self._coding.decided(session.rates, self._card, self._sharing)
+        careful = session.setbacks.times > 0
+        rates = bounded(session.planned_rates)
+        ready: list[Decision] = [Joined(session.id), events.DeviceReady(rates, careful)]
+        if rates.codes_uplink:
+            session.may_code = True
+            ready.insert(0, Send(session.id, messages.CodeResults()))
+        return ready
+
+
+def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
+    """End the earlier sessions of a device that joins again: the new session counts.
+
+    The old connection may be dead without anybody having noticed, so the new one cannot be the one
+    to refuse. Where both are alive, the old one is told, and does not come back.
+    """
+    if admission.measured_by:
+        before = [s.id for s in sessions if s.measured_by == admission.measured_by]
+        reason = (
+            "a link is measured with the same join code or credential already, and this is the "
+            "earlier measurement; measure one after the other"
+        )
+        over = before[: max(0, len(before) + 1 - admission.at_once)]
+        return [Refuse(id, ErrorCode.DUPLICATE, reason) for id in over]
+    here = [s.id for s in sessions if s.identity == admission.identity]
+    if admission.identity is None or not here:
+        return []
+    reason = (
+        "the same device joined a second time, and this is the first; "
+        "to run two devices on one machine, join each with a --name and a join code of its own"
+    )
+    text = f"{admission.name} joined again; its earlier session {here[0]} ends"
+    return [Note(text), *(Refuse(id, ErrorCode.DUPLICATE, reason) for id in here)]

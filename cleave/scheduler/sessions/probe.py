@@ -1,0 +1,366 @@
+"""Testing a device before it gets work: ordinary `put` and `run` messages, timed and checked.
+
+Link: a row times a column is nearly all download (one number comes back), a column times a row
+nearly all upload, and a 1 x 1 product is a round trip. In each direction the arrays grow until one
+takes long enough to be timed. The time of a round trip and that of the device's own arithmetic are
+subtracted.
+
+Arithmetic: one product of secret numbers in every dtype that the device claims, returned in that
+dtype and in fp32, as stored and transposed, and checked like any result (`cleave.verify`). The
+products are deep and their numbers mostly of one sign, so that sums kept in 16 bits, or fp32 inputs
+rounded to fewer bits, are noticed.
+
+Speed: one product of two arrays, added up until its time can be told from the link's. A device that
+shows less than a tenth of the speed that it claims is planned with the speed that it shows. This is
+done only where the link is measured too: without its rates, times at the PS say nothing about the
+device's arithmetic.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Final
+
+import numpy as np
+
+from cleave.arrays import Buffer, DType, narrow, unpack
+from cleave.errors import ProtocolError
+from cleave.gemm import Block, Span
+from cleave.planner.plan import DeviceRates
+from cleave.protocol import messages
+from cleave.protocol.codec import payload_bytes
+from cleave.protocol.messages import Message, Op
+from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
+from cleave.verify import GemmCheck
+
+FIRST_ID: Final = 2**52
+"""Probes number their arrays and runs from here on, so that they never use the scheduler's numbers.
+It is still an exact integer in JavaScript."""
+
+_FIRST_BYTES: Final = 8 * 1024  # over within 12 s on the slowest link that a device may have
+_GROWTH: Final = 4
+_LEAST_S: Final = 20e-6
+
+_TEST_SIDES: Final = (4, 192, 5)
+"""Rows, depth and columns of the arithmetic tests: all dtypes together are 14 kB, and the sums are
+deep enough for errors of 16-bit sums to show."""
+
+CLAIM: Final = 10.0
+"""How many times faster than it shows a device may claim to be, since a probe is not a
+benchmark."""
+
+_SPEED_ROWS: Final = 128
+_SPEED_SIDES: Final = (128, 512)  # least and most; what a slow link takes no smaller one tells
+_SPEED_BYTES_S: Final = 0.5  # of download
+_SPEED_ENOUGH_S: Final = 0.05
+_SPEED_PAIRS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How thoroughly a link is measured.
+
+    Attributes:
+        round_trips: how many are timed; the shortest counts.
+        largest_bytes: the most bytes that are sent at once.
+        enough_s: after an array that takes this long, no larger one is sent.
+    """
+
+    round_trips: int
+    largest_bytes: int
+    enough_s: float
+
+
+STATED: Final = Effort(0, 0, 0.0)
+"""For a device that states its link's rates: nothing is measured."""
+
+JOINING: Final = Effort(2, 2 * 2**20, 0.1)
+"""For a device that wants to work soon."""
+
+THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
+"""For a device that came to have its link measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRates:
+    """What a probe found about a link.
+
+    Attributes:
+        downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
+        latency_s: half of the shortest round trip.
+    """
+
+    downlink_bytes_per_s: float
+    uplink_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One timed product: a (rows, depth) array times a (depth, columns) one, `pairs` times."""
+
+    rows: int
+    depth: int
+    columns: int
+    pairs: int = 1
+    random: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """One product whose numbers are checked."""
+
+    a: Buffer
+    b: Buffer
+    out: DType
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.a.shape[0], self.b.shape[1]
+
+
+class Probe:
+    """The probe of one device. Give it results until `rates` or `fault` is set.
+
+    Args:
+        device: what the device says of itself.
+        effort: how thoroughly its link is measured.
+        rng: secret; draws the numbers of the tests. None to measure the link alone.
+        ids: names for arrays and runs, where a session has several probes.
+
+    Attributes:
+        rates: the measured rates of its link; as stated where it is not measured.
+        device: the rates to plan with, once `rates` is set.
+        fault: what is wrong with its arithmetic.
+    """
+
+    def __init__(
+        self,
+        device: DeviceRates,
+        effort: Effort = JOINING,
+        rng: random.Random | None = None,
+        ids: Iterator[int] | None = None,
+    ) -> None:
+        self.rates: LinkRates | None = None
+        self.device = device
+        self.fault = ""
+        self._effort = effort
+        self._rng = np.random.default_rng(rng.getrandbits(128)) if rng else None
+        self._largest = min(effort.largest_bytes, device.memory_bytes // 4)
+        self._ids = ids if ids is not None else count(FIRST_ID)
+        self._plan = self._steps()
+        self._step = _Step(1, 1, 1)
+        self._run = -1
+        self._arrays: tuple[int, ...] = ()
+        self._sent_s = 0.0
+        self._took_s = 0.0  # the step before
+        self._tests: dict[int, _Test] = {}
+        self._asked: dict[int, messages.Run] = {}  # those of the tests, not answered yet
+        self._failures = 0  # runs that the device failed since it last did one
+
+    def begin(self, now_s: float) -> list[Message]:
+        """Return the first messages to send."""
+        if self._rng is not None:
+            return self._send_tests(self._rng)
+        return self._go_on(now_s)
+
+    def awaits(self, run: int) -> bool:
+        """Say whether an answer to this run is awaited."""
+        return run in self._tests or run == self._run
+
+    def failed(self, run: int, now_s: float) -> list[Message]:
+        """Return what asks again for a run that the device could not do.
+
+        It is empty once the device failed `ASIDE_AFTER` runs in a row.
+        """
+        self._failures += 1
+        if self._failures >= ASIDE_AFTER:
+            return []
+        test = self._tests.pop(run, None)
+        if test is None:  # with its arrays, for their transfer is timed
+            return [messages.Drop(self._arrays), *self._send(self._step, now_s)]
+        again = replace(self._asked.pop(run), id=next(self._ids))
+        self._tests[again.id], self._asked[again.id] = test, again
+        return [again]
+
+    def abandon(self) -> list[Message]:
+        """Return the last messages to send when the probe is given up."""
+        runs, self._tests = tuple(self._tests), {}
+        arrays, self._arrays, self._run = self._arrays, (), -1
+        return [messages.Cancel(runs), messages.Drop(arrays)]
+
+    @property
+    def awaited_bytes(self) -> int:
+        """Return the size of the largest result that is awaited."""
+        tests = (test.shape[0] * test.shape[1] * test.out.itemsize for test in self._tests.values())
+        return max(DType.FP32.itemsize * self._step.rows * self._step.columns, *tests, 0)
+
+    def result(self, message: messages.Result, now_s: float) -> list[Message]:
+        """Take an answer; return the messages to send next.
+
+        Raises:
+            ProtocolError: when it is not the answer that is awaited.
+        """
+        test = self._tests.pop(message.id, None)
+        self._failures = 0
+        if test is not None:
+            del self._asked[message.id]
+            self._expect(message, test.shape, test.out)
+            self.fault = self._checked(test, message)
+            return [] if self._tests or self.fault else self._go_on(now_s)
+        step = self._step
+        if message.id != self._run:
+            raise _not_awaited(message)
+        self._expect(message, (step.rows, step.columns), DType.FP32)
+        self._took_s = max(_LEAST_S, now_s - self._sent_s)
+        if not step.random:  # of a link's probe the arithmetic is no part
+            self._took_s = max(_LEAST_S, self._took_s - message.compute_s)
+        return self._go_on(now_s)
+
+    def _go_on(self, now_s: float) -> list[Message]:
+        drop: list[Message] = [messages.Drop(self._arrays)] if self._arrays else []
+        self._arrays = ()
+        step = next(self._plan, None)
+        if step is None:
+            self._run = -1  # nothing more is awaited
+            return drop
+        self._step = step
+        return [*drop, *self._send(step, now_s)]
+
+    @staticmethod
+    def _expect(message: messages.Result, shape: tuple[int, int], dtype: DType) -> None:
+        answer = (message.rows, message.columns, message.dtype, payload_bytes(message.payload))
+        if answer != (*shape, dtype.value, shape[0] * shape[1] * dtype.itemsize):
+            raise _not_awaited(message)
+
+    # --- arithmetic ---
+
+    def _send_tests(self, rng: np.random.Generator) -> list[Message]:
+        sent: list[Message] = []
+        rows, depth, columns = _TEST_SIDES
+        for dtype in (d for d in DType if d.value in self.device.dtypes):
+            a, b = (
+                Buffer(narrow(1 + rng.standard_normal(shape, np.float32), dtype), dtype)
+                for shape in ((rows, depth), (depth, columns))
+            )
+            left, right = next(self._ids), next(self._ids)
+            self._arrays += (left, right)
+            sent += [_put(left, a), _put(right, b)]
+            plain, turned = next(self._ids), next(self._ids)
+            # As it lies; and (A B)' = B' A', twice, added up.
+            self._asked[plain] = _run(plain, (left, right), dtype)
+            self._asked[turned] = _run(turned, (right, left) * 2, DType.FP32, transposed=True)
+            sent += [self._asked[plain], self._asked[turned]]
+            self._tests[plain] = _Test(a, b, dtype)
+            doubled = (np.concatenate([side.array] * 2, axis=1) for side in (b.T, a))
+            twice = [Buffer(array, dtype) for array in doubled]
+            self._tests[turned] = _Test(twice[0], twice[1].T, DType.FP32)
+        return sent
+
+    def _checked(self, test: _Test, message: messages.Result) -> str:
+        assert self._rng is not None
+        (rows, columns), depth = test.shape, test.a.shape[1]
+        block = Block(Span(0, rows), Span(0, columns), (Span(0, depth),))
+        payload = message.payload
+        if not isinstance(payload, Buffer):
+            payload = unpack(payload, rows, columns, test.out)
+        fault = GemmCheck(test.a, test.b, [block], self._rng).judge(block, payload).fault
+        if fault is None:
+            return ""
+        kind = test.a.dtype.value
+        return f"a product of {kind} numbers, as {test.out.value}, is wrong: {fault.reason}"
+
+    # --- times ---
+
+    def _steps(self) -> Iterator[_Step]:
+        """Yield what to multiply next; `_took_s` is set when the generator is resumed."""
+        stated = self.device
+        if self._effort is STATED:
+            self.rates = LinkRates(
+                stated.downlink_bytes_per_s, stated.uplink_bytes_per_s, stated.latency_s
+            )
+            return
+        round_trip_s = float("inf")
+        for _ in range(self._effort.round_trips):
+            yield _Step(1, 1, 1)
+            round_trip_s = min(round_trip_s, self._took_s)
+        rates = []
+        for download in (True, False):
+            size, last, before = _FIRST_BYTES, False, 0.0
+            while True:
+                side = int((size // 4) ** 0.5)
+                step = _Step(1, size // 8, 1) if download else _Step(side, 1, side)
+                yield step
+                sent = 8 * step.depth if download else 4 * side * side
+                rate = sent / max(_LEAST_S, self._took_s - round_trip_s)
+                if last:  # the better of two: whatever disturbs a measurement makes it slower
+                    rates.append(max(rate, before))
+                    break
+                last = self._took_s >= self._effort.enough_s or size * _GROWTH > self._largest
+                before = rate
+                size = size if last else size * _GROWTH
+        found = LinkRates(rates[0], rates[1], round_trip_s / 2)
+        if self._rng is not None:
+            yield from self._speed(found)
+        self.device = replace(
+            self.device,
+            downlink_bytes_per_s=found.downlink_bytes_per_s,
+            uplink_bytes_per_s=found.uplink_bytes_per_s,
+            latency_s=found.latency_s,
+        )
+        self.rates = found
+
+    def _speed(self, link: LinkRates) -> Iterator[_Step]:
+        """Yield products until the device shows a tenth of what it claims, or what it can do."""
+        least, most = _SPEED_SIDES
+        nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
+        side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))
+        if side < least:
+            return
+        claimed, shown, pairs, last = self.device.flops_per_s, 0.0, 1, False
+        down = (_SPEED_ROWS + side) * side * DType.FP32.itemsize / link.downlink_bytes_per_s
+        up = _SPEED_ROWS * side * DType.FP32.itemsize / link.uplink_bytes_per_s
+        while CLAIM * shown < claimed:
+            yield _Step(_SPEED_ROWS, side, side, pairs, random=True)
+            took_s = max(_LEAST_S, self._took_s - 2 * link.latency_s - down - up)
+            shown = max(shown, 2 * _SPEED_ROWS * side * side * pairs / took_s)
+            if last:
+                break
+            last = took_s >= _SPEED_ENOUGH_S or pairs * _GROWTH > _SPEED_PAIRS
+            pairs = pairs if last else pairs * _GROWTH
+        if CLAIM * shown < claimed:
+            self.device = replace(self.device, flops_per_s=shown, graph_flops_per_s=0.0)
+
+    def _send(self, step: _Step, now_s: float) -> list[Message]:
+        left, right, self._run = next(self._ids), next(self._ids), next(self._ids)
+        self._arrays = (left, right)
+        self._sent_s = now_s
+        return [
+            _put(left, self._array(step, step.rows, step.depth)),
+            _put(right, self._array(step, step.depth, step.columns)),
+            _run(self._run, self._arrays * step.pairs, DType.FP32),
+        ]
+
+    def _array(self, step: _Step, rows: int, columns: int) -> Buffer:
+        if step.random:
+            assert self._rng is not None
+            return Buffer(self._rng.random((rows, columns), np.float32), DType.FP32)
+        return Buffer(np.zeros((rows, columns), np.float32), DType.FP32)
+
+
+def _not_awaited(message: messages.Result) -> ProtocolError:
+    return ProtocolError(
+        f"result {message.id}, {message.rows}x{message.columns} {message.dtype}, "
+        f"is not the answer to the probe"
+    )
+
+
+def _put(id: int, array: Buffer) -> messages.Put:
+    return messages.Put(id, *array.shape, array.dtype.value, array)
+
+
+def _run(id: int, inputs: tuple[int, ...], out: DType, *, transposed: bool = False) -> messages.Run:
+    return messages.Run(id, Op.MATMUL.value, inputs, transposed, transposed, out.value)

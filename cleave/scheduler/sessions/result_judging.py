@@ -1,0 +1,95 @@
+"""What follows from a device's results: right ones are used, wrong ones cost their device.
+
+Pure: the session manager carries out what is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from cleave.protocol import messages
+from cleave.protocol.codec import payload_bytes
+from cleave.protocol.messages import ErrorCode
+from cleave.scheduler import events
+from cleave.scheduler.instructions import Check, Decision, Refuse
+from cleave.scheduler.sessions.admission import Authenticator
+from cleave.scheduler.sessions.device_history import DeviceHistory
+from cleave.scheduler.sessions.reputation import Wrong
+from cleave.scheduler.sessions.session import Session
+from cleave.scheduler.stages.work import StageOrder
+from cleave.scheduler.tiles.gemm_job import GemmTask
+from cleave.scheduler.tiles.tasks import Task
+from cleave.verify import Judgement
+
+NOT_ROUNDED: Final = "were not the right rounding of the product: far more than rounding explains"
+
+
+def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
+    """Say how a result differs in form from what its task yields; empty if it does not."""
+    detail: GemmTask | StageOrder = task.detail
+    rows, columns, dtype = detail.rows, detail.columns, detail.out
+    of_graph = isinstance(detail, StageOrder) and detail.name is None
+    if isinstance(result, messages.Computed):
+        return "" if of_graph else f"there is no result, which was to be {rows}x{columns} {dtype}"
+    if of_graph:
+        return "it answered with a result what has none"
+    nbytes = payload_bytes(result.payload)
+    form = (result.rows, result.columns, result.dtype, nbytes)
+    if form == (rows, columns, dtype, task.output_bytes):
+        return ""
+    return (
+        f"the result is {result.rows}x{result.columns} {result.dtype} of {nbytes} bytes, "
+        f"not {rows}x{columns} {dtype}"
+    )
+
+
+class ResultJudge:
+    """Decides what follows from checked results, and counts the wrong ones against their devices.
+
+    Args:
+        auth: is told of wrong results, so that they count in later sessions.
+        history: keeps the evidence of how devices round.
+    """
+
+    def __init__(self, auth: Authenticator, history: DeviceHistory) -> None:
+        self._auth = auth
+        self._history = history
+
+    def checked(self, session: Session, check: Check, judgement: Judgement) -> Sequence[Decision]:
+        """Decide what to do with a result that was checked; see `SessionManager.checked`."""
+        fault, rounding = judgement.fault, session.rounding
+        rounding.saw(judgement.spots, judgement.misrounded)
+        if fault is None and not rounding.biased:
+            session.reputation.was_right()
+            payload = check.payload if judgement.mended is None else judgement.mended
+            return [events.ResultArrived(session.id, check.run, payload)]
+        if fault is None:
+            reason = f"{rounding.misrounded} of {rounding.spots} elements {NOT_ROUNDED}"
+            self._history.forget_rounding(session)
+            return [
+                events.RunFailed(session.id, check.run, reason, invalidated=True),
+                Refuse(session.id, ErrorCode.QUARANTINED, reason),
+            ]
+        inputs = frozenset(array.id for array in check.task.inputs)
+        if fault.gross or not session.suspects.explains(check.run, inputs):
+            self.was_wrong(session, Wrong.GROSS if fault.gross else Wrong.SMALL, fault.reason)
+            session.suspects.begin(inputs, max(session.expected, default=check.run))
+        reason = f"a wrong result: {fault.reason}"
+        failed = events.RunFailed(session.id, check.run, reason, invalidated=True)
+        return [failed, *self.quarantine_if_due(session, fault.reason)]
+
+    def was_wrong(self, session: Session, how: Wrong, reason: str) -> None:
+        """Count a wrong result of a device, and have it remembered beyond the session."""
+        session.reputation.was_wrong(how)
+        if session.identity is not None:
+            self._auth.faulted(session.identity, reason, how.value)
+
+    def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
+        """Quarantine a device that has had too many wrong results."""
+        reputation = session.reputation
+        if not reputation.quarantined:
+            return []
+        wrong = "result" if reputation.wrong == 1 else "results"
+        reason = f"quarantined after {reputation.wrong} wrong {wrong}; the last: {last}"
+        return [Refuse(session.id, ErrorCode.QUARANTINED, reason)]

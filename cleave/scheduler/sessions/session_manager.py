@@ -1,0 +1,688 @@
+"""The PS's core: device sessions on one side, GEMMs on the other, the scheduler between them.
+
+Pure like the scheduler: messages and times go in, instructions come out. It implements the protocol
+(handshake, liveness, `put`, `run`, `result`), so that every runtime, live or virtual, runs the same
+code. How devices join, are tried, and have their results and paces judged is in files of its own:
+these return decisions; only this one tells the scheduler and ends sessions.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from cleave import arrays
+from cleave.arrays import Buffer, DType
+from cleave.errors import ProtocolError
+from cleave.planner.coding import CodingPolicy, coded_ratio
+from cleave.planner.plan import PsRates
+from cleave.protocol import limits, messages
+from cleave.protocol.messages import ByeCode, ErrorCode, Feature, Message
+from cleave.scheduler import events
+from cleave.scheduler.instructions import (
+    Check,
+    Close,
+    Decision,
+    Dismiss,
+    Drained,
+    ForRuntime,
+    Note,
+    Overdue,
+    Refuse,
+    Send,
+    SendArray,
+    SendCancel,
+    SendDrop,
+    SendRun,
+    SendStage,
+    Stuck,
+    TellStep,
+)
+from cleave.scheduler.sessions.admission import Authenticator, Refusal, SharedSecretAuth
+from cleave.scheduler.sessions.device_history import DeviceHistory
+from cleave.scheduler.sessions.handshake import bounded
+from cleave.scheduler.sessions.joining import Joining, superseded
+from cleave.scheduler.sessions.pace_judging import common_delay_of, judge_paces
+from cleave.scheduler.sessions.reputation import Wrong
+from cleave.scheduler.sessions.result_judging import ResultJudge, wrong_form
+from cleave.scheduler.sessions.session import DeviceState, Session
+from cleave.scheduler.sessions.trials import Trials
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.outcomes import StepFailed, StepResult
+from cleave.scheduler.stages.runs import StageRuns, StagesOn
+from cleave.scheduler.stages.work import StageOrder, StepWork
+from cleave.scheduler.story import Story
+from cleave.scheduler.tiles.check_policy import Verification
+from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
+from cleave.scheduler.tiles.scheduler import Scheduler
+from cleave.scheduler.tiles.tasks import Task
+from cleave.scheduler.traffic import TrafficKind
+from cleave.verify import Judgement
+
+MOVED: Final = "another server needs it more"
+"""Why a device is sent to another server of the same training."""
+
+_MOST_NAMED: Final = 3  # devices in a sentence
+
+STUCK_S: Final = 60.0
+"""Seconds between two reports that a job is stuck."""
+
+
+class SessionManager:
+    """Turns devices' messages into events for the scheduler, and its instructions into messages.
+
+    It is the PS without its sockets, threads and clock.
+
+    Args:
+        credential: what `hello` must carry; empty for none.
+        verify: which results are checked before they are used: a value of `--verify`, or True for
+            `auto`.
+        crossed: whether results cross a process boundary; `auto` depends on it.
+        rng: secret; draws which results are checked, and the numbers that devices are probed with.
+        auth: decides which devices may join; `credential` is not used then.
+        max_devices: how many devices it takes at once; any number unless given.
+        observe: whether devices are planned with the pace that they show
+            (`cleave.scheduler.sessions.pace`).
+        stages_on: which devices may train whole layers: a value of `--stages-on`.
+        coding: on which links payloads are coded: a value of `--coding`.
+        card: the server's network card, which devices share; None for no limit.
+        expected_devices: how many share it at least, also before all have joined.
+        story: where the scheduler notes what happens.
+    """
+
+    def __init__(
+        self,
+        credential: str = "",
+        *,
+        verify: Verification | str | bool = False,
+        crossed: bool = True,
+        rng: random.Random | None = None,
+        auth: Authenticator | None = None,
+        max_devices: int | None = None,
+        observe: bool = True,
+        stages_on: StagesOn | str = StagesOn.OWN,
+        coding: CodingPolicy | str = CodingPolicy.OFF,
+        card: PsRates | None = None,
+        expected_devices: int = 1,
+        story: Story | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(story)
+        self.sessions: dict[int, Session] = {}
+        any_device = StagesOn.of(stages_on) is StagesOn.ANY
+        self.stages = StageRuns(self.sessions, self.scheduler.names, any_device=any_device)
+        self.auth = auth if auth is not None else SharedSecretAuth(credential)
+        self.verification = Verification.of(verify)
+        self.verify = self.verification.active(crossed)
+        self.observe = observe
+        self.history = DeviceHistory(self.auth)
+        self.epoch = 0
+        self._rng = rng or random.SystemRandom()
+        self._joining = Joining(
+            self.auth,
+            self.history,
+            self._rng,
+            max_devices=max_devices,
+            observe=observe,
+            coding=CodingPolicy.of(coding),
+            card=card,
+            expected=expected_devices,
+        )
+        self._trials = Trials(self.history, self._rng, observe=observe)
+        self._judge = ResultJudge(self.auth, self.history)
+        self._buffers: dict[int, Buffer] = {}
+        self._regions = WeakValueDictionary[int, Buffer]()  # by array, while messages send it
+        self._stuck_s: float | None = None  # when it was last said that a job is
+        self._handlers: dict[type[Any], Callable[[Any, float], list[ForRuntime]]] = {
+            SendArray: self._send_array,
+            SendRun: self._send_run,
+            SendDrop: self._send_drop,
+            SendCancel: self._send_cancel,
+            Stuck: self._report_stuck,
+            Overdue: self._note_overdue,
+            Drained: self._end_drained,
+        }
+
+    @property
+    def ready_devices(self) -> int:
+        """Return how many devices may be given work."""
+        return len(self.scheduler.devices)
+
+    def why_aside(self) -> str:
+        """Say why each device that could be given work is set aside; empty if one is not."""
+        if self.ready_devices:
+            return ""
+        aside = [s for s in list(self.sessions.values()) if s.setbacks.aside]
+        return "; ".join(f"{s.name} is set aside: {s.setbacks.text}" for s in aside[:_MOST_NAMED])
+
+    def validate(self) -> None:
+        """Check that its own and the scheduler's state are consistent.
+
+        Raises:
+            AssertionError: with what is inconsistent.
+        """
+        self.scheduler.validate()
+        for session in self.sessions.values():
+            running = self.scheduler.runs_of(session.id)
+            tasks = {
+                run for run, u in session.expected.items() if not isinstance(u.detail, StageOrder)
+            }
+            if unknown := tasks - running:
+                raise AssertionError(
+                    f"{session.name} is expected to answer {sorted(unknown)}, which do not run"
+                )
+
+    def leftovers(self) -> list[str]:
+        """List what is still kept, in sentences; empty when no job and no operand is in use."""
+        found = self.scheduler.leftovers() + self.stages.leftovers()
+        if self._buffers:
+            found.append(f"{len(self._buffers)} operands are left")
+        expected = sum(len(session.expected) for session in self.sessions.values())
+        if expected:
+            found.append(f"{expected} answers are expected")
+        return found
+
+    def state(self, session: Session) -> DeviceState:
+        """Return what a device is doing now."""
+        if session.state is DeviceState.READY and session.setbacks.aside:
+            return DeviceState.ASIDE
+        if session.state is DeviceState.READY and self.scheduler.overdue(session.id):
+            return DeviceState.OVERDUE
+        if session.state is DeviceState.READY and self._busy(session):
+            return DeviceState.BUSY
+        return session.state
+
+    def _busy(self, session: Session) -> bool:
+        """Say whether a device has a task, or takes part in a step by stages."""
+        return self.scheduler.busy(session.id) or self.stages.busy(session.id)
+
+    # --- sessions ---
+
+    def opened(self, session: int, now_s: float, address: str = "") -> None:
+        """Note that a peer connected from this address; its `hello` is awaited."""
+        self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
+
+    def received(
+        self, session_id: int, message: Message, now_s: float, nbytes: int = 0
+    ) -> list[ForRuntime]:
+        """Take a message of a session; one that breaks the protocol ends that session alone.
+
+        Args:
+            session_id: the session.
+            message: the message.
+            now_s: the time.
+            nbytes: its size, where it was sent over a network.
+        """
+        session = self.sessions.get(session_id)
+        if session is None:
+            return []
+        session.heard_s = now_s
+        joining = session.state is DeviceState.JOINING
+        try:
+            if joining:
+                return self._hello(session, message, now_s)
+            if too_much := session.too_much(message, nbytes, now_s):
+                return self.exceeded(session_id, too_much, now_s)
+            return self._carry_out(self._from_device(session, message, now_s), now_s)
+        except ProtocolError as error:
+            if joining:
+                self.auth.failed(session.address)
+            return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
+
+    def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
+        """End the session of a device that sent more than it may; it must wait to come back."""
+        if (session := self.sessions.get(session_id)) is not None:
+            self._joining.rest(session, now_s)
+        return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
+
+    def awaited_bytes(self, session_id: int) -> tuple[int, int]:
+        """Return the size of the largest job result that may come now, and of any result."""
+        session = self.sessions.get(session_id)
+        return session.awaited_bytes if session is not None else (0, 0)
+
+    def refuse(
+        self,
+        session_id: int,
+        code: ErrorCode,
+        reason: str,
+        now_s: float,
+        *,
+        retry_after_s: float = 0.0,
+    ) -> list[ForRuntime]:
+        """End a session that broke the rules, and say why; do nothing if it has already ended."""
+        if session_id not in self.sessions:
+            return []
+        session = self.sessions[session_id]
+        if code is ErrorCode.QUARANTINED and session.identity is not None:
+            self.auth.quarantined(session.identity, reason)
+        versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
+        error = messages.Error(code, reason, retry_after_s, versions)
+        instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
+        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
+        return instructions + self.closed(session_id, reason, now_s, lost=lost)
+
+    def refuse_identity(
+        self, identity: int, code: ErrorCode, reason: str, now_s: float
+    ) -> list[ForRuntime]:
+        """End every session of a device, and say why."""
+        mine = [s.id for s in self.sessions.values() if s.identity == identity]
+        return [one for id in mine for one in self.refuse(id, code, reason, now_s)]
+
+    def mark_own(self, identity: int, own: bool, now_s: float) -> list[ForRuntime]:
+        """Note that a device is the operator's own from now on, or is that no more."""
+        done: list[ForRuntime] = []
+        for session in list(self.sessions.values()):
+            if session.identity == identity and session.own != own:
+                session.own = own
+                done += self._carry_out(self.stages.marked(session.id), now_s)
+        return done
+
+    def closed(
+        self, session_id: int, reason: str, now_s: float, *, lost: bool = True
+    ) -> list[ForRuntime]:
+        """Note that a session ended, for whatever reason; its unfinished tasks go to others."""
+        session = self.sessions.pop(session_id, None)
+        if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
+            return []
+        self.history.depart(session, reason, now_s, lost=lost)
+        self._joining.left(session, now_s)
+        probing = session.state is DeviceState.PROBING
+        session.state, session.reason = DeviceState.LOST, reason
+        if probing:
+            return []
+        return self._do(events.DeviceLost(session_id), now_s)
+
+    def tick(self, now_s: float) -> list[ForRuntime]:
+        """Do what is due: end sessions that are silent or have not said hello, begin trials."""
+        instructions: list[ForRuntime] = []
+        for session in list(self.sessions.values()):
+            joining = session.state is DeviceState.JOINING
+            limit_s = limits.HANDSHAKE_S if joining else limits.SILENCE_S
+            since_s = now_s - (session.opened_s if joining else session.heard_s)
+            if since_s > limit_s:
+                what = "said no hello" if joining else "was silent"
+                reason = f"the device {what} for {since_s:.0f} s"
+                instructions += self.refuse(session.id, ErrorCode.LIMIT, reason, now_s)
+            elif session.state is DeviceState.READY:
+                busy, alone = self._busy(session), self.ready_devices <= 1
+                due = self._trials.tick(session, now_s, busy=busy, alone=alone)
+                instructions += self._carry_out(due, now_s)
+        if self.observe:
+            judged = judge_paces(self.sessions.values(), self.history, now_s)
+            instructions += self._carry_out(judged, now_s)
+        self.history.tick(self.sessions.values(), now_s)
+        self._joining.tick(now_s)
+        return instructions + self._do(events.Tick(), now_s)
+
+    def credit(self, now_s: float) -> None:
+        """Tell the authenticator what the connected devices did since it was last told."""
+        self.history.credit(self.sessions.values(), now_s)
+
+    def _hello(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
+        """Take a device's hello: refuse the device, or welcome it and begin to probe it."""
+        if not isinstance(message, messages.Hello):
+            raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
+        admission = self._joining.admit(message, session.address, len(self.sessions), now_s)
+        if isinstance(admission, Refusal):
+            code, reason, retry_s = admission.code, admission.reason, admission.retry_after_s
+            return self.refuse(session.id, code, reason, now_s, retry_after_s=retry_s)
+        # Before the new session begins: the link of an earlier one is remembered for it.
+        ended = self._carry_out(superseded(admission, self.sessions.values()), now_s)
+        begun = self._joining.begin(session, message, admission, now_s, verify=self.verify)
+        return ended + self._carry_out(begun, now_s)
+
+    def _from_device(self, session: Session, message: Message, now_s: float) -> Sequence[Decision]:
+        """Decide what a message of a welcomed device means."""
+        trial = session.trial
+        match message:
+            case messages.Result() if session.probe is not None:
+                return self._joining.probed(session, session.probe, message, now_s)
+            case messages.Result() if trial is not None and trial.probe.awaits(message.id):
+                common_s = common_delay_of(self.sessions.values())
+                return self._trials.answered(session, trial, message, common_s, now_s)
+            case messages.Result():
+                return self._result(session, message, now_s)
+            case messages.TaskError() if session.probe is not None:
+                return self._joining.probe_run_failed(session, session.probe, message, now_s)
+            case messages.TaskError(run, reason) if trial is not None and trial.probe.awaits(run):
+                return self._trials.trial_run_failed(session, trial, run, reason, now_s)
+            case messages.Computed(run) if trial is not None and trial.probe.awaits(run):
+                raise ProtocolError(f"run {run} tests a product: its answer is a result")
+            case messages.Computed() if session.probe is None:
+                return self._result(session, message, now_s)
+            case messages.TaskError():
+                task = session.expected.pop(message.id, None)
+                if task is None:
+                    return [events.LateAnswer(session.id)]
+                return self._run_failed(session, task, message.id, message.reason, now_s)
+            case messages.Heartbeat():
+                overdue = self.scheduler.overdue(session.id)
+                return [events.Alive(session.id)] if overdue else []
+            case messages.Telemetry():
+                session.telemetry.update(message.values)
+                if len(session.telemetry) > limits.MAX_TELEMETRY:
+                    raise ProtocolError(
+                        f"a device may report {limits.MAX_TELEMETRY} named values, not more"
+                    )
+                return []
+            case messages.Drain():
+                if session.state is DeviceState.PROBING:
+                    return [Dismiss(session.id, ByeCode.DRAINED)]
+                session.state, session.reason = DeviceState.DRAINING, "its owner wants it back"
+                return [events.DeviceDraining(session.id)]
+            case messages.Bye():
+                left = self.closed(session.id, message.reason, now_s, lost=False)
+                return [Close(session.id), *left]
+            case messages.Error():
+                return [Close(session.id), *self.closed(session.id, message.message, now_s)]
+            case _:
+                raise ProtocolError(f"a server does not expect a {message.TYPE} message here")
+
+    def _result(
+        self, session: Session, message: messages.Result | messages.Computed, now_s: float
+    ) -> Sequence[Decision]:
+        """Take an answer: refuse its form, have it checked, or accept it."""
+        task = session.expected.pop(message.id, None)
+        if task is None:
+            # Without its payload. A run whose result is being checked is still under way in the
+            # scheduler; a second answer to it must not be taken for the checked one.
+            return [events.LateAnswer(session.id)]
+        if reason := wrong_form(message, task):
+            self._judge.was_wrong(session, Wrong.FORM, reason)
+            failed = self._run_failed(session, task, message.id, reason, now_s)
+            return [*failed, *self._judge.quarantine_if_due(session, reason)]
+        session.counters.flops += task.flops
+        session.counters.compute_s += min(message.compute_s, now_s - session.opened_s)
+        if session.setbacks.did():
+            self.history.remember(session)
+        if isinstance(task.detail, StageOrder):
+            session.counters.blocks += isinstance(message, messages.Result)
+            return self.stages.answered(task.detail, message)
+        assert isinstance(message, messages.Result)
+        if session.rates is not None:
+            session.pace.answered(message.id, session.rates, now_s)
+        session.counters.blocks += 1
+        drawn = self.verify and self.verification.wants(session.reputation, self._rng)
+        if drawn or (self.verify and not _is_finite(message)):
+            return [Check(session.id, message.id, task, message.payload)]
+        return [events.ResultArrived(session.id, message.id, message.payload)]
+
+    def _run_failed(
+        self, session: Session, task: Task, run: int, reason: str, now_s: float
+    ) -> Sequence[Decision]:
+        """Have a run that a device could not do done again; set aside a device that fails all."""
+        decisions = self._trials.run_failed(session, run, reason, now_s)
+        if not isinstance(task.detail, StageOrder):
+            return [*decisions, events.RunFailed(session.id, run, reason)]
+        if session.setbacks.aside:  # the step does without it
+            return decisions
+        return [*decisions, *self.stages.refused(task.detail, run)]
+
+    def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
+        """Take the outcome of a `Check` instruction.
+
+        Args:
+            check: the instruction.
+            judgement: what the check found. A wrong result is computed elsewhere, its inputs are
+                sent to the device again, and a device that has too many wrong results is
+                quarantined. A result with rows in doubt is used as the server corrected it, and
+                nobody is blamed.
+            now_s: the time.
+        """
+        session = self.sessions.get(check.session)
+        if session is None:  # it went meanwhile; the task is with another
+            return []
+        return self._carry_out(self._judge.checked(session, check, judgement), now_s)
+
+    def sending(self, session_id: int, now_s: float) -> None:
+        """Note that the runtime begins to send to a device; time before that was the PS's own."""
+        if (session := self.sessions.get(session_id)) is not None:
+            session.pace.sending(now_s)
+
+    # --- work ---
+
+    def submit(self, job: GemmJob, a: Buffer, b: Buffer, now_s: float) -> list[ForRuntime]:
+        """Start a GEMM. `a` and `b` are its operands as they lie in memory."""
+        self._buffers[job.a.operand] = a
+        self._buffers[job.b.operand] = b
+        return self._do(events.Submitted(job), now_s)
+
+    def release(self, operand: int, now_s: float) -> list[ForRuntime]:
+        """Note that an operand will not be used again."""
+        self._buffers.pop(operand, None)
+        return self._do(events.OperandReleased(operand), now_s)
+
+    def unbind(self, operand: int) -> None:
+        """Let go of an operand's memory; it comes with the next GEMM that is submitted."""
+        self._buffers.pop(operand, None)
+
+    def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
+        """Withdraw a GEMM that is done elsewhere; see `events.Withdrawn`."""
+        return self._do(events.Withdrawn(job), now_s)
+
+    def pause(self, now_s: float) -> list[ForRuntime]:
+        """Note that nothing more is submitted for now; see `events.Paused`."""
+        return self._do(events.Paused(), now_s)
+
+    def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
+        """Start a training step by stages; see `StageStep`.
+
+        Devices that take part have no memory for tiles until it ends.
+        """
+        planned = {device for stage in work.planned for device in stage.devices}
+        reserved = self._reserve(dict.fromkeys(planned), now_s)
+        return reserved + self._carry_out(self.stages.begin(work), now_s)
+
+    def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
+        """Keep tiles out of some bytes of devices' memory, or of all of it."""
+        done: list[ForRuntime] = []
+        for device, nbytes in devices.items():
+            session = self.sessions.get(device)
+            if session is None or session.rates is None:
+                continue
+            session.reserved_bytes = session.rates.memory_bytes if nbytes is None else nbytes
+            done += self._do(events.DeviceRated(bounded(session.planned_rates)), now_s)
+        return done
+
+    def _give_back_memory(self, now_s: float) -> list[ForRuntime]:
+        """Let tiles have what stages do not use any more."""
+        return self._reserve(
+            {s.id: self.stages.occupied_bytes(s.id) for s in self.sessions.values()
+             if s.reserved_bytes != self.stages.occupied_bytes(s.id)},
+            now_s,
+        )  # fmt: skip
+
+    def give(
+        self, batch: int, made: StageArray, after: int | None, now_s: float
+    ) -> list[ForRuntime]:
+        """Go on with a micro-batch of that step with what was made of it here."""
+        return self._carry_out(self.stages.give(batch, made, after), now_s)
+
+    def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
+        """Go on with what was suspect in that step; see `StageStep.resolve`."""
+        return self._carry_out(self.stages.resolve(right, reason), now_s)
+
+    def withdraw_step(self, now_s: float) -> list[ForRuntime]:
+        """End the step by stages, if any; devices keep what the next one can use."""
+        return self._carry_out(self.stages.withdraw(), now_s) + self._give_back_memory(now_s)
+
+    def end_steps(self, now_s: float) -> list[ForRuntime]:
+        """End the step by stages, if any, and let devices forget what they hold for it."""
+        return self._carry_out(self.stages.end(), now_s) + self._give_back_memory(now_s)
+
+    # --- what is carried out ---
+
+    def _carry_out(self, decisions: Iterable[Decision], now_s: float) -> list[ForRuntime]:
+        """Do what was decided, in this order; pass on what the runtime does."""
+        done: list[ForRuntime] = []
+        for decision in decisions:
+            match decision:
+                case events.ResultArrived():  # most of them
+                    done += self._do(decision, now_s)
+                case Refuse(session, code, reason):
+                    done += self.refuse(session, code, reason, now_s)
+                case Dismiss(session, bye):
+                    done += self._dismiss(session, bye, now_s)
+                case SendStage(device, message, task, kind):
+                    if (asked := self.sessions.get(device)) is not None:
+                        if isinstance(message, messages.RunGraph | messages.Fetch) and task:
+                            asked.expected[message.id] = task
+                            asked.cancelled_runs.sent(message.id)
+                        elif isinstance(message, messages.Cancel):
+                            self._await_no_more(asked, message.ids)
+                        done.append(Send(device, message, kind))
+                case TellStep(StepResult() | StepFailed()):
+                    done += [decision, *self._give_back_memory(now_s)]
+                case _ if isinstance(decision, events.Event):
+                    done += self._do(decision, now_s)
+                case _:
+                    done.append(decision)
+        return done
+
+    def _dismiss(self, session_id: int, code: ByeCode, now_s: float) -> list[ForRuntime]:
+        """End a session that nothing is wrong with, and say why."""
+        if (session := self.sessions.pop(session_id, None)) is not None:
+            self.history.depart(session, code.value, now_s, lost=False)
+        return [Send(session_id, messages.Bye(code.value, code)), Close(session_id)]
+
+    def move(
+        self, count: int, address: str, now_s: float, admitted_before_s: float = math.inf
+    ) -> list[ForRuntime]:
+        """Send devices that do nothing at the moment to another server.
+
+        Args:
+            count: how many, at most; fewer can where others are at work, or cannot be sent.
+            address: the join URL of the server, without a credential: theirs is valid there.
+            now_s: the time.
+            admitted_before_s: only devices that were let in before that time are sent: these are
+                known there.
+        """
+        idle = [
+            session.id
+            for session in self.sessions.values()
+            if session.state is DeviceState.READY
+            and session.admitted_s < admitted_before_s
+            and session.rates is not None
+            and Feature.MOVES in session.features
+            and not self.scheduler.busy(session.id)
+            and not self.stages.busy(session.id)
+        ]
+        done: list[ForRuntime] = []
+        for device in idle[-count:] if count > 0 else ():  # who came last has least here
+            bye = messages.Bye(MOVED, ByeCode.MOVED, address=address)
+            done += [Send(device, bye), Close(device)]
+            done += self.closed(device, MOVED, now_s, lost=False)
+        return done
+
+    def _do(self, event: events.Event, now_s: float) -> list[ForRuntime]:
+        """Tell the scheduler an event; turn what it wants sent into messages, pass on the rest."""
+        done: list[ForRuntime] = []
+        for instruction in self.scheduler.handle(event, now_s):
+            done += self._handlers.get(type(instruction), _pass_on)(instruction, now_s)
+        if isinstance(event, events.FleetChange):
+            self.epoch += 1
+            done += self._carry_out(self._of_stages(event), now_s)
+        return done
+
+    def _of_stages(self, event: events.FleetChange) -> Sequence[Decision]:
+        """Tell the step by stages what a change of the fleet means for it."""
+        match event:
+            case events.DeviceLost(device) | events.DeviceDraining(device):
+                return self.stages.lost(device)
+            case events.DeviceAside(device):
+                reason = self.sessions[device].setbacks.text or "it was set aside"
+                return self.stages.failed(device, reason)
+            case events.DeviceReady() | events.DeviceBack():
+                return self.stages.changed()
+            case _:
+                return []
+
+    # --- instructions of the scheduler, turned into messages ---
+
+    def _send_array(self, instruction: SendArray, now_s: float) -> list[ForRuntime]:
+        """Send an array; its view is made once for all devices, so that it is coded once."""
+        array = instruction.array
+        region = self._regions.get(array.id)
+        if region is None:
+            region = self._buffers[array.operand].region(array.rows, array.columns)
+            self._regions[array.id] = region
+        (rows, columns), dtype = region.shape, region.dtype.value
+        if self.observe:
+            session = self.sessions[instruction.device]
+            session.pace.array(session.travelling_down(array.nbytes, coded_ratio(dtype)))
+        put = messages.Put(array.id, rows, columns, dtype, region)
+        return [Send(instruction.device, put, TrafficKind.TILES)]
+
+    def _send_run(self, instruction: SendRun, now_s: float) -> list[ForRuntime]:
+        """Ask a device for a task, and note that its answer is awaited."""
+        run, task = instruction.run, instruction.task
+        session = self.sessions[instruction.device]
+        session.expected[run] = task
+        session.cancelled_runs.sent(run)
+        if self.observe:
+            up_bytes = session.travelling_up(task.output_bytes, task.output_ratio)
+            session.pace.asked(run, task.flops, up_bytes, now_s)
+        return [Send(instruction.device, _run_message(run, task))]
+
+    def _send_drop(self, instruction: SendDrop, now_s: float) -> list[ForRuntime]:
+        """Tell a device what to forget."""
+        return [Send(instruction.device, messages.Drop(instruction.ids))]
+
+    def _send_cancel(self, instruction: SendCancel, now_s: float) -> list[ForRuntime]:
+        """Cancel runs of a device, and await their answers no more."""
+        session = self.sessions[instruction.device]
+        self._await_no_more(session, instruction.runs)
+        if session.rates is not None:
+            session.pace.given_up(instruction.runs, session.rates, now_s)
+        return [Send(instruction.device, messages.Cancel(instruction.runs))]
+
+    @staticmethod
+    def _await_no_more(session: Session, runs: Iterable[int]) -> None:
+        """Note that runs of a device are cancelled."""
+        for run in runs:
+            if (awaited := session.expected.pop(run, None)) is not None:
+                session.cancelled_runs.cancelled(run, awaited.output_bytes)
+
+    def _report_stuck(self, instruction: Stuck, now_s: float) -> list[ForRuntime]:
+        """Say that a job waits, unless that was said a moment ago."""
+        if self._stuck_s is not None and now_s - self._stuck_s < STUCK_S:
+            return []
+        self._stuck_s = now_s
+        return [Note(f"training waits: {instruction.reason}")]
+
+    def _note_overdue(self, instruction: Overdue, now_s: float) -> list[ForRuntime]:
+        """Note that a device does not answer in time, or answers again, and pass that on."""
+        self.epoch += 1
+        session = self.sessions[instruction.session]
+        session.reason = "it does not answer" if instruction.overdue else session.restriction
+        return [instruction]
+
+    def _end_drained(self, instruction: Drained, now_s: float) -> list[ForRuntime]:
+        """End the session of a device that has answered everything."""
+        return self._dismiss(instruction.device, ByeCode.DRAINED, now_s)
+
+
+def _pass_on(instruction: ForRuntime, now_s: float) -> list[ForRuntime]:
+    return [instruction]
+
+
+def _is_finite(result: messages.Result) -> bool:
+    """Say whether all numbers of a result are finite; of one without bytes that is not known."""
+    if not isinstance(result.payload, bytes | bytearray | memoryview):
+        return True
+    return math.isfinite(arrays.largest(result.payload, DType(result.dtype)))
+
+
+def _run_message(run: int, task: Task) -> messages.Run:
+    """Return the message that asks a device for a task."""
+    detail: GemmTask = task.detail
+    return messages.Run(
+        id=run,
+        op=detail.op.value,
+        inputs=tuple(array.id for array in task.inputs),
+        transpose_a=detail.transpose_a,
+        transpose_b=detail.transpose_b,
+        out=detail.out,
+    )

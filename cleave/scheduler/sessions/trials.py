@@ -1,0 +1,161 @@
+"""Devices that get no work: they are set aside when their runs fail, and tried until they recover.
+
+A device is set aside after some failures in a row (`setbacks.py`). A slow device may get no work
+from the planner (`pace.py`). Both are tested from time to time, with secret numbers that no job
+waits for. Pure: the session manager carries out what is decided.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from cleave.protocol import messages
+from cleave.protocol.codec import payload_bytes
+from cleave.protocol.messages import ErrorCode
+from cleave.scheduler import events
+from cleave.scheduler.instructions import Aside, Decision, Note, Refuse, Send
+from cleave.scheduler.sessions.admission import clean_text
+from cleave.scheduler.sessions.device_history import DeviceHistory
+from cleave.scheduler.sessions.handshake import bounded
+from cleave.scheduler.sessions.pace import Sample, expected
+from cleave.scheduler.sessions.probe import STATED, Probe
+from cleave.scheduler.sessions.session import Session, Trial
+
+NOTED_S: Final = 60.0
+"""Seconds between two reports that a device fails runs."""
+
+TRIAL_PATIENCE_S: Final = 60.0
+"""Seconds that a trial may take."""
+
+_MAX_FAILURE: Final = 120  # characters of why a device failed
+
+
+class Trials:
+    """Sets aside devices whose runs fail, and tries devices that get no work.
+
+    Args:
+        history: remembers how devices work for their next sessions.
+        rng: secret; draws the numbers of the tests.
+        observe: whether devices are planned with the pace that they show.
+    """
+
+    def __init__(self, history: DeviceHistory, rng: random.Random, *, observe: bool) -> None:
+        self._history = history
+        self._rng = rng
+        self._observe = observe
+
+    def run_failed(
+        self, session: Session, run: int, reason: str, now_s: float
+    ) -> Sequence[Decision]:
+        """Count a failed run, and set aside a device that fails all."""
+        reason = _shown(reason)
+        session.counters.failures += 1
+        if session.rates is not None:
+            session.pace.answered(run, session.rates, now_s, failed=True)
+        decisions: list[Decision] = []
+        if session.setbacks.failed(reason, now_s):
+            self._conduct_changed(session)
+            # Before the run is done again, so that it does not come back to it.
+            decisions += [_aside(session), events.DeviceAside(session.id)]
+        elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
+            session.noted_s = now_s
+            decisions.append(Note(f"{session.name} could not do a run: {reason}"))
+        return decisions
+
+    def tick(
+        self, session: Session, now_s: float, *, busy: bool, alone: bool
+    ) -> Sequence[Decision]:
+        """Begin a trial of a device that is due for one, or give up one that takes too long.
+
+        Args:
+            session: the device, which is ready.
+            now_s: the time.
+            busy: whether it has work.
+            alone: whether no other device may be given work.
+        """
+        if session.trial is not None:
+            if now_s - session.trial.begun_s <= TRIAL_PATIENCE_S:
+                return []
+            return self.failed(session, session.trial, "it does not answer a trial", now_s)
+        if session.rates is None or busy:
+            return []
+        slow = self._observe and session.pace.due(session.rates, now_s) and not alone
+        if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
+            return []
+        decisions: list[Decision] = []
+        if not session.setbacks.aside:  # its memory is the trial's, for so long
+            decisions.append(events.DeviceAside(session.id))
+        probe = Probe(session.rates, STATED, self._rng, session.probe_ids)
+        sent = probe.begin(now_s)
+        nbytes = sum(payload_bytes(m.payload) for m in sent if isinstance(m, messages.Put))
+        session.trial = Trial(probe, now_s, expected(session.rates, nbytes, 0.0, 0.0))
+        return [*decisions, *(Send(session.id, m) for m in sent)]
+
+    def answered(
+        self,
+        session: Session,
+        trial: Trial,
+        message: messages.Result,
+        common_delay_s: float,
+        now_s: float,
+    ) -> Sequence[Decision]:
+        """Take an answer to a trial; after the last, the device may be given work again."""
+        sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
+        if trial.probe.fault:
+            reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
+            return [Refuse(session.id, ErrorCode.QUARANTINED, reason)]
+        if trial.probe.rates is None:
+            return sent
+        session.trial = None
+        if self._observe and session.rates is not None:
+            sample = Sample(trial.expected_s, now_s - trial.begun_s)
+            session.rates = session.pace.tried(sample, session.rates, common_delay_s, now_s)
+        was_aside = session.setbacks.aside
+        if was_aside:
+            session.setbacks.back()
+        self._conduct_changed(session)
+        said = [_aside(session)] if was_aside else []
+        return [*sent, *said, _back(session)]
+
+    def trial_run_failed(
+        self, session: Session, trial: Trial, run: int, reason: str, now_s: float
+    ) -> Sequence[Decision]:
+        """Ask again for a run of a trial that a device could not do, or end the trial."""
+        session.counters.failures += 1
+        if again := trial.probe.failed(run, now_s):
+            return [Send(session.id, m) for m in again]
+        return self.failed(session, trial, reason, now_s)
+
+    def failed(
+        self, session: Session, trial: Trial, reason: str, now_s: float
+    ) -> Sequence[Decision]:
+        """End a trial that a device failed; the next one comes later."""
+        session.trial = None
+        decisions: list[Decision] = [Send(session.id, m) for m in trial.probe.abandon()]
+        if session.pace.estimate.slow:
+            session.pace.put_off(now_s)
+        if session.setbacks.aside:
+            session.setbacks.failed(_shown(reason), now_s)
+            session.setbacks.put_off(now_s)
+        else:
+            decisions.append(_back(session))
+        self._conduct_changed(session)
+        return decisions
+
+    def _conduct_changed(self, session: Session) -> None:
+        session.reason = session.restriction
+        self._history.remember(session)
+
+
+def _shown(reason: str) -> str:
+    return clean_text(reason, _MAX_FAILURE) or "no reason given"
+
+
+def _aside(session: Session) -> Aside:
+    return Aside(session.id, session.setbacks.aside, session.reason)
+
+
+def _back(session: Session) -> events.DeviceBack:
+    return events.DeviceBack(bounded(session.planned_rates), careful=session.setbacks.times > 0)

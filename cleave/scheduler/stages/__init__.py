@@ -1,0 +1,1 @@
+"""Steps by stages: which device does what."""

@@ -1,0 +1,721 @@
+"""One training step by stages: which device does what with which micro-batch, and what again.
+
+Pure like the scheduler. Micro-batches go through the stages independently. The PS keeps the input
+and the output's gradient of every micro-batch and stage until the step ends, so what a lost device
+held is computed again from these. Sums are exact: a *generation* of sums is used whole or not at
+all, and each micro-batch is in one generation of each stage, or part of a stage, that is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from cleave import arrays
+from cleave import graph_names as names
+from cleave.arrays import DType
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages import rules as rules
+from cleave.planner.stages.model import NOTHING_KEPT, Keep
+from cleave.planner.stages.rules import Pass
+from cleave.scheduler.instructions import ForSteps, Note, TellStep
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.device import Generation, StageDevice, arrays_of
+from cleave.scheduler.stages.outcomes import (
+    GradientWanted,
+    InputWanted,
+    OutputReady,
+    SlicesBack,
+    SlicesReady,
+    StageRecord,
+    StepFailed,
+    StepResult,
+    SumsRecord,
+    Suspect,
+)
+from cleave.scheduler.stages.state import StageState
+from cleave.scheduler.stages.takeover import Candidate, Takeover, all_sums, soonest, soonest_parts
+from cleave.scheduler.stages.usual_sizes import Place, Returned, UsualSizes
+from cleave.scheduler.stages.view import StepView, UnitCount
+from cleave.scheduler.stages.work import (
+    StageGraph,
+    StageOrder,
+    StepWork,
+    Unit,
+    UnitKind,
+)
+from cleave.scheduler.tiles.device_memory import Names
+
+MAX_FAILURES: Final = 4
+"""So often may devices fail in a step before it ends."""
+
+
+class StageStep:
+    """Decides which device does what in one step by stages. Every call returns what is to be done.
+
+    Args:
+        work: the step.
+        stores: by device, what it holds; devices that are not in it get a store when they are used.
+        present: returns the devices that may be given work.
+        ids: where names of arrays and runs come from.
+        usual: how large the numbers are that devices return for this model.
+    """
+
+    def __init__(
+        self,
+        work: StepWork,
+        stores: dict[int, StageDevice],
+        present: Callable[[], Mapping[int, DeviceRates]],
+        ids: Names,
+        usual: UsualSizes | None = None,
+    ) -> None:
+        self.work = work
+        self.ended = False
+        self.failures = 0
+        self.repeated = 0  # passes of micro-batches that have to be done again
+        self._stores = stores
+        self._present = present
+        self._ids = ids
+        self._stages = [
+            StageState(plan, len(work.x), frozenset(all_sums(work, plan)), list(plan.devices))
+            for plan in work.planned
+        ]
+        # In the order of layers; slices of the loss and parts of divided stages follow.
+        self._last = self._stages[len(work.stages) - 1]
+        self._slices = self._stages[len(work.stages) :]
+        self._units: set[Unit] = set()
+        self._taking: dict[Unit, Generation] = {}
+        self._went_back: set[int] = set()  # devices whose last unit was a backward pass
+        self._unit_s: dict[int, float] = {}  # by device, in its first stage
+        self._failed: dict[int, str] = {}  # devices that get no more work in this step, and why
+        self._losses: dict[int, Any] = {}
+        self._dx: dict[int, Any] = {}
+        self._out: list[ForSteps] = []
+        self._noted = False  # that no device is there
+        self._usual = usual or UsualSizes()
+        self._suspects: deque[Unit] = deque()  # the caller looks at the first of them
+        self._diverged = False  # what is not finite is right in this step
+        self._stages[0].x = dict(enumerate(work.x))
+
+    # --- what happens ---
+
+    def begin(self) -> list[ForSteps]:
+        """Start the step.
+
+        Let devices drop what this step does not need, ask for what can begin, and send later stages
+        their parameters.
+        """
+        wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
+        for stage in self._stages:
+            for device in stage.devices:
+                wanted.setdefault(device, set()).update(self._arrays_of(stage, device))
+        for device, arrays_wanted in wanted.items():
+            self._store(device).end(arrays_wanted)
+            self._out += self._store(device).take()
+        out = self._go_on()
+        # Later stages get their parameters while the first one computes.
+        for stage in self._stages[1:]:
+            for device in stage.devices:
+                self._store(device).load(self._arrays_of(stage, device))
+                out += self._store(device).take()
+        return out
+
+    def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
+        """Note that a device ran a graph."""
+        return self._answered(order, run)
+
+    def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
+        """Take an array that a device was asked for."""
+        order.unit.found[order.name] = payload
+        values = isinstance(payload, bytes | bytearray | memoryview)  # else symbols, or sizes
+        if values and order.unit in self._units:
+            size = arrays.largest(payload, DType(order.out))
+            order.unit.note_size(self._place(order), size)
+        return self._answered(order, run)
+
+    def resolve(self, *, right: bool, reason: str = "") -> list[ForSteps]:
+        """Take what the caller found of the last `Suspect`.
+
+        Args:
+            right: whether the numbers are what they have to be; else another device is asked.
+            reason: what is wrong with them.
+        """
+        if not self._suspects:  # the step ended
+            return []
+        unit = self._suspects.popleft()
+        out: list[ForSteps] = []
+        if unit in self._units and right:
+            self._accept(unit, repeated=True)
+        elif unit in self._units:
+            out = self.failed(unit.device, reason)
+        while self._suspects and not self._stands_out(self._suspects[0]):
+            self._accept(self._suspects.popleft())
+        if self._suspects:
+            self._tell_suspect()
+        return out + self._go_on()
+
+    def failed(self, device: int, reason: str) -> list[ForSteps]:
+        """Note that a device could not do something: it gets no more work in this step."""
+        if device in self._failed:
+            return []
+        self.failures += 1
+        self._failed[device] = reason
+        if (store := self._stores.get(device)) is not None:
+            store.start_over()
+            self._out += store.take()
+        return self.lost(device)
+
+    def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
+        """Note that a device could not do an order: it is asked again.
+
+        Where more than the order is lost, everything else that the device was asked for is done
+        again as well, but sums that are here.
+        """
+        unit = order.unit
+        store = self._stores.get(unit.device)
+        if store is None:
+            return []
+        if unit not in self._units:  # of a step that has ended
+            store.answered(run)
+            return [*store.take()]
+        if store.ask_again(run, unit):
+            return [*store.take()]
+        device, present = unit.device, self._present()
+        store.be_careful(present[device].memory_bytes if device in present else 0)
+        stages = [stage for stage in self._stages if device in stage.devices]
+        store.start_over({array for one in stages for array in self._arrays_of(one, device)})
+        self._out += store.take()
+        self._lose_work(device)
+        return self._go_on()
+
+    def lost(self, device: int) -> list[ForSteps]:
+        """Note that a device is gone, with everything it held."""
+        self._stores.pop(device, None)
+        if self.ended:
+            return []
+        left = [stage for stage in self._stages if device in stage.devices]
+        self._lose_work(device)
+        for stage in left:
+            stage.devices.remove(device)
+        for stage in left:
+            if stage.has_landed:
+                continue
+            if stage.devices or stage.generations:
+                self._reinforce(stage)
+            else:
+                self._divide(stage)
+        return self._go_on()
+
+    def _lose_work(self, device: int) -> None:
+        """Forget what a device was asked for and held, so that it is done again."""
+        for unit in [unit for unit in self._units if unit.device == device]:
+            self._units.discard(unit)
+            self._taking.pop(unit, None)
+            self.repeated += unit.kind is not UnitKind.SUMS
+            if unit.kind is UnitKind.FORWARD:
+                self._stages[unit.stage].forward.discard(unit.batch)
+        self.repeated += sum(stage.forget(device) for stage in self._stages)
+
+    def changed(self) -> list[ForSteps]:
+        """Note that the fleet changed: a device that came may be what a stage waits for."""
+        return [] if self.ended else self._go_on()
+
+    def give(self, batch: int, made: StageArray, after: int | None = None) -> list[ForSteps]:
+        """Take what the training thread made of a micro-batch.
+
+        Args:
+            batch: the micro-batch.
+            made: the gradient of its last output; where slices of the loss are on devices, first
+                the log-sum-exp over the whole vocabulary. With `after` the next stage's input, then
+                the gradient of that stage's output.
+            after: the stage after which the PS does layers itself, if it made this there.
+        """
+        if self.ended:
+            return []
+        if after is not None:
+            following = self._stages[after + 1]
+            to = self._stages[after].dy if batch in following.x else following.x
+            to[batch] = made
+        elif any(batch not in stage.dy for stage in self._slices):
+            for stage in self._slices:
+                stage.dy[batch] = made
+        else:
+            self._last.dy[batch] = made
+        return self._go_on()
+
+    def withdraw(self) -> list[ForSteps]:
+        """End the step: nobody waits for it any more."""
+        self.ended = True
+        self._units.clear()
+        self._suspects.clear()
+        return []
+
+    def view(self) -> StepView:
+        """Return how far it is."""
+        asked = UnitCount(self._units)
+        stages = tuple(
+            asked.stage(number, s.plan, s.devices, len(s.y), s.generations)
+            for number, s in sorted(enumerate(self._stages), key=lambda each: each[1].plan.first)
+        )
+        return StepView(len(self.work.x), self.ended, self.repeated, stages)
+
+    def tasks(self) -> tuple[int, int]:
+        """Return how many tasks are done, and of how many. Any thread may call this.
+
+        They are the passes of micro-batches through stages, and one for a stage's sums.
+        """
+        counts = [stage.tasks() for stage in tuple(self._stages)]
+        return sum(done for done, _ in counts), sum(of for _, of in counts)
+
+    def validate(self) -> None:
+        """Check that its state is consistent.
+
+        Raises:
+            AssertionError: with what is inconsistent.
+        """
+        for number, stage in enumerate(self._stages):
+            stage.validate()
+            for unit in self._units:
+                if unit.stage == number and unit.kind is not UnitKind.SUMS:
+                    known = stage.forward if unit.kind is UnitKind.FORWARD else stage.backward
+                    if unit.batch not in known:
+                        raise AssertionError(f"{unit.kind.value} of {unit.batch} is not noted")
+
+    # --- answers ---
+
+    def _answered(self, order: StageOrder, run: int) -> list[ForSteps]:
+        """Take an answer to an order; with the last one of its unit, finish that and go on."""
+        unit = order.unit
+        unit.answers.pop(run, None)
+        store = self._stores.get(unit.device)
+        if store is None:
+            return []
+        store.answered(run)
+        if unit not in self._units:
+            return [*store.take()]
+        if unit.rest:
+            store.more_sums(self.work, unit)
+            return [*store.take()]
+        if unit.answers:
+            return [*store.take()]
+        if not self._stands_out(unit):
+            self._accept(unit)
+        else:
+            self._suspects.append(unit)
+            if len(self._suspects) == 1:
+                self._tell_suspect()
+        self._out += store.take()
+        return self._go_on()
+
+    def _place(self, order: StageOrder) -> Place:
+        """Return what a fetched array is held to."""
+        unit, plan = order.unit, self._stages[order.unit.stage].plan
+        if unit.kind is UnitKind.SUMS:
+            layer, parameter, _ = order.name
+            return Returned.SUM, parameter, layer
+        slice = "" if plan.slice is None else plan.named
+        match order.name[0] if isinstance(order.name, tuple) else order.name:
+            case names.Y:
+                return Returned.OUTPUT, slice, plan.stop
+            case names.LOSS:
+                return Returned.LOSS, "", 0
+            case _:
+                return Returned.GRADIENT, slice, plan.first
+
+    def _stands_out(self, unit: Unit) -> dict[Place, float]:
+        """Return the sizes of what came of a unit that are not usual."""
+        if self._diverged or unit not in self._units:
+            return {}
+        return {p: size for p, size in unit.sizes.items() if not self._usual.explains(p, size)}
+
+    def _tell_suspect(self) -> None:
+        """Ask the caller what to make of the first unit that stands out."""
+        unit = self._suspects[0]
+        stage, batches = self._stages[unit.stage], {unit.batch}
+        y: dict[int, Any] = {}
+        dx: dict[int, Any] = {}
+        sums = []
+        if unit.kind is UnitKind.SUMS:
+            batches = self._taking[unit].batches
+            sums = [SumsRecord(unit.device, frozenset(batches), dict(unit.found))]
+        elif unit.kind is UnitKind.FORWARD:
+            y = {unit.batch: unit.fetched(names.Y)}
+        else:
+            dx = {unit.batch: unit.fetched(names.DX)}
+        record = StageRecord(
+            stage.plan,
+            {batch: stage.x[batch] for batch in batches},
+            {batch: stage.dy[batch] for batch in batches if batch in stage.dy},
+            y,
+            dx,
+            dict.fromkeys(y, unit.device),
+            dict.fromkeys(dx, unit.device),
+            sums,
+        )
+        losses = {unit.batch: unit.found[names.LOSS]} if names.LOSS in unit.found else {}
+        suspect = Suspect(unit.device, record, losses, self._stands_out(unit))
+        self._out.append(TellStep(suspect, self.work))
+
+    def _accept(self, unit: Unit, *, repeated: bool = False) -> None:
+        """Use what came of a unit, unless another device was asked for it meanwhile.
+
+        Args:
+            unit: the unit.
+            repeated: whether the caller found the same.
+        """
+        if unit not in self._units:
+            return
+        self._units.discard(unit)
+        for place, size in unit.sizes.items():
+            if math.isfinite(size):
+                self._usual.saw(place, size, repeated=repeated)
+            else:  # the run diverges, or the model's own numbers are not finite
+                self._diverged = True
+        self._finish(unit)
+
+    def _finish(self, unit: Unit) -> None:
+        """Take what came of a unit, by its kind."""
+        stage = self._stages[unit.stage]
+        match unit.kind:
+            case UnitKind.FORWARD:
+                if unit.kept:
+                    stage.kept[unit.batch] = unit.device, unit.kept
+                self._passed(unit, unit.fetched(names.Y))
+            case UnitKind.BACKWARD | UnitKind.LAST:
+                self._added(stage, unit)
+            case UnitKind.SUMS:
+                generation = self._taking.pop(unit)
+                generation.found, generation.landed = unit.found, True
+                store = self._store(unit.device)
+                store.drop(generation.sums.values())
+                self._out += store.take()
+
+    def _passed(self, unit: Unit, payload: Any) -> None:
+        """Take a forward pass: its output goes to the next stage, or to the PS for the loss."""
+        stage = self._stages[unit.stage]
+        is_new = unit.batch not in stage.y
+        if is_new:
+            stage.y[unit.batch], stage.forward_by[unit.batch] = payload, unit.device
+        if stage.plan.slice is not None:
+            if is_new and all(unit.batch in one.y for one in self._slices):
+                found = [one.y[unit.batch] for one in self._slices]
+                self._out.append(TellStep(SlicesReady(unit.batch, found), self.work))
+            return
+        if stage is self._last and self._slices:
+            x = self._activation(unit.batch, payload)
+            for one in self._slices:
+                one.x.setdefault(unit.batch, x)
+            return
+        if stage is self._last:
+            self._out.append(TellStep(OutputReady(unit.batch, payload), self.work))
+            return
+        if unit.stage in self.work.ps_after:
+            if is_new:
+                wanted = InputWanted(unit.stage, unit.batch, payload)
+                self._out.append(TellStep(wanted, self.work))
+            return
+        following = self._stages[unit.stage + 1]
+        if unit.batch not in following.x:  # else it was passed before
+            following.x[unit.batch] = self._activation(unit.batch, payload)
+
+    def _added(self, stage: StageState, unit: Unit) -> None:
+        """Take a backward pass: a generation has its gradients; dx goes to the stage before."""
+        for generation in stage.generations:
+            if generation.device == unit.device and unit.batch in generation.asked:
+                generation.asked.discard(unit.batch)
+                generation.batches.add(unit.batch)
+        if unit.kind is UnitKind.LAST:
+            self._losses.setdefault(unit.batch, unit.found[names.LOSS])
+        dx = unit.fetched(names.DX)
+        if dx is None:
+            return
+        is_new = unit.batch not in stage.dx
+        if is_new:
+            stage.dx[unit.batch], stage.backward_by[unit.batch] = dx, unit.device
+        if stage.plan.slice is not None:
+            if is_new and all(unit.batch in one.dx for one in self._slices):
+                found = [one.dx[unit.batch] for one in self._slices]
+                self._out.append(TellStep(SlicesBack(unit.batch, found), self.work))
+        elif unit.stage == 0:
+            self._dx.setdefault(unit.batch, dx)
+        elif unit.stage - 1 in self.work.ps_after:
+            if is_new:
+                wanted = GradientWanted(unit.stage - 1, unit.batch, dx)
+                self._out.append(TellStep(wanted, self.work))
+        elif unit.batch not in self._stages[unit.stage - 1].dy:
+            self._stages[unit.stage - 1].dy[unit.batch] = self._activation(unit.batch, dx)
+
+    def _activation(self, batch: int, payload: Any) -> StageArray:
+        """Return what a device sent as an array that another device is sent."""
+        return StageArray(self.work.tokens[batch], self.work.width, self.work.dtype, payload)
+
+    # --- what to do next ---
+
+    def _go_on(self) -> list[ForSteps]:
+        """Ask devices for what can be done now, and tell of the end."""
+        if not self.ended and self.failures >= MAX_FAILURES:
+            self._end_failed("too many devices failed")
+        while not self.ended and self._ask_once():
+            pass
+        if not self.ended:
+            self._take_sums()
+            self._finish_step()
+        out, self._out = self._out, []
+        return out
+
+    def _ask_once(self) -> bool:
+        """Give each device that has a turn one unit; return whether any got one."""
+        self._replace_missing()
+        if self.ended:
+            return False
+        busy: dict[int, int] = {}
+        for unit in self._units:
+            busy[unit.device] = busy.get(unit.device, 0) + 1
+        asked = False
+        for device in self._turns(busy):
+            asked |= self._ask(device)
+        return asked
+
+    def _turns(self, busy: Mapping[int, int]) -> list[int]:
+        """Return the devices that may take another unit, in the order of `rules.turn`."""
+        able = {d for stage in self._stages for d in stage.devices}
+        if not able <= self._unit_s.keys():
+            self._time_units()
+        free = [device for device in able if rules.may_have_another(busy.get(device, 0))]
+        return sorted(free, key=lambda d: rules.turn(busy.get(d, 0), self._unit_s[d], d))
+
+    def _time_units(self) -> None:
+        """Note how long a unit of its stage takes each device."""
+        present, tokens = self._present(), max(self.work.tokens)
+        activation = max(x.nbytes for x in self.work.x)
+        for stage in self._stages:
+            flops = tokens * Takeover(self.work, stage.plan, stage.sums).flops
+            for device in stage.devices:
+                rates = present.get(device)
+                unit_s = rates.unit_s(activation, flops) if rates is not None else math.inf
+                self._unit_s.setdefault(device, unit_s)
+
+    def _ask(self, device: int) -> bool:
+        """Ask a device for a unit that is ready; return whether there was one."""
+        mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
+        mine.sort(key=lambda each: (each[1].passes, each[0]), reverse=True)
+        backward = _first((n, stage, stage.next_backward(device)) for n, stage in mine)
+        forward = _first((n, stage, stage.next_forward()) for n, stage in mine)
+        direction = rules.next_pass(
+            forward=forward is not None,
+            backward=backward is not None,
+            last_was_backward=device in self._went_back,
+        )
+        if direction is Pass.BACKWARD and backward is not None:
+            self._went_back.add(device)
+            number, stage, batch = backward
+            self._ask_backward(number, stage, device, batch)
+        elif direction is Pass.FORWARD and forward is not None:
+            self._went_back.discard(device)
+            number, stage, batch = forward
+            self._ask_forward(number, stage, device, batch)
+        return direction is not None
+
+    def _ask_forward(self, number: int, stage: StageState, device: int, batch: int) -> None:
+        """Ask a device for the forward pass of a micro-batch."""
+        keep = self._next_kept(stage, device)
+        unit = self._unit(UnitKind.FORWARD, number, batch, device, keep)
+        stage.forward.add(batch)
+        store = self._store(device)
+        ask = store.forward if stage.plan.slice is None else store.slice_forward
+        ask(self.work, stage.plan, unit, stage.x[batch])
+        self._out += store.take()
+
+    def _next_kept(self, stage: StageState, device: int) -> Keep:
+        """Return what a device keeps of its next micro-batch."""
+        kept = [
+            layers for s in self._stages for place, layers in s.kept.values() if place == device
+        ]
+        kept += [unit.kept for unit in self._units if unit.device == device and unit.kept]
+        activations = sum(len(layers[0]) > 1 for layers in kept if layers)
+        return rules.next_kept(
+            self.work.kept_batches.get(device, NOTHING_KEPT),
+            len(kept) - activations,
+            activations,
+            planned=device in stage.plan.devices,
+        )
+
+    def _ask_backward(self, number: int, stage: StageState, device: int, batch: int) -> None:
+        """Ask a device for the backward pass of a micro-batch, with the loss in the last stage."""
+        generation = stage.generation_on(device)
+        generation.asked.add(batch)
+        stage.backward.add(batch)
+        store = self._store(device)
+        dx_wanted = stage.passes and batch not in stage.dx
+        if stage.plan.loss:
+            unit = self._unit(UnitKind.LAST, number, batch, device, self._next_kept(stage, device))
+            x = stage.x[batch]
+            store.last(self.work, stage.plan, unit, generation, x, dx_wanted=dx_wanted)
+        else:
+            unit = self._unit(UnitKind.BACKWARD, number, batch, device)
+            kept = stage.kept.pop(batch, None)
+            given = stage.x[batch] if kept is None else kept[1]
+            dy = stage.dy[batch]
+            ask = store.backward if stage.plan.slice is None else store.slice_backward
+            ask(self.work, stage.plan, unit, generation, given, dy, dx_wanted=dx_wanted)
+        self._out += store.take()
+
+    def _unit(
+        self, kind: UnitKind, stage: int, batch: int, device: int, keep: Keep = Keep.NOTHING
+    ) -> Unit:
+        """Note that a device is asked for a unit."""
+        unit = Unit(kind, stage, batch, device, keep)
+        self._units.add(unit)
+        return unit
+
+    def _take_sums(self) -> None:
+        """Ask for the sums of stages that every micro-batch has passed."""
+        for number, stage in enumerate(self._stages):
+            left = stage.left
+            for generation in stage.generations:
+                awaited = not left and self._is_waited_for(generation.device)
+                if generation.taken or not rules.may_take_sums(left, gradients_awaited=awaited):
+                    continue
+                generation.taken = True
+                if not generation.sums:
+                    generation.landed = True
+                    continue
+                unit = self._unit(UnitKind.SUMS, number, -1, generation.device)
+                self._taking[unit] = generation
+                store = self._store(generation.device)
+                store.sums(self.work, unit, generation, stage.sums)
+                self._out += store.take()
+
+    def _is_waited_for(self, device: int) -> bool:
+        """Return whether an earlier stage still needs gradients from a device."""
+        return any(
+            stage.passes and device in stage.devices and len(stage.dx) < len(self.work.x)
+            for stage in self._stages[1:]
+        )
+
+    def _finish_step(self) -> None:
+        """End the step with its result, once the sums of all stages are here."""
+        if not all(stage.has_landed for stage in self._stages):
+            return
+        gradients: dict[tuple[int, str], list[list[Any]]] = {}
+        for stage in self._stages:
+            # In an order that does not depend on which device was first.
+            for generation in sorted(stage.generations, key=lambda g: (g.device, min(g.batches))):
+                parts: dict[tuple[int, str], list[Any]] = {}
+                for layer, name, _ in sorted(generation.found):
+                    parts.setdefault((layer, name), [])
+                for layer, name, first in sorted(generation.found):
+                    parts[layer, name].append(generation.found[layer, name, first])
+                for key, part in parts.items():
+                    gradients.setdefault(key, []).append(part)
+        records = [stage.record for stage in self._stages]
+        self._end(StepResult(self._losses, self._dx, gradients, records))
+
+    def _end_failed(self, why: str) -> None:
+        """End the step with a failure, and say which devices failed."""
+        reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())
+        self._end(StepFailed(f"{why}: {reasons}"))
+
+    def _end(self, outcome: StepResult | StepFailed) -> None:
+        """End the step and tell the training thread."""
+        self.ended = True
+        self._units.clear()
+        self._suspects.clear()
+        self._out.append(TellStep(outcome, self.work))
+
+    # --- devices ---
+
+    def _replace_missing(self) -> None:
+        """Give every stage that lost all its devices, and has work left, others."""
+        missing = [s for s in self._stages if not s.devices and not s.has_landed]
+        if not missing:
+            return
+        for stage in missing:
+            self._reinforce(stage)
+        if self._failed and not self._present().keys() - self._failed.keys():
+            self._end_failed("no device is left that did not fail")
+            return
+        if not self._noted and not all(stage.devices for stage in missing):
+            self._noted = True
+            what = ", ".join(s.plan.named for s in missing)
+            self._out.append(Note(f"{what} wait for a device that can run them"))
+
+    def _reinforce(self, stage: StageState) -> None:
+        """Let those devices share what a stage has left that finish it soonest."""
+        chosen = soonest(self._candidates(stage), stage.left)
+        stage.devices = sorted({*stage.devices, *chosen})
+
+    def _divide(self, stage: StageState) -> None:
+        """Let others do a stage of which nothing is left, in as many parts as end soonest."""
+        groups = soonest_parts(
+            lambda parts: self._candidates(stage, parts), stage.left, max(1, len(stage.sums))
+        )
+        if not groups:
+            return
+        takeover = Takeover(self.work, stage.plan, stage.sums)
+        stage.sums, *others = takeover.divided(len(groups))
+        stage.devices = groups[0]
+        for sums, devices in zip(others, groups[1:], strict=True):
+            self._stages.append(stage.part(sums, devices))
+
+    def _candidates(self, stage: StageState, parts: int = 1) -> list[Candidate]:
+        """Return what devices would do that may take over a stage; none if there is none."""
+        able = {d: rates for d, rates in self._present().items() if d not in self._failed}
+        if not able:
+            return []
+        self._noted = False
+        takeover = Takeover(self.work, stage.plan, stage.sums)
+        fitting = [
+            rates
+            for d, rates in able.items()
+            if d in stage.devices or takeover.fits(rates, self._stores.get(d))
+        ]
+        if not fitting:  # the roomiest one has to try
+            fitting = [max(able.values(), key=lambda r: (r.memory_bytes, -r.device))]
+        return [
+            takeover.candidate(
+                r, self._stores.get(r.device), self._own_s(r, stage), parts, stage.returned
+            )
+            for r in fitting
+        ]
+
+    def _own_s(self, rates: DeviceRates, besides: StageState) -> float:
+        """Return how long a device still takes for other stages, with those that share them."""
+        total_s = 0.0
+        for stage in self._stages:
+            if stage is not besides and rates.device in stage.devices:
+                takeover = Takeover(self.work, stage.plan, stage.sums)
+                each_s = takeover.batch_s(rates, stage.returned)
+                total_s += stage.left / len(stage.devices) * each_s
+                total_s += self._sums_left(stage, rates.device) * takeover.sums_s(rates)
+        return total_s
+
+    def _sums_left(self, stage: StageState, device: int) -> float:
+        """Return how much of its sums of a stage a device has still to return, at most 1."""
+        if stage.has_landed:
+            return 0.0
+        for unit, generation in self._taking.items():
+            if generation.device == device and generation in stage.generations:
+                left = len(unit.answers) + len(unit.rest)
+                return left / (left + len(unit.found))
+        return 1.0
+
+    def _arrays_of(self, stage: StageState, device: int) -> Iterator[StageArray | StageGraph]:
+        """Yield what a device of a stage needs all through the step."""
+        kept = self.work.kept_batches.get(device, NOTHING_KEPT)
+        return arrays_of(self.work, stage.plan, kept)
+
+    def _store(self, device: int) -> StageDevice:
+        """Return what a device holds, from now on also of one that held nothing."""
+        if device not in self._stores:
+            self._stores[device] = StageDevice(device, self._ids)
+        return self._stores[device]
+
+
+def _first(
+    found: Iterable[tuple[int, StageState, int | None]],
+) -> tuple[int, StageState, int] | None:
+    """Return the first stage that has a micro-batch, with its number and the micro-batch."""
+    return next(((n, stage, b) for n, stage, b in found if b is not None), None)

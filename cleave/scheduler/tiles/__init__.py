@@ -1,0 +1,1 @@
+"""Matrix products by tiles: which device does what."""

@@ -1,0 +1,88 @@
+"""Which results are checked before they are used."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from cleave.errors import UsageError
+from cleave.scheduler.sessions.reputation import Reputation
+
+
+class CheckScope(Enum):
+    """Which results are checked; the values are those of `--verify`."""
+
+    AUTO = "auto"
+    """All results that crossed a process boundary."""
+
+    ALL = "all"
+    SAMPLE = "sample"
+    """A share of the results of known devices that were never wrong, and all results of the
+    others."""
+
+    OFF = "off"
+
+
+_USE: Final = "use auto, all, off, or sample:P with P above 0 and up to 1, as sample:0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Which results are checked.
+
+    Attributes:
+        scope: which results, see `CheckScope`.
+        share: with `SAMPLE`, the share of results that are checked, in (0, 1].
+    """
+
+    scope: CheckScope = CheckScope.AUTO
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UsageError(f"a share of {self.share:g} of the results cannot be checked; {_USE}")
+
+    @classmethod
+    def of(cls, value: Verification | str | bool) -> Verification:
+        """Read a value of `--verify`; True stands for `auto` and False for `off`.
+
+        Raises:
+            UsageError: when it is none of these.
+        """
+        if isinstance(value, Verification):
+            return value
+        if isinstance(value, bool):
+            return cls(CheckScope.AUTO if value else CheckScope.OFF)
+        name, colon, number = value.partition(":")
+        try:
+            scope = CheckScope(name)
+            if (scope is CheckScope.SAMPLE) != bool(colon):
+                raise ValueError
+            share = float(number) if colon else 1.0
+            if not 0 < share <= 1:
+                raise ValueError
+        except ValueError:
+            raise UsageError(f"--verify is {value!r}; {_USE}") from None
+        return cls(scope, share)
+
+    def active(self, crossed: bool) -> bool:
+        """Say whether any result is checked at all.
+
+        Args:
+            crossed: whether results cross a process boundary.
+        """
+        return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
+
+    def wants(self, reputation: Reputation, rng: random.Random) -> bool:
+        """Say whether to check a result that has just come. Call it only where checking is active.
+
+        Args:
+            reputation: the sender's.
+            rng: secret. The number is drawn now, so no device can know beforehand whether a result
+                will be checked.
+        """
+        if self.scope is not CheckScope.SAMPLE or not reputation.known:
+            return True
+        return rng.random() < self.share

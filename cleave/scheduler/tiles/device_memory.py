@@ -1,0 +1,150 @@
+"""Which arrays exist, and which devices hold them or will.
+
+The scheduler's record of the fleet's memory. It names arrays, keeps which devices need and hold
+them, and chooses what to drop to make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from cleave.gemm import Span
+from cleave.planner.plan import DeviceRates
+from cleave.scheduler.tiles.load import DeviceLoad
+from cleave.scheduler.tiles.tasks import ArrayRef, Task
+
+
+@dataclass(slots=True)
+class Names:
+    """Counts the names given to arrays and runs, none of which is used twice."""
+
+    arrays: int = 0
+    runs: int = 0
+
+
+class DeviceMemory:
+    """Keeps which arrays exist and which devices hold them.
+
+    Args:
+        names: where the next array's name comes from.
+        present: returns the devices that may be given work now.
+    """
+
+    def __init__(self, names: Names, present: Callable[[], Iterable[DeviceRates]]) -> None:
+        self._names = names
+        self._present = present
+        self._arrays: dict[int, dict[tuple[Span, Span], ArrayRef]] = {}  # by operand
+        self._holders: dict[int, set[int]] = {}  # by array: devices that hold or will hold it
+
+    @property
+    def empty(self) -> bool:
+        """Say whether there is no array, and no device that holds one."""
+        return not self._arrays and not self._holders
+
+    def devices_with(self, array: int) -> Set[int]:
+        """Return the devices that hold an array, or will."""
+        return self._holders.get(array, frozenset())
+
+    def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
+        """Return the array of a region; the first call gives it an id. No device need hold it."""
+        of_operand = self._arrays.setdefault(operand, {})
+        array = of_operand.get((rows, columns))
+        if array is None:
+            nbytes = rows.size * columns.size * itemsize
+            self._names.arrays += 1
+            array = ArrayRef(self._names.arrays, operand, rows, columns, nbytes)
+            of_operand[rows, columns] = array
+        return array
+
+    def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
+        """Return, by device, the arrays of an operand that it holds or will hold."""
+        found: dict[int, list[ArrayRef]] = {}
+        present = {rates.device for rates in self._present()}
+        for array in self._arrays.get(operand, {}).values():
+            for device in self._holders.get(array.id, ()):
+                if device in present:
+                    found.setdefault(device, []).append(array)
+        return found
+
+    def retain(self, device: DeviceLoad, task: Task) -> None:
+        """Note that a device was given a task: it will hold the task's inputs."""
+        for array in task.inputs:
+            device.needed[array.id] += 1
+            self._holders.setdefault(array.id, set()).add(device.id)
+
+    def release_inputs(self, device: DeviceLoad, task: Task) -> None:
+        """Note that a device no longer needs a task's inputs: the task is done or given up."""
+        for array in task.inputs:
+            device.needed[array.id] -= 1
+            if not device.needed[array.id]:
+                del device.needed[array.id]
+                if array.id not in device.held:
+                    self._unhold(array.id, device)
+                elif array.operand not in self._arrays:
+                    self._drop(device, array)
+
+    def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
+        """Drop the arrays that a device needs least, until there is room for what a task needs.
+
+        Args:
+            device: the device whose memory it is.
+            task: the task; its own inputs are kept.
+            room_bytes: bytes that must fit beside what is kept.
+
+        Returns:
+            Whether they fit now.
+        """
+        limit = device.rates.memory_bytes
+        if device.occupied_bytes + room_bytes <= limit:
+            return True
+        wanted = {array.id for array in task.inputs}
+        busy = {array.id for u in device.running.values() for array in u.inputs}
+        # First what nobody queued needs, then, with nothing running, what is needed only later.
+        rounds: list[Callable[[int], bool]] = [lambda i: not device.needed[i]]
+        if not device.running:
+            rounds.append(lambda i: i not in busy)
+        for evictable in rounds:
+            for array in list(device.held.values()):
+                if device.occupied_bytes + room_bytes <= limit:
+                    return True
+                if array.id not in wanted and evictable(array.id):
+                    self._drop(device, array)
+        return device.occupied_bytes + room_bytes <= limit
+
+    def invalidate(self, device: DeviceLoad, task: Task) -> None:
+        """Drop a device's copies of a task's inputs, because they may be wrong."""
+        for array in dict.fromkeys(task.inputs):
+            if array.id in device.held:
+                self._drop(device, array)
+
+    def clear(self, device: DeviceLoad) -> None:
+        """Drop everything that a device holds and its runs and queue do not need."""
+        for array in list(device.held.values()):
+            if not device.needed[array.id]:
+                self._drop(device, array)
+
+    def leave(self, device: DeviceLoad) -> None:
+        """Remove a device that is gone, with everything it held."""
+        for array in {*device.held, *device.needed}:
+            self._unhold(array, device)
+
+    def forget(self, operand: int, devices: Mapping[int, DeviceLoad]) -> None:
+        """Forget an operand that will not be used again; arrays that tasks still need stay."""
+        for array in self._arrays.pop(operand, {}).values():
+            for device_id in sorted(self._holders.get(array.id, ())):
+                device = devices[device_id]
+                if array.id in device.held and not device.needed[array.id]:
+                    self._drop(device, array)
+
+    def _drop(self, device: DeviceLoad, array: ArrayRef) -> None:
+        device.drop(array)
+        if not device.needed[array.id]:
+            self._unhold(array.id, device)
+
+    def _unhold(self, array: int, device: DeviceLoad) -> None:
+        holders = self._holders.get(array)
+        if holders is not None:
+            holders.discard(device.id)
+            if not holders:
+                del self._holders[array]

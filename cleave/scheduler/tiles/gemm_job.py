@@ -1,0 +1,403 @@
+"""A GEMM as a job of the scheduler: its plan turned into tasks, its partial sums kept in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from cleave.errors import PlanError
+from cleave.gemm import Block, Gemm, Span, Tile, TileCut, boxes_of, even_cuts, wavefront
+from cleave.planner.coding import coded_ratio, payload_rates
+from cleave.planner.plan import (
+    DeviceRates,
+    ElementBytes,
+    PartPlanner,
+    Plan,
+    Planner,
+    Residency,
+)
+from cleave.protocol import limits
+from cleave.protocol.messages import Op
+from cleave.scheduler.tiles.device_memory import DeviceMemory
+from cleave.scheduler.tiles.reduction import ReductionOrder
+from cleave.scheduler.tiles.tasks import ArrayRef, Repartition, Task
+
+RESIDENCY_DEVICES: Final = 64
+"""In larger fleets the planner is not told what devices hold: comparing holders in pairs costs too
+much."""
+
+_BLOCK_BYTES = 8 * 2**20
+_PARTIAL = "fp32"  # partial sums travel and are added in fp32
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRef:
+    """Names a side of a GEMM: an operand, taken as it is stored or transposed."""
+
+    operand: int
+    transposed: bool
+
+    def region(self, rows: Span, columns: Span) -> tuple[Span, Span]:
+        """Return rows and columns in the operand's own orientation."""
+        return (columns, rows) if self.transposed else (rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTask:
+    """Holds what the scheduler does not read of a task.
+
+    The session manager reads how to ask for it, and the runtime where its block goes.
+
+    Attributes:
+        block: what it yields, in the coordinates of the GEMM.
+        tile: number of its tile in `GemmJob.tiles`.
+        transpose_a, transpose_b: whether the arrays of that side are multiplied transposed.
+        partial: whether its block is a partial sum.
+        out: dtype of the result, as the protocol names it.
+        op: what the device is asked to do.
+    """
+
+    block: Block
+    tile: int
+    transpose_a: bool
+    transpose_b: bool
+    partial: bool
+    out: str
+    op: Op = Op.MATMUL
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows the result has."""
+        return self.block.m.size
+
+    @property
+    def columns(self) -> int:
+        """Return how many columns the result has."""
+        return self.block.n.size
+
+
+@dataclass(slots=True)
+class TileProgress:
+    """Counts how much of a tile is done.
+
+    Attributes:
+        device: the device that it was planned for; if that is late or lost, others do some of it.
+        tile: the box.
+        blocks: how many blocks it has, without those that were moved to other tiles.
+        done: how many of them are back.
+    """
+
+    device: int
+    tile: Tile
+    blocks: int = 0
+    done: int = 0
+
+
+class GemmJob:
+    """Does C = A @ B on a fleet, as a job of the scheduler.
+
+    Attributes:
+        tiles: by number, the tiles that have blocks; empty until the job is assigned.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        gemm: Gemm,
+        a: MatrixRef,
+        b: MatrixRef,
+        element: ElementBytes,
+        dtype: str,
+        out: str,
+        planner: Planner,
+    ) -> None:
+        self.id = id
+        self.gemm = gemm
+        self.a = a
+        self.b = b
+        self.element = element
+        self.dtype = dtype
+        self.out = out
+        self.plan: Plan | None = None
+        self.tiles: dict[int, TileProgress] = {}
+        self._repartitioned_tiles: dict[int, TileProgress] = {}  # a proposal's
+        self._planner = planner
+        self._remaining = 0
+        self._tiles = 0  # numbers of tiles that were used
+        self._order: ReductionOrder | None = None
+
+    @property
+    def title(self) -> str:
+        """Return the name that people read: the shapes of A and B."""
+        m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
+        return f"{m}×{k} · {k}×{n}"
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every block has been put in place, or may be now."""
+        return self.plan is not None and not self._remaining
+
+    def runs_on(self, device: DeviceRates) -> bool:
+        """Return whether a device can compute any task of the job."""
+        return self.dtype in device.dtypes
+
+    def assign(
+        self, devices: Sequence[DeviceRates], device_memory: DeviceMemory
+    ) -> Iterable[tuple[int, Task]]:
+        """Return (device, task) pairs, each device's tasks in the order in which it gets them.
+
+        Args:
+            devices: the devices that may take part.
+            device_memory: which arrays the devices hold, or will hold.
+
+        Raises:
+            PlanError: when the product does not fit these devices.
+        """
+        residencies = list(self._residencies(device_memory, len(devices)))
+        of_payloads = payload_rates(devices, self.dtype)
+        self.plan = self._planner.plan(self.gemm, self.element, of_payloads, residencies)
+        assigned = [
+            (tile.device, task)
+            for number, tile in enumerate(self.plan.tiles)
+            for task in self._tasks(tile.cut, number, device_memory)
+        ]
+        self._remaining = len(assigned)
+        self._tiles = len(self.plan.tiles)
+        self.tiles = {
+            number: TileProgress(tile.device, tile.tile)
+            for number, tile in enumerate(self.plan.tiles)
+        }
+        self._count(assigned_task for _, assigned_task in assigned)
+        if any(task.detail.partial for _, task in assigned):
+            self._order = ReductionOrder([task for _, task in assigned if task.detail.partial])
+        return assigned
+
+    def _count(self, tasks: Iterable[Task], each: int = 1) -> None:
+        """Add so many blocks per task to what is known of the tasks' tiles."""
+        for task in tasks:
+            self.tiles[task.detail.tile].blocks += each
+
+    def _tasks(self, cut: TileCut, number: int, device_memory: DeviceMemory) -> Iterator[Task]:
+        """Yield a task for each block of a tile, in wavefront order; name the arrays it needs."""
+        partial = cut.tile.is_partial(self.gemm)
+        each = self.element.partial if partial else self.element.finished
+        out = _PARTIAL if partial else self.out
+        ratios = coded_ratio(self.dtype), coded_ratio(out)
+        a_strips = {m: [self._a(device_memory, m, k) for k in cut.k_cuts] for m in cut.m_cuts}
+        b_strips = {n: [self._b(device_memory, k, n) for k in cut.k_cuts] for n in cut.n_cuts}
+        for block in wavefront(cut):
+            pieces = zip(a_strips[block.m], b_strips[block.n], strict=True)
+            yield Task(
+                self.id,
+                tuple(piece for pair in pieces for piece in pair),
+                block.flops,
+                block.elements * each,
+                GemmTask(
+                    block,
+                    number,
+                    self.a.transposed,
+                    self.b.transposed,
+                    partial,
+                    out,
+                ),
+                *ratios,
+            )
+
+    def _a(self, device_memory: DeviceMemory, m: Span, k: Span) -> ArrayRef:
+        """Return the array of a part of A, under the id that it has or now gets."""
+        return device_memory.array_of(self.a.operand, *self.a.region(m, k), self.element.sent)
+
+    def _b(self, device_memory: DeviceMemory, k: Span, n: Span) -> ArrayRef:
+        """Return the array of a part of B, under the id that it has or now gets."""
+        return device_memory.array_of(self.b.operand, *self.b.region(k, n), self.element.sent)
+
+    # --- what was lost, cut anew ---
+
+    @property
+    def expected_s(self) -> float | None:
+        """Return the forecast seconds of the assignment; None before it."""
+        return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
+
+    def repartition(
+        self,
+        tasks: Sequence[Task],
+        devices: Sequence[DeviceRates],
+        busy_s: Mapping[int, float],
+        device_memory: DeviceMemory,
+    ) -> Repartition | None:
+        """Propose smaller tasks with the same results, for `replace`.
+
+        Each box of undone blocks is planned as a GEMM.
+
+        Args:
+            tasks: tasks of this job that no device has answered.
+            devices: devices that may compute them.
+            busy_s: by device, the seconds of work that it already has.
+            device_memory: as for `assign`.
+
+        Returns:
+            The proposal; None when no plan fits.
+        """
+        found = Repartition([], 0.0)
+        self._repartitioned_tiles = {}
+        planned_s, number = 0.0, self._tiles
+        for box in boxes_of([task.detail.block for task in tasks]):
+            gemm = Gemm(box.m.size, box.n.size, box.k.size)
+            partial = box.is_partial(self.gemm)
+            finished = self.element.partial if partial else self.element.finished
+            element = ElementBytes(self.element.sent, finished, self.element.partial)
+            try:
+                plan = self._part(gemm, element, devices)
+            except PlanError:
+                return None
+            # One box after the other, each on top of what its devices have to do.
+            planned_s += plan.makespan_s + plan.fill_s
+            for tile in plan.tiles:
+                cut = _moved(tile.cut, box)
+                found.finish_s = max(found.finish_s, busy_s[tile.device] + planned_s)
+                found.assigned += [
+                    (tile.device, u) for u in self._tasks(cut, number, device_memory)
+                ]
+                self._repartitioned_tiles[number] = TileProgress(tile.device, cut.tile)
+                number += 1
+        return found
+
+    def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
+        """Return a plan for a part of the GEMM."""
+        of_payloads = payload_rates(devices, self.dtype)
+        if isinstance(self._planner, PartPlanner):
+            return self._planner.plan_part(gemm, element, of_payloads)
+        return self._planner.plan(gemm, element, of_payloads)
+
+    def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
+        """Replace tasks by those that `repartition` proposed for them."""
+        self._remaining += len(others) - len(tasks)
+        self._tiles = 1 + max(task.detail.tile for task in others)
+        self.tiles |= self._repartitioned_tiles
+        self._count(tasks, -1)
+        self._count(others)
+        self.tiles = {number: tile for number, tile in self.tiles.items() if tile.blocks}
+        if self._order is not None:
+            self._order.replace(tasks, others)
+        elif any(task.detail.partial for task in others):
+            self._order = ReductionOrder([task for task in others if task.detail.partial])
+
+    # --- results ---
+
+    def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
+        """Take a result; return the results to put in place now, in order."""
+        self.tiles[task.detail.tile].done += 1
+        ready = [(task, payload)]
+        if self._order is not None and task.detail.partial:
+            ready = self._order.arrived(task, payload)
+        self._remaining -= len(ready)
+        return ready
+
+    # --- what devices hold already ---
+
+    def _residencies(self, device_memory: DeviceMemory, fleet: int) -> Iterator[Residency]:
+        """Yield covers of the GEMM by tiles whose A side, or B side, devices hold."""
+        if fleet > RESIDENCY_DEVICES:
+            return
+        held_a, held_b = (
+            device_memory.holders(self.a.operand),
+            device_memory.holders(self.b.operand),
+        )
+        whole = Tile(Span(0, self.gemm.m), Span(0, self.gemm.n), Span(0, self.gemm.k))
+        for held in (held_a, held_b):
+            tiles = {}
+            for device in held:
+                cut_a = _grid(held_a.get(device, ()), self.a.transposed)
+                cut_b = _grid(held_b.get(device, ()), self.b.transposed)
+                cut = self._follow(whole, cut_a, cut_b, follow_a=held is held_a)
+                if cut is None:
+                    break
+                tiles[device] = cut
+            else:
+                if tiles and _covers(self.gemm, [cut.tile for cut in tiles.values()]):
+                    yield Residency(tiles, self._held_bytes(tiles, held_a, held_b))
+
+    def _follow(
+        self, whole: Tile, cut_a: _Grid | None, cut_b: _Grid | None, *, follow_a: bool
+    ) -> TileCut | None:
+        """Return a tile of what a device holds, `cut_a` or `cut_b`, and the whole third side."""
+        grid = cut_a if follow_a else cut_b
+        if grid is None:
+            return None
+        k_cuts = grid.columns if follow_a else grid.rows
+        if 2 * len(k_cuts) > limits.MAX_RUN_INPUTS:
+            return None
+        other = cut_b if follow_a else cut_a
+        kept = grid.rows if follow_a else grid.columns
+        third = whole.n if follow_a else whole.m
+        free: tuple[Span, ...] | None = None
+        if other is not None and (other.rows if follow_a else other.columns) == k_cuts:
+            cuts = other.columns if follow_a else other.rows
+            if _hull(cuts) == third:  # the device holds all of the other side as well
+                free = cuts
+        if free is None:
+            block_bytes = max(s.size for s in kept) * third.size * self.element.partial
+            free = even_cuts(third, max(1, -(-block_bytes // _BLOCK_BYTES)), align=4)
+        m_cuts, n_cuts = (kept, free) if follow_a else (free, kept)
+        return TileCut(Tile(_hull(m_cuts), _hull(n_cuts), _hull(k_cuts)), m_cuts, n_cuts, k_cuts)
+
+    def _held_bytes(
+        self,
+        tiles: Mapping[int, TileCut],
+        held_a: Mapping[int, Sequence[ArrayRef]],
+        held_b: Mapping[int, Sequence[ArrayRef]],
+    ) -> dict[int, int]:
+        """Return, by device, the bytes of its tile's inputs that it holds already."""
+        total = {}
+        for device, cut in tiles.items():
+            names_a = {(s.rows, s.columns): s.nbytes for s in held_a.get(device, ())}
+            names_b = {(s.rows, s.columns): s.nbytes for s in held_b.get(device, ())}
+            total[device] = sum(
+                names_a.get(self.a.region(m, k), 0) for m in cut.m_cuts for k in cut.k_cuts
+            ) + sum(names_b.get(self.b.region(k, n), 0) for k in cut.k_cuts for n in cut.n_cuts)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Holds consecutive row and column spans of a matrix side, all combinations present."""
+
+    rows: tuple[Span, ...]
+    columns: tuple[Span, ...]
+
+
+def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
+    """Return the grid that arrays form, in the orientation of the GEMM; None when there is none."""
+    rows = tuple(sorted({a.rows for a in arrays}))
+    columns = tuple(sorted({a.columns for a in arrays}))
+    if not arrays or len(arrays) != len(rows) * len(columns):
+        return None
+    for spans in (rows, columns):
+        if any(x.stop != y.start for x, y in pairwise(spans)):
+            return None
+    return _Grid(columns, rows) if transposed else _Grid(rows, columns)
+
+
+def _hull(spans: Sequence[Span]) -> Span:
+    """Return the span from the start of the first of these to the end of the last."""
+    return Span(spans[0].start, spans[-1].stop)
+
+
+def _covers(gemm: Gemm, tiles: Sequence[Tile]) -> bool:
+    """Say whether tiles cover a GEMM, each element once."""
+    if sum(tile.volume for tile in tiles) != gemm.volume:
+        return False
+    return not any(x.overlaps(y) for i, x in enumerate(tiles) for y in tiles[:i])
+
+
+def _moved(cut: TileCut, box: Tile) -> TileCut:
+    """Return a tile of a box in the coordinates of the GEMM that the box is a part of."""
+
+    def moved(spans: Iterable[Span], by: Span) -> tuple[Span, ...]:
+        return tuple(Span(s.start + by.start, s.stop + by.start) for s in spans)
+
+    m_cuts, n_cuts = moved(cut.m_cuts, box.m), moved(cut.n_cuts, box.n)
+    k_cuts = moved(cut.k_cuts, box.k)
+    return TileCut(Tile(_hull(m_cuts), _hull(n_cuts), _hull(k_cuts)), m_cuts, n_cuts, k_cuts)

@@ -1,0 +1,707 @@
+"""The scheduler's state machine.
+
+For every device it keeps a queue of tasks, the arrays that the device holds, and the runs that it
+was sent. Arrays are sent when a task that needs them comes up, which gives the wavefront order, and
+only as far as the device's memory goes. Tasks that a lost device had not answered go to other
+devices, cut anew where that is faster. Tasks that a late device has not answered are given to
+others as well, and the first valid answer counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Any, Final
+
+from cleave.errors import PlanError
+from cleave.planner.plan import DeviceRates
+from cleave.protocol import limits
+from cleave.scheduler import events
+from cleave.scheduler.events import Event
+from cleave.scheduler.instructions import (
+    Done,
+    Drained,
+    Failed,
+    Instruction,
+    Overdue,
+    Place,
+    SendArray,
+    SendCancel,
+    SendDrop,
+    SendRun,
+    Stuck,
+)
+from cleave.scheduler.story import Story
+from cleave.scheduler.tiles.device_memory import DeviceMemory, Names
+from cleave.scheduler.tiles.gemm_job import GemmJob
+from cleave.scheduler.tiles.load import DeviceLoad
+from cleave.scheduler.tiles.reassignment import reassign, speculate
+from cleave.scheduler.tiles.stragglers import find_stragglers
+from cleave.scheduler.tiles.tasks import Task
+from cleave.scheduler.tiles.validation import broken_invariants, leftovers
+
+MAX_FAILURES: Final = 8
+"""A task that failed this often, and on every device that can take it, is kept back."""
+
+HOLD_S: Final = 5.0
+"""Seconds for which a task is kept back the first time, then twice as long each time. It is tried
+earlier if another device joins."""
+
+HOLD_MOST_S: Final = 300.0
+
+_RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes longer as it is
+_HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
+
+WITHDRAWN: Final = "it was withdrawn"
+"""The reason given when a job ends because it was withdrawn, which is not a failure."""
+
+FINISHED_KEPT: Final = 64
+"""Finished jobs that are remembered."""
+
+_DROP_BATCH: Final = 512
+_DROP_BATCH_BYTES: Final = 2**20
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts what happened so far; `flops` are those of `results`."""
+
+    tasks: int = 0
+    results: int = 0
+    flops: int = 0
+    reissued: int = 0
+    late: int = 0
+    speculative: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedJob:
+    """Tells how long a job was predicted to take, and how long it took."""
+
+    id: int
+    title: str
+    predicted_s: float
+    took_s: float
+
+
+class Scheduler:
+    """Decides which device does which task.
+
+    It takes events (`handle`) and returns instructions; it sends nothing.
+
+    Args:
+        story: where it notes what happens.
+    """
+
+    def __init__(self, story: Story | None = None) -> None:
+        self.counters = Counters()
+        self.story = story or Story()
+        self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest last
+        self._devices: dict[int, DeviceLoad] = {}
+        self._jobs: dict[int, GemmJob] = {}
+        self._waiting: list[GemmJob] = []  # submitted while the fleet was empty
+        self._orphans: deque[Task] = deque()  # that no device which is there can take
+        self._held: dict[Task, float] = {}  # that every device failed, until when
+        self._stuck: dict[int, str] = {}  # by job, why no device can do it
+        self._copies: dict[Task, set[int]] = {}  # devices of tasks that several were given
+        self._begun_s: dict[int, float] = {}  # by job
+        self._finished_s = 0.0
+        self._now_s = 0.0
+        self.names = Names()
+        self.device_memory = DeviceMemory(self.names, lambda: self.rates)
+        self._instructions: list[Instruction] = []
+        self._handlers: dict[type[Any], Callable[[Any, float], None]] = {
+            events.DeviceReady: self._ready,
+            events.DeviceAside: self._set_aside,
+            events.DeviceBack: self._back,
+            events.DeviceRated: self._rated,
+            events.DeviceDraining: self._draining,
+            events.DeviceLost: self._lost,
+            events.Submitted: self._submitted,
+            events.ResultArrived: self._result,
+            events.RunFailed: self._run_failed,
+            events.LateAnswer: self._late_answer,
+            events.OperandReleased: self._operand_released,
+            events.Alive: self._alive,
+            events.Paused: self._paused,
+            events.Tick: self._tick,
+            events.Withdrawn: self._withdrawn,
+        }
+
+    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+        """Take one event and return the instructions that follow from it, in order."""
+        self._instructions = []
+        self._now_s = now_s
+        try:
+            self._handlers[type(event)](event, now_s)
+        finally:  # of a fault, too, people read what led to it
+            self.story.add(now_s, event, self._instructions)
+        return self._instructions
+
+    def validate(self) -> None:
+        """Check that the scheduler's state is consistent.
+
+        Raises:
+            AssertionError: with what is inconsistent.
+        """
+        kept_back = (*self._orphans, *self._held)
+        broken = broken_invariants(
+            self._devices, self._jobs, self._copies, kept_back, self.device_memory
+        )
+        if broken:
+            raise AssertionError("; ".join(broken))
+
+    def leftovers(self) -> list[str]:
+        """List what is still kept, in sentences; empty when no job and no operand is in use."""
+        kept = {
+            "jobs": self._jobs,
+            "jobs that wait": self._waiting,
+            "orphans": self._orphans,
+            "tasks that were kept back": self._held,
+            "reasons": self._stuck,
+            "copies": self._copies,
+            "beginnings": self._begun_s,
+        }
+        return leftovers(self._devices.values(), kept, self.device_memory)
+
+    @property
+    def devices(self) -> Sequence[int]:
+        """Return the devices that may be given work."""
+        return [d for d, state in list(self._devices.items()) if state.present]
+
+    @property
+    def rates(self) -> list[DeviceRates]:
+        """Return the rates of the devices that may be given work; overdue ones only if all are."""
+        present = [d for d in list(self._devices.values()) if d.present]
+        return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
+
+    @property
+    def idle(self) -> bool:
+        """Say whether no job is unfinished."""
+        return not self._jobs
+
+    @property
+    def oldest(self) -> tuple[GemmJob, float] | None:
+        """Return the assigned job that was submitted first, and when; None where there is none."""
+        for id, begun_s in self._begun_s.items():
+            if self._jobs[id].expected_s is not None:  # else it waits for a device
+                return self._jobs[id], begun_s
+        return None
+
+    @property
+    def blank(self) -> bool:
+        """Say whether no job is under way and no device holds an array, as when it was new."""
+        return not self._jobs and not any(d.held or d.forget for d in self._devices.values())
+
+    def runs_of(self, device: int) -> Set[int]:
+        """Return the runs that a device was sent and has not answered."""
+        state = self._devices.get(device)
+        return state.running.keys() if state is not None else frozenset()
+
+    def busy(self, device: int) -> bool:
+        """Say whether a device has something to do."""
+        state = self._devices.get(device)
+        return state is not None and bool(state.running or state.queue)
+
+    def overdue(self, device: int) -> bool:
+        """Say whether a device is overdue: it did not answer in time, and still has not."""
+        state = self._devices.get(device)
+        return state is not None and state.overdue
+
+    def stuck(self, job: int) -> str:
+        """Return why no connected device can do a job; empty if one can, or none is connected."""
+        return self._stuck.get(job, "")
+
+    # --- devices come and go ---
+
+    def _ready(self, event: events.DeviceReady, now_s: float) -> None:
+        """Take in a device that may be given work from now on, and give it some."""
+        self._devices[event.rates.device] = DeviceLoad(event.rates, one_run=event.careful)
+        self._give_work(event.rates.device, now_s)
+
+    def _back(self, event: events.DeviceBack, now_s: float) -> None:
+        """Give tasks again to a device that was set aside."""
+        device = self._devices.get(event.rates.device)
+        if device is None or not device.aside:
+            return
+        device.rates, device.aside, device.one_run = event.rates, False, event.careful
+        self._give_work(device.id, now_s)
+
+    def _rated(self, event: events.DeviceRated, now_s: float) -> None:
+        """Plan with a device's new rates; drop what no longer fits its memory."""
+        device = self._devices.get(event.rates.device)
+        if device is None:
+            return
+        device.rates = event.rates
+        if device.occupied_bytes > device.rates.memory_bytes:  # stages need it
+            self.device_memory.clear(device)
+            self._tell_forgotten(device)
+
+    def _give_work(self, newcomer: int, now_s: float) -> None:
+        """Give a device the tasks that waited for one, and some of what others are busy with."""
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
+            self._start(job)
+        if self._orphans:
+            orphans, self._orphans = self._orphans, deque()
+            self._reassign(orphans)
+        self._try_again([task for task in self._held if newcomer not in task.failed_on])
+        if self._jobs:
+            self._help_with_newcomer(newcomer, now_s)
+
+    def _set_aside(self, event: events.DeviceAside, now_s: float) -> None:
+        """Give a device no more tasks for now; those that it was not sent go to others."""
+        device = self._devices.get(event.device)
+        if device is None or not device.present:
+            return
+        device.aside = True
+        self._give_away_queue(device)
+        self.device_memory.clear(device)
+        self._tell_forgotten(device)
+
+    def _give_away_queue(self, device: DeviceLoad) -> None:
+        """Give other devices the tasks that a device was not sent yet."""
+        unsent = list(device.queue)
+        device.queue.clear()
+        for task in unsent:
+            self.device_memory.release_inputs(device, task)
+        self._reassign(u for u in unsent if not self._copied(device.id, u))
+
+    def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
+        """Give a device nothing new; it leaves when it has answered what it has."""
+        device = self._devices.get(event.device)
+        if device is None or device.draining:
+            return
+        device.draining = True
+        self._give_away_queue(device)
+        self._finish_draining(device)
+
+    def _finish_draining(self, device: DeviceLoad) -> None:
+        """Let a draining device leave once it has answered everything."""
+        if device.id in self._devices and device.draining and not device.running:
+            self._forget_device(device.id)
+            self._instructions.append(Drained(device.id))
+
+    def _lost(self, event: events.DeviceLost, now_s: float) -> None:
+        """Give the tasks of a device that is gone to others."""
+        device = self._forget_device(event.device)
+        if device is not None:
+            self._reassign(u for u in device.unanswered() if not self._copied(event.device, u))
+
+    def _forget_device(self, device_id: int) -> DeviceLoad | None:
+        """Forget a device and what it holds; return its load, if it was there."""
+        device = self._devices.pop(device_id, None)
+        if device is not None:
+            self.device_memory.leave(device)
+        return device
+
+    # --- work ---
+
+    def _submitted(self, event: events.Submitted, now_s: float) -> None:
+        """Take a new job and start it."""
+        self._jobs[event.job.id] = event.job
+        self._begun_s[event.job.id] = now_s
+        self._start(event.job)
+
+    def _start(self, job: GemmJob) -> None:
+        """Assign a job and send what devices have room for; without devices let it wait."""
+        rates = self._able(job)
+        if not rates:
+            self._waiting.append(job)
+            return
+        touched = {}
+        try:
+            for device_id, task in job.assign(rates, self.device_memory):
+                device = touched[device_id] = self._devices[device_id]
+                self._enqueue(device, task)
+        except PlanError as error:  # a device that comes may change that
+            self._waiting.append(job)
+            self._stick(job, str(error))
+            return
+        self._stuck.pop(job.id, None)
+        if job.complete:
+            self._complete(job.id)
+        for device in touched.values():
+            self._pump(device)
+
+    def _enqueue(self, device: DeviceLoad, task: Task) -> None:
+        """Put a task into a device's queue."""
+        self.counters.tasks += 1
+        device.queue.append(task)
+        self.device_memory.retain(device, task)
+
+    def _reassign(self, tasks: Iterable[Task], *, repartition: bool = True) -> None:
+        """Give tasks to the devices that are predicted to finish them first.
+
+        Args:
+            tasks: tasks that no device has any more.
+            repartition: whether their job may cut them anew, to share them among more devices.
+        """
+        by_job: dict[int, list[Task]] = {}
+        for task in tasks:
+            by_job.setdefault(task.job, []).append(task)
+        for job_id, group in by_job.items():
+            job = self._jobs.get(job_id)
+            if job is not None:  # else it failed meanwhile
+                self._reassign_of(job, group, repartition=repartition)
+
+    def _reassign_of(self, job: GemmJob, tasks: list[Task], *, repartition: bool) -> None:
+        """Give undone tasks of one job to devices, as they are or cut anew."""
+        devices, now_s = self._devices, self._now_s
+        able = {r.device: devices[r.device].remaining_s(now_s) for r in self._able(job)}
+        if not able:
+            self._orphans.extend(tasks)
+            return
+        found = reassign(tasks, able, self._may_take, self._task_s)
+        too_large: list[Task] = []
+        if found.unassigned:  # where they failed they are tried again only if there is nobody else
+            again = reassign(found.unassigned, able, self._holds, self._task_s)
+            found.assigned += again.assigned
+            too_large = again.unassigned
+        assigned = found.assigned
+        slow = len(able) > 1 and found.finish_s - max(able.values()) > _RECUT_FROM_S
+        if repartition and (too_large or slow):
+            anew = job.repartition(
+                tasks, [devices[i].rates for i in able], able, self.device_memory
+            )
+            if (
+                anew is not None
+                and (too_large or anew.finish_s < found.finish_s)
+                and all(self._holds(device_id, task) for device_id, task in anew.assigned)
+            ):
+                job.replace(tasks, [task for _, task in anew.assigned])
+                assigned, too_large = anew.assigned, []
+        if too_large:
+            self._orphans.extend(too_large)
+            need = _need(too_large[0])
+            self._stick(job, f"no device that is there has the memory for {need} bytes at once")
+        for device_id, task in assigned:
+            self.counters.reissued += 1
+            self._enqueue(devices[device_id], task)
+        for device_id in sorted({device_id for device_id, _ in assigned}):
+            if device_id in devices:
+                self._pump(devices[device_id])
+
+    def _able(self, job: GemmJob) -> list[DeviceRates]:
+        """Return the devices that may do some of a job; overdue ones only where all are."""
+        able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
+        return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
+
+    def _holds(self, device_id: int, task: Task) -> bool:
+        """Say whether a device has the memory for a task."""
+        return _need(task) <= self._devices[device_id].rates.memory_bytes
+
+    def _may_take(self, device_id: int, task: Task) -> bool:
+        """Say whether a device has the memory for a task and has not failed it."""
+        return device_id not in task.failed_on and self._holds(device_id, task)
+
+    def _task_s(self, device_id: int, task: Task) -> float:
+        """Return how long a task should take a device, in seconds."""
+        return self._devices[device_id].task_s(task)
+
+    # --- tasks that two devices were given ---
+
+    def _copied(self, device_id: int, task: Task) -> bool:
+        """Note that a device will not do a task; return whether another device still will."""
+        others = self._copies.get(task)
+        if others is None:
+            return False
+        others.discard(device_id)
+        if len(others) == 1:
+            del self._copies[task]
+        return bool(others)
+
+    def _speculate(self, late: Mapping[int, float], helpers: Mapping[int, float]) -> None:
+        """Give the last tasks of late devices to others too.
+
+        Args:
+            late: by late device, how long it is expected to need for its tasks, in seconds.
+            helpers: by helper, the seconds of work that it already has.
+        """
+        undone = {}
+        for device_id in late:
+            tasks = self._devices[device_id].unanswered()
+            undone[device_id] = [u for u in tasks if u.job in self._jobs and u not in self._copies]
+
+        def able(helper: int, task: Task) -> bool:
+            rates = self._devices[helper].rates
+            return self._jobs[task.job].runs_on(rates) and self._may_take(helper, task)
+
+        touched = set()
+        for device_id, helper, task in speculate(undone, late, helpers, able, self._task_s):
+            device = self._devices[device_id]
+            if task in device.queue:  # it was not sent yet
+                device.queue.remove(task)
+                self.device_memory.release_inputs(device, task)
+                self.counters.reissued += 1
+            else:
+                self._copies[task] = {device_id, helper}
+                self.counters.speculative += 1
+            self._enqueue(self._devices[helper], task)
+            touched.add(helper)
+        for helper in sorted(touched):
+            if helper in self._devices:
+                self._pump(self._devices[helper])
+
+    def _help_with_newcomer(self, newcomer: int, now_s: float) -> None:
+        """Give a new device some of the tasks that others are busy with."""
+        busy = [
+            (device.remaining_s(now_s), device_id)
+            for device_id, device in self._devices.items()
+            if device_id != newcomer and (device.running or device.queue)
+        ]
+        late = {device_id: needs_s for needs_s, device_id in nlargest(_HELPED_AT_ONCE, busy)}
+        self._speculate(late, {newcomer: self._devices[newcomer].remaining_s(now_s)})
+
+    def _cancel_copies(self, device_id: int, task: Task) -> None:
+        """Cancel a task on the other devices that were given it, because one has answered."""
+        for other_id in sorted(self._copies.pop(task) - {device_id}):
+            other = self._devices[other_id]
+            runs = tuple(run for run, asked in other.running.items() if asked is task)
+            for run in runs:
+                other.ended(run)
+            if runs:
+                self._instructions.append(SendCancel(other_id, runs))
+            else:
+                other.queue.remove(task)
+            self.device_memory.release_inputs(other, task)
+            self._pump(other)
+            self._finish_draining(other)
+
+    def _tick(self, event: events.Tick, now_s: float) -> None:
+        """Give missing tasks of overdue jobs to other devices, before any device is lost."""
+        due = [task for task, until_s in self._held.items() if until_s <= now_s]
+        for task in due:
+            task.failed_on.clear()
+        self._try_again(due)
+        found = find_stragglers(self._devices, self._jobs, self._expected_since(), now_s)
+        for device_id in found.overdue:
+            self._devices[device_id].miss(now_s)
+            self._instructions.append(Overdue(device_id, True))
+        late = found.remaining_s
+        if not late:
+            return
+        helpers = {
+            device_id: device.remaining_s(now_s)
+            for device_id, device in self._devices.items()
+            if device_id not in late and device.present and not device.overdue
+        }
+        if helpers:
+            self._speculate(late, helpers)
+
+    def _expected_since(self) -> dict[int, float]:
+        """Return, by job, since when a result of it should have come: jobs follow one another."""
+        return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
+
+    def _alive(self, event: events.Alive, now_s: float) -> None:
+        """Let an overdue device be asked again: only its answer may have been lost."""
+        device = self._devices.get(event.device)
+        if device is None or not device.overdue or device.running:
+            return
+        if now_s >= device.retry_s:
+            device.overdue = False
+            self._instructions.append(Overdue(event.device, False))
+
+    # --- tasks that no device can do ---
+
+    def _stick(self, job: GemmJob, reason: str) -> None:
+        """Note that part of a job waits, and why; report each reason once, the last of an event."""
+        if self._stuck.get(job.id) != reason:
+            self._stuck[job.id] = reason
+            said = [i for i in self._instructions if isinstance(i, Stuck) and i.job == job.id]
+            for before in said:
+                self._instructions.remove(before)
+            self._instructions.append(Stuck(job.id, reason))
+
+    def _hold(self, job: GemmJob, task: Task, last: str) -> None:
+        """Keep back a task that every device failed, so that they do not go on failing it."""
+        task.held += 1
+        for_s = min(HOLD_MOST_S, HOLD_S * 2 ** (task.held - 1))
+        self._held[task] = self._now_s + for_s
+        self._stick(
+            job,
+            f"{job.title} failed on every device that is there, last on {last}; it waits for "
+            f"another device, and is tried again in {for_s:.0f} s",
+        )
+
+    def _try_again(self, tasks: Sequence[Task]) -> None:
+        """Give out again tasks that were kept back."""
+        for task in tasks:
+            del self._held[task]
+        for job in {task.job for task in tasks} - {task.job for task in self._held}:
+            self._stuck.pop(job, None)
+        self._reassign(tasks, repartition=False)
+
+    # --- sending ---
+
+    def _pump(self, device: DeviceLoad) -> None:
+        """Send as many queued tasks, with the arrays they need, as the device has room for."""
+        while device.queue and device.has_turn:
+            task = device.queue[0]
+            if task.job not in self._jobs:  # it failed meanwhile
+                device.queue.popleft()
+                self.device_memory.release_inputs(device, task)
+                continue
+            missing = []
+            for array in task.inputs:
+                if array.id in device.held:
+                    device.held.move_to_end(array.id)
+                elif array not in missing:
+                    missing.append(array)
+            room = sum(a.nbytes for a in missing) + task.output_bytes
+            if not self.device_memory.make_room(device, task, room):
+                if device.running:  # these must finish first
+                    return
+                device.queue.popleft()
+                self.device_memory.release_inputs(device, task)
+                self._reassign([task])  # cut anew, or to one that has the memory
+                continue
+            device.queue.popleft()
+            self._tell_forgotten(device)
+            for array in missing:
+                device.held[array.id] = array
+                device.occupied_bytes += array.nbytes
+                self._instructions.append(SendArray(device.id, array))
+            self.names.runs += 1
+            run = self.names.runs
+            device.asked(run, task, room - task.output_bytes, self._now_s)
+            self._instructions.append(SendRun(device.id, run, task))
+        self._tell_if_much(device)
+
+    def _tell_if_much(self, device: DeviceLoad) -> None:
+        """Tell a device to drop unneeded arrays if there are many, before its next run."""
+        if len(device.forget) >= _DROP_BATCH or device.forget_bytes >= _DROP_BATCH_BYTES:
+            self._tell_forgotten(device)
+
+    def _tell_forgotten(self, device: DeviceLoad) -> None:
+        """Tell a device to drop what nobody needs any more."""
+        device.forget_bytes = 0
+        while device.forget:
+            some, device.forget = device.forget[: limits.MAX_IDS], device.forget[limits.MAX_IDS :]
+            self._instructions.append(SendDrop(device.id, tuple(some)))
+
+    # --- answers ---
+
+    def _take(self, device_id: int, run: int) -> tuple[DeviceLoad, Task] | None:
+        """Take a run's task off the device; None for an answer that nobody waits for."""
+        self._heard(device_id)
+        device = self._devices.get(device_id)
+        task = device.ended(run) if device else None
+        if device is None or task is None:
+            self.counters.late += 1
+            return None
+        self.device_memory.release_inputs(device, task)
+        return device, task
+
+    def _late_answer(self, event: events.LateAnswer, now_s: float) -> None:
+        """Count an answer that nobody waits for."""
+        self.counters.late += 1
+        self._heard(event.device)
+
+    def _heard(self, device_id: int) -> None:
+        """Note that a device answered; it is not overdue any more."""
+        device = self._devices.get(device_id)
+        if device is not None and device.heard(self._now_s):
+            self._instructions.append(Overdue(device_id, False))
+
+    def _result(self, event: events.ResultArrived, now_s: float) -> None:
+        """Take a result: end the run, place what may be placed now, send the device more."""
+        taken = self._take(event.device, event.run)
+        if taken is None:
+            return
+        device, task = taken
+        device.one_run = False
+        if task in self._copies:
+            self._cancel_copies(event.device, task)
+        job = self._jobs.get(task.job)
+        if job is not None:
+            self.counters.results += 1
+            self.counters.flops += task.flops
+            for placed, payload in job.arrived(task, event.payload):
+                self._instructions.append(Place(placed, payload))
+            if job.complete:
+                self._complete(job.id)
+        self._pump(device)
+        self._finish_draining(device)
+
+    def _run_failed(self, event: events.RunFailed, now_s: float) -> None:
+        """Give a task that a device could not do to another, or keep it back."""
+        taken = self._take(event.device, event.run)
+        if taken is None:
+            return
+        device, task = taken
+        if event.invalidated:
+            self.device_memory.invalidate(device, task)
+        job = self._jobs.get(task.job)
+        task.failed_on.add(event.device)
+        task.failures += 1
+        if job is not None and not self._copied(event.device, task):
+            able = [r.device for r in self._able(job) if self._holds(r.device, task)]
+            if task.failures >= MAX_FAILURES and able and task.failed_on.issuperset(able):
+                self._hold(job, task, f"device {event.device}: {event.reason}")
+            else:
+                self._reassign([task], repartition=False)
+        self._pump(device)
+        self._finish_draining(device)
+
+    def _complete(self, job: int) -> None:
+        """Note that every result of a job may be placed."""
+        done, begun_s = self._jobs.pop(job), self._begun_s.pop(job)
+        self._stuck.pop(job, None)
+        self._finished_s = self._now_s
+        if done.expected_s is not None:
+            took_s = self._now_s - begun_s
+            self.finished.append(FinishedJob(job, done.title, done.expected_s, took_s))
+        self._instructions.append(Done(job))
+
+    def _fail(self, job: int, reason: str) -> None:
+        """End a job with a reason, and cancel its runs."""
+        if self._jobs.pop(job, None) is None:
+            return
+        del self._begun_s[job]
+        self._finished_s = self._now_s
+        self._stuck.pop(job, None)
+        self._held = {u: until_s for u, until_s in self._held.items() if u.job != job}
+        self._orphans = deque(u for u in self._orphans if u.job != job)
+        self._copies = {u: d for u, d in self._copies.items() if u.job != job}
+        freed = []
+        for device in self._devices.values():
+            runs = {run: task for run, task in device.running.items() if task.job == job}
+            for run, task in runs.items():
+                device.ended(run)
+                self.device_memory.release_inputs(device, task)
+            if runs:
+                self._instructions.append(SendCancel(device.id, tuple(runs)))
+                freed.append(device)
+        self._instructions.append(Failed(job, reason))
+        for device in freed:  # what waited for room may go now
+            if device.id in self._devices:
+                self._pump(device)
+                self._finish_draining(device)
+
+    # --- operands ---
+
+    def _operand_released(self, event: events.OperandReleased, now_s: float) -> None:
+        """Forget an operand; devices drop its arrays."""
+        self.device_memory.forget(event.operand, self._devices)
+        for device in self._devices.values():
+            self._tell_if_much(device)
+
+    def _paused(self, event: events.Paused, now_s: float) -> None:
+        """Tell every device now what it may drop."""
+        for device in self._devices.values():
+            self._tell_forgotten(device)
+
+    # --- second thoughts ---
+
+    def _withdrawn(self, event: events.Withdrawn, now_s: float) -> None:
+        """End a job that is done elsewhere."""
+        self._waiting = [job for job in self._waiting if job.id != event.job]
+        self._fail(event.job, WITHDRAWN)
+
+
+def _need(task: Task) -> int:
+    """Return the bytes that a device holds at once to do a task."""
+    return sum({a.id: a.nbytes for a in task.inputs}.values()) + task.output_bytes

@@ -1,0 +1,1 @@
+"""Training data: texts, conversations, tokens, batches."""

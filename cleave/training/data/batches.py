@@ -1,0 +1,506 @@
+"""Training data: packed tokens, split into training and validation, in a seeded order."""
+
+import hashlib
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cleave.errors import UsageError
+from cleave.files import write_atomically
+from cleave.machine.cache_folder import cache_folder
+from cleave.training.data.conversations import Completion, Conversation, Document
+from cleave.training.data.documents import read_documents
+
+Tokens = npt.NDArray[np.int32]
+"""A 1-D array of token ids. The first of a document is there as `id | START`. One that is not
+learned, as of a question, is there as `~id`, which is negative. So both stay with their token
+wherever it is cut."""
+
+START = 2**30
+"""Marks the first token of a document; no vocabulary is so large."""
+
+
+class Batch(NamedTuple):
+    """Sequences of packed tokens.
+
+    Attributes:
+        ids: int64, shape (batch, seq).
+        labels: shaped alike: the token after each, or IGNORED where that is not learned.
+        positions: shaped alike: of each token in its document, counted from where the document
+            or the sequence begins; None where documents are joined.
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor | None = None
+
+
+IGNORED = -100
+"""A label that counts for nothing, as everywhere in torch and transformers."""
+
+# 1 GiB of int32 in memory: a bound for streamed data sets, which may have no end.
+MAX_TOKENS = 2**28
+
+_PIECE_CHARS = 2**20
+_BATCH_CHARS = 2**22
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that building a corpus needs."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_id(self) -> int: ...
+    @property
+    def begin_ids(self) -> Tokens: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def encode_batch(self, texts: list[str], /) -> list[Tokens]: ...
+    def encode_answers(self, document: Conversation | Completion, /) -> Tokens: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Packed tokens (1-D int32), with an end-of-text token after every document."""
+
+    train: Tokens
+    validation: Tokens
+
+    @property
+    def largest_id(self) -> int:
+        """Return the largest id of a token in both splits."""
+        parts = (np.where(each < 0, ~each, each) & ~START for each in (self.train, self.validation))
+        return max(int(part.max(initial=0)) for part in parts)
+
+    def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
+        """Refuse data in which nothing can be learned, or nothing be judged by.
+
+        Args:
+            seq: tokens of a sequence; it takes one more, for the last label.
+            separate: whether documents of a sequence are kept apart.
+            judged: whether held-out losses are wanted; else the validation split needs no answer.
+
+        Raises:
+            UsageError: when a split has no whole sequence, or none with a token to learn.
+        """
+        for name, tokens in (("training", self.train), ("validation", self.validation)):
+            if len(tokens) < seq + 1:
+                raise UsageError(
+                    f"The {name} split has {len(tokens)} tokens and one sequence of {seq} "
+                    f"needs {seq + 1}: give more text, or a shorter sequence length."
+                )
+            if name == "training" or judged:
+                try:
+                    _learned_rows(tokens, seq, separate=separate)
+                except UsageError as error:
+                    raise UsageError(f"Of the {name} split: {error}") from None
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """The position of a BatchLoader: so many sequences of `epoch` have been returned."""
+
+    epoch: int
+    position: int
+
+
+class BatchLoader:
+    """Batches of packed tokens, in an order that depends on the seed only.
+
+    Sequence i is tokens[i * seq : (i + 1) * seq + 1]: neighbours share one token, which is a label
+    of the first and an input of the second. Each epoch returns every sequence once, in a new
+    permutation; a batch may span two epochs. An incomplete last sequence is left out, and so is one
+    of which nothing is learned.
+
+    Documents of a sequence are joined, or separate: then batches have positions, and no document's
+    first token is learned, for nothing of it is seen before.
+    """
+
+    def __init__(
+        self, tokens: Tokens, *, batch: int, seq: int, seed: int, separate: bool = False
+    ) -> None:
+        """Raise UsageError when a number is out of range or `tokens` hold no sequence."""
+        _check_sizes(batch, seq)
+        if seed < 0:
+            raise UsageError(f"The seed is {seed}: it must be 0 or more.")
+        self._tokens = tokens
+        self._batch = batch
+        self._seq = seq
+        self._seed = seed
+        self._separate = separate
+        self._rows = _learned_rows(tokens, seq, separate=separate)
+        self._count = len(self._rows)
+        self._epoch = 0
+        self._position = 0
+        self._order = self._permutation()
+
+    def __len__(self) -> int:
+        """Return the number of sequences per epoch."""
+        return self._count
+
+    def next_batch(self) -> Batch:
+        """Return the next batch. The batches never end."""
+        rows = np.empty(self._batch, np.int64)
+        filled = 0
+        while filled < self._batch:
+            taken = self._order[self._position : self._position + self._batch - filled]
+            rows[filled : filled + len(taken)] = taken
+            filled += len(taken)
+            self._position += len(taken)
+            if self._position == self._count:
+                self._epoch += 1
+                self._position = 0
+                self._order = self._permutation()
+        return _sequences(self._tokens, self._rows[rows], self._seq, separate=self._separate)
+
+    def state(self) -> LoaderState:
+        """Return the position of the next batch, for `restore`."""
+        return LoaderState(self._epoch, self._position)
+
+    def restore(self, state: LoaderState) -> None:
+        """Go on as the loader that returned `state` would, given the same data and arguments.
+
+        Raises UsageError for a state that is impossible with this data.
+        """
+        if state.epoch < 0 or not 0 <= state.position < self._count:
+            raise UsageError(
+                f"Position {state.position} of epoch {state.epoch} does not exist in data of "
+                f"{self._count} sequences: resume with the data the run began with."
+            )
+        self._epoch = state.epoch
+        self._position = state.position
+        self._order = self._permutation()
+
+    def _permutation(self) -> npt.NDArray[np.int64]:
+        return np.random.default_rng([self._seed, self._epoch]).permutation(self._count)
+
+
+def validation_batches(
+    tokens: Tokens, batch: int, seq: int, limit: int | None = None, *, separate: bool = False
+) -> Iterator[Batch]:
+    """Return at most `limit` batches like `BatchLoader`'s, a fixed choice from all of `tokens`.
+
+    Batches are full. Only if there are fewer than `batch` sequences, one smaller batch holds them
+    all. Raises UsageError when there is no sequence at all.
+    """
+    _check_sizes(batch, seq)
+    chosen = _learned_rows(tokens, seq, separate=separate)
+    count = len(chosen)
+    batch = min(batch, count)
+    batches = count // batch if limit is None else min(limit, count // batch)
+    total = batches * batch
+    rows = np.arange(total, dtype=np.int64) * count // max(total, 1)
+    return (
+        _sequences(tokens, chosen[rows[i : i + batch]], seq, separate=separate)
+        for i in range(0, total, batch)
+    )
+
+
+def python_fingerprint() -> str:
+    """Return a short name for this build of Python, and so for its standard library's source."""
+    build = f"{sys.implementation.name} {sys.version}"
+    return hashlib.sha256(build.encode()).hexdigest()[:12]
+
+
+def build_corpus(
+    source: str | None,
+    tokenizer: Encoder,
+    *,
+    held_out: str | None = None,
+    validation_fraction: float = 0.02,
+    min_tokens: int = 2,
+    max_tokens: int = MAX_TOKENS,
+    cache_dir: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Corpus:
+    """Read `source` (see `read_documents`), encode it and split it into training and validation.
+
+    The hash of a document's text decides whether it goes to validation, as about
+    `validation_fraction` of all documents do; equal documents get into the same split. If that
+    leaves either split fewer than `min_tokens` tokens (one sequence, plus one), as with a single
+    document, the last part of all tokens becomes the validation split instead.
+
+    With `held_out`, another source, all of its text is the validation split and all of `source` the
+    training split.
+
+    Reading stops after about `max_tokens` tokens of each source; `progress`, which is called with
+    one line at a time, says so. The default source is cached in `cache_dir` (default: that of the
+    user).
+
+    Raises UsageError when the source cannot be read or has too little text for both splits.
+    """
+    if not 0 < validation_fraction < 1:
+        raise UsageError(
+            f"The validation fraction is {validation_fraction}: it must lie between 0 and 1."
+        )
+    tell = progress or _silent
+
+    def encode(source: str | None) -> Corpus:
+        documents = read_documents(source)
+        return _encode(documents, tokenizer, validation_fraction, max_tokens, tell)
+
+    if source is None:
+        recipe = f"2 {tokenizer.fingerprint} {validation_fraction!r} {max_tokens}"
+        key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
+        stem = f"stdlib-{python_fingerprint()}-{key}"
+        folder = cache_dir or cache_folder()
+        corpus = _cached(folder, stem, tokenizer.vocab_size, lambda: encode(None), tell)
+    else:
+        corpus = encode(source)
+    if held_out is not None:
+        return Corpus(_whole(corpus), _whole(encode(held_out)))
+    return _with_enough(corpus, validation_fraction, min_tokens, source)
+
+
+# --- sequences ---------------------------------------------------------------------------------
+
+
+def _check_sizes(batch: int, seq: int) -> None:
+    if batch < 1 or seq < 1:
+        raise UsageError(
+            f"The batch size is {batch} and the sequence length {seq}: both must be at least 1."
+        )
+
+
+def _sequence_count(tokens: Tokens, seq: int) -> int:
+    count = (len(tokens) - 1) // seq
+    if count < 1:
+        raise UsageError(
+            f"{len(tokens)} tokens hold no sequence of {seq}, which needs {seq + 1}: "
+            "give more text, or a shorter sequence length."
+        )
+    return count
+
+
+def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
+    """Return the numbers of the sequences of which something is learned."""
+    count = _sequence_count(tokens, seq)
+    labels = tokens[1 : count * seq + 1].reshape(count, seq)
+    learned = (labels >= 0) & (labels < START) if separate else labels >= 0
+    rows = np.flatnonzero(learned.any(axis=1)) if len(tokens) else np.empty(0, np.int64)
+    if not len(rows):
+        raise UsageError(
+            f"No sequence of {seq} tokens has an answer to learn: give more text, or a longer "
+            "sequence length."
+        )
+    return rows
+
+
+def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int, *, separate: bool) -> Batch:
+    places = rows[:, None] * seq + np.arange(seq + 1)
+    marked = torch.from_numpy(tokens[places].astype(np.int64))
+    ids, labels = ids_of(marked[:, :-1]), labels_of(marked[:, 1:])
+    if not separate:
+        return Batch(ids, labels)
+    begins = starts_of(marked)
+    labels = torch.where(begins[:, 1:], IGNORED, labels)
+    return Batch(ids, labels, positions_of(begins[:, :-1]))
+
+
+def learned_tokens(labels: torch.Tensor) -> int:
+    """Return how many labels count."""
+    return int((labels != IGNORED).sum())
+
+
+def ids_of(marked: torch.Tensor) -> torch.Tensor:
+    """Return token ids, whether they are learned or not; see `Tokens`."""
+    return torch.where(marked < 0, ~marked, marked) & ~START
+
+
+def labels_of(marked: torch.Tensor) -> torch.Tensor:
+    """Return labels: token ids, and IGNORED where one is not learned; see `Tokens`."""
+    return torch.where(marked < 0, IGNORED, marked & ~START)
+
+
+def starts_of(marked: torch.Tensor) -> torch.Tensor:
+    """Return which tokens are the first of a document; see `Tokens`."""
+    return torch.where(marked < 0, ~marked, marked) >= START
+
+
+def positions_of(begins: torch.Tensor) -> torch.Tensor:
+    """Return the position of each token in its document, counted from where that or its row begins.
+
+    Args:
+        begins: which tokens are the first of a document, shape (batch, seq).
+    """
+    places = torch.arange(begins.shape[1]).expand(begins.shape)
+    return places - torch.where(begins, places, 0).cummax(dim=1).values
+
+
+# --- documents ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A document, or a part of one's text, for one split; `last` if the document ends with it."""
+
+    document: Document
+    validation: bool
+    last: bool
+
+    @property
+    def text(self) -> str:
+        return self.document if isinstance(self.document, str) else self.document.text
+
+
+def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
+    """Return the tokens of each document, without tokens for its beginning and end."""
+    texts = [document for document in documents if isinstance(document, str)]
+    of_texts = iter(tokenizer.encode_batch(texts))
+    return [
+        next(of_texts) if isinstance(document, str) else tokenizer.encode_answers(document)
+        for document in documents
+    ]
+
+
+def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
+    """Return the tokens before a document, which are not learned; a chat template has its own."""
+    return np.empty(0, np.int32) if isinstance(document, Conversation) else ~tokenizer.begin_ids
+
+
+def end_of(document: Document, tokenizer: Encoder) -> Tokens:
+    """Return the token after a document; where a conversation ends, its template has said."""
+    eos = tokenizer.eos_id
+    return np.array([~eos if isinstance(document, Conversation) else eos], np.int32)
+
+
+def _encode(
+    documents: Iterable[Document],
+    tokenizer: Encoder,
+    validation_fraction: float,
+    max_tokens: int,
+    tell: Callable[[str], None],
+) -> Corpus:
+    train: list[Tokens] = []
+    validation: list[Tokens] = []
+    total = 0
+    begins = True
+    tell("reading and encoding the training text")
+    for batch in _batches(_pieces(documents, validation_fraction)):
+        found = encode_documents([piece.document for piece in batch], tokenizer)
+        for piece, tokens in zip(batch, found, strict=True):
+            split = validation if piece.validation else train
+            if begins:
+                tokens = np.append(begin_of(piece.document, tokenizer), tokens)
+            if piece.last:
+                tokens = np.append(tokens, end_of(piece.document, tokenizer))
+            split.append(_marked(tokens) if begins else tokens)
+            total += len(tokens)
+            begins = piece.last
+        tell(f"encoded {total:,} tokens")
+        if total >= max_tokens:
+            tell(f"Stopped reading at {total} tokens, as max_tokens is {max_tokens}")
+            break
+    return Corpus(_packed(train), _packed(validation))
+
+
+def _marked(tokens: Tokens) -> Tokens:
+    """Return the tokens with which a document begins, the first of them marked."""
+    marked = tokens.copy()
+    first = marked[:1]
+    marked[:1] = np.where(first < 0, ~(~first | START), first | START)
+    return marked
+
+
+def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
+    """Cut long texts where a line begins: encoding takes many times the text's memory."""
+    for document in documents:
+        text = document if isinstance(document, str) else document.text
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
+        validation = int.from_bytes(digest[:8], "big") < validation_fraction * 2**64
+        if not isinstance(document, str):
+            yield _Piece(document, validation, last=True)
+            continue
+        start = 0
+        while len(document) - start > _PIECE_CHARS:
+            end = document.rfind("\n", start + 1, start + _PIECE_CHARS)
+            end = end if end > 0 else start + _PIECE_CHARS
+            yield _Piece(document[start:end], validation, last=False)
+            start = end
+        yield _Piece(document[start:], validation, last=True)
+
+
+def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    batch: list[_Piece] = []
+    chars = 0
+    for piece in pieces:
+        batch.append(piece)
+        chars += len(piece.text)
+        if chars >= _BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def _packed(parts: Sequence[Tokens]) -> Tokens:
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def _whole(corpus: Corpus) -> Tokens:
+    """Return the tokens of both splits, those for training first."""
+    return _packed([corpus.train, corpus.validation])
+
+
+def _with_enough(
+    corpus: Corpus, validation_fraction: float, min_tokens: int, source: str | None
+) -> Corpus:
+    if min(len(corpus.train), len(corpus.validation)) >= min_tokens:
+        return corpus
+    tokens = _whole(corpus)
+    if len(tokens) < 2 * min_tokens:
+        name = "Python's standard library" if source is None else repr(source)
+        raise UsageError(
+            f"The text of {name} gives {len(tokens)} tokens, and training and validation need "
+            f"{min_tokens} each: give more text, or a shorter sequence length."
+        )
+    held_out = max(min_tokens, round(validation_fraction * len(tokens)))
+    cut = len(tokens) - min(held_out, len(tokens) - min_tokens)
+    return Corpus(tokens[:cut], tokens[cut:])
+
+
+def _cached(
+    folder: Path,
+    stem: str,
+    vocab_size: int,
+    encode: Callable[[], Corpus],
+    tell: Callable[[str], None],
+) -> Corpus:
+    """Return the corpus kept in `folder`; encode and keep it if it is missing or damaged."""
+    paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
+    arrays = [_load_tokens(path, vocab_size) for path in paths]
+    if arrays[0] is not None and arrays[1] is not None:
+        return Corpus(arrays[0], arrays[1])
+    corpus = encode()
+    try:
+        for path, tokens in zip(paths, (corpus.train, corpus.validation), strict=True):
+            buffer = io.BytesIO()
+            np.save(buffer, tokens)
+            write_atomically(path, buffer.getvalue())
+    except OSError as error:  # a cache is a convenience: training goes on without one
+        tell(f"The encoded text is not kept, {str(folder)!r} cannot be written: {error.strerror}")
+    return corpus
+
+
+def _load_tokens(path: Path, vocab_size: int) -> Tokens | None:
+    try:
+        tokens = np.load(path)
+    except (OSError, ValueError, EOFError):
+        return None
+    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
+        return None
+    if tokens.size and (tokens.min() < 0 or (tokens & ~START).max() >= vocab_size):
+        return None
+    return tokens
+
+
+def _silent(message: str) -> None:
+    """Ignore a line of progress."""

@@ -1,0 +1,328 @@
+"""Tokenizers: the built-in one, trained on Python's own source, and those of model folders."""
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from cleave.errors import UsageError
+from cleave.files import write_atomically
+from cleave.machine.cache_folder import cache_folder
+from cleave.training.data.batches import Tokens, python_fingerprint
+from cleave.training.data.chat_template import ChatTemplate
+from cleave.training.data.conversations import Completion, Conversation, rendered
+from cleave.training.data.documents import read_documents
+
+_END_OF_TEXT = "<|endoftext|>"
+_END_OF_TEXT_ID = 0  # the trainer numbers special tokens first
+_BYTES = 256
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # as sentencepiece names a token of one byte
+_TRAINING_CHARS = 8_000_000
+# Where a model folder does not say which token ends a text.
+_USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+
+
+class TextTokenizer:
+    """A tokenizer: text to token ids and back."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, eos_id: int, template: ChatTemplate | None = None
+    ) -> None:
+        """Wrap a copy of `tokenizer`.
+
+        Args:
+            tokenizer: of the `tokenizers` library.
+            eos_id: the token put after every document.
+            template: renders conversations; None refuses them.
+        """
+        self._template = template
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        # A model folder may carry these, meant for batches of its own use.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._eos_id = eos_id
+        self._vocab_size = 1 + max(self._tokenizer.get_vocab().values())
+        self._library = self._tokenizer.to_str()
+        self._begin = _begin_of(self._tokenizer)
+        begun = f" {self._begin}" if self._begin else ""
+        recipe = f"{eos_id}{begun}\n{self._library}"
+        self._fingerprint = hashlib.sha256(recipe.encode()).hexdigest()
+        # What is left of it without special tokens is offsets without the spaces of words.
+        self._tokenizer.post_processor = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the largest id plus one: how many rows an embedding needs."""
+        return self._vocab_size
+
+    @property
+    def eos_id(self) -> int:
+        return self._eos_id
+
+    @property
+    def begin_ids(self) -> Tokens:
+        """Return the tokens that the tokenizer puts before every text, as `<s>`; often none."""
+        return np.array(self._begin, np.int32)
+
+    @property
+    def library_tokenizer(self) -> Tokenizer:
+        """Return a copy of what the `tokenizers` library has of it."""
+        return Tokenizer.from_str(self._library)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the SHA-256, in hex, of everything that decides which ids a text gets."""
+        return self._fingerprint
+
+    def encode_batch(self, texts: list[str]) -> list[Tokens]:
+        """Return the ids of each text, 1-D int32, without begin or end tokens."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def encode_answers(self, document: Conversation | Completion) -> Tokens:
+        """Return the ids of a conversation, or of a prompt and its completion.
+
+        Those that are not in answers are marked as not learned, see `Tokens`.
+
+        Raises:
+            UsageError: when there is no chat template, or it cannot render the conversation.
+        """
+        if isinstance(document, Conversation):
+            try:
+                return self._conversation(document)
+            except UsageError as error:
+                place = f"{document.where}: " if document.where else ""
+                raise UsageError(f"{place}{error}") from error
+        return self._learned(document.text, [(len(document.prompt), len(document.text))])
+
+    def _conversation(self, document: Conversation) -> Tokens:
+        template = self._chat_template()
+        if marked := template.marked(document.messages, document.tools):
+            ids, learned = (np.array(each, np.int32) for each in marked)
+            return np.where(learned, ids, ~ids)
+        return self._learned(*rendered(document, template))
+
+    def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
+        """Return the ids of a text; those without a character of an answer are not learned."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        ids = np.array(encoding.ids, np.int32)
+        starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+        learned = np.zeros(len(ids), np.bool_)
+        for first, stop in answers:
+            learned |= (starts < stop) & ((starts >= first) | (ends > first))
+        return np.where(learned, ids, ~ids)
+
+    def question(self, text: str) -> str:
+        """Return a user's message up to where the assistant's answer begins, as chat models expect.
+
+        Raises:
+            UsageError: when there is no chat template.
+        """
+        return self._chat_template()([{"role": "user", "content": text}], None, True)
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise UsageError(
+                'There are conversations ("messages", or --chat), and the tokenizer has no chat '
+                "template: use a model whose folder has one, or plain text."
+            )
+        return self._template
+
+    def is_byte(self, token: int) -> bool:
+        """Return True for a byte of a character that has no token; see `decode`.
+
+        One that is no part of a character changes what the bytes before it decode to.
+        """
+        return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
+
+    def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
+        """Return the text of `ids` (ints, or a 1-D array or tensor).
+
+        Args:
+            ids: the tokens.
+            special: whether special tokens are a part of the text.
+        """
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special)
+
+
+def default_tokenizer(
+    cache_dir: Path | None = None,
+    vocab_size: int = 4096,
+    progress: Callable[[str], None] | None = None,
+) -> TextTokenizer:
+    """Return a byte-level BPE of `vocab_size` tokens, trained on Python's standard library.
+
+    It is the same on every run of the same Python. Training takes seconds, and the result is kept
+    in `cache_dir` (default: that of the user). If that cannot be written,
+    `progress`, which is called with one line at a time, says so, and the next run trains again.
+
+    Raises UsageError for a vocabulary that is too small for all bytes, or too large for the text.
+    """
+    if vocab_size <= _BYTES:
+        raise UsageError(
+            f"A vocabulary of {vocab_size} is too small: bytes and the end of text take "
+            f"{_BYTES + 1}."
+        )
+    path = (cache_dir or cache_folder()) / f"tokenizer-{vocab_size}-{python_fingerprint()}.json"
+    if (kept := _load(path, vocab_size)) is not None:
+        return kept
+    tell = progress or (lambda message: None)
+    tell("training a tokenizer on Python's standard library (only this once)")
+    trained = _train(vocab_size)
+    if trained.get_vocab_size() != vocab_size:
+        raise UsageError(
+            f"A vocabulary of {vocab_size} is too large for the text of Python's standard "
+            f"library, which gives {trained.get_vocab_size()}: choose one not above that."
+        )
+    try:
+        write_atomically(path, trained.to_str().encode())
+    except OSError as error:  # a cache is a convenience: training goes on without one
+        tell(f"The tokenizer is not kept, {str(path)!r} cannot be written: {error.strerror}")
+    return TextTokenizer(trained, _END_OF_TEXT_ID)
+
+
+def folder_tokenizer(folder: Path) -> TextTokenizer:
+    """Return the tokenizer of a Hugging Face model folder. Nothing is downloaded or run from it.
+
+    Raises UsageError when the folder has no readable tokenizer, or no end-of-text token is known.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
+    path = folder / "tokenizer.json"
+    tokenizer, eos_id = _from_file(path) if path.exists() else _from_transformers(folder)
+    if eos_id is None:
+        eos_id = _end_of_text(folder, tokenizer)
+    if eos_id is None:
+        raise UsageError(
+            f"The tokenizer in {str(folder)!r} names no end-of-text token: "
+            'add "eos_token" to its tokenizer_config.json.'
+        )
+    return TextTokenizer(tokenizer, eos_id, _template_of(folder))
+
+
+def _template_of(folder: Path) -> ChatTemplate | None:
+    """Return what renders conversations for the model of a folder; None where nothing does."""
+    stated = _json_object(folder / "tokenizer_config.json").get("chat_template")
+    if not stated and not (folder / "chat_template.jinja").is_file():
+        return None
+    return ChatTemplate(folder)
+
+
+def _begin_of(tokenizer: Tokenizer) -> list[int]:
+    """Return what a tokenizer puts before every text."""
+    alone = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    before = (n for n in range(len(whole)) if whole[n : n + len(alone)] == alone)
+    return whole[: next(before, 0)]
+
+
+def _train(vocab_size: int) -> Tokenizer:
+    documents = [d for d in read_documents(None) if isinstance(d, str)]
+    random.Random(0).shuffle(documents)
+    chosen = []
+    chars = 0
+    for document in documents:
+        chosen.append(document)
+        chars += len(document)
+        if chars >= _TRAINING_CHARS:
+            break
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[_END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(chosen, trainer)
+    return tokenizer
+
+
+def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
+    """Return the tokenizer kept at `path`, or None if it is missing or damaged."""
+    if not path.exists():
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception:  # noqa: BLE001  the library raises nothing more special
+        return None
+    if tokenizer.token_to_id(_END_OF_TEXT) != _END_OF_TEXT_ID:
+        return None
+    if tokenizer.get_vocab_size() != vocab_size:
+        return None
+    return TextTokenizer(tokenizer, _END_OF_TEXT_ID)
+
+
+def _from_file(path: Path) -> tuple[Tokenizer, int | None]:
+    try:
+        return Tokenizer.from_file(str(path)), None
+    except Exception as error:  # the library raises nothing more special
+        raise UsageError(
+            f"{str(path)!r} cannot be read as a tokenizer ({error}): copy it anew from its source."
+        ) from error
+
+
+def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
+    missing = (
+        f"The folder {str(folder)!r} has no tokenizer.json and no other tokenizer files that "
+        "transformers can read (vocab.json with merges.txt, or tokenizer.model)"
+    )
+    advice = "copy the model's tokenizer files there"
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise UsageError(f"{missing} without being installed: {advice}.") from None
+    try:
+        wrapped = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # what it raises on files it does not know is no closed list
+        raise UsageError(f"{missing}: {advice}.") from error
+    # Where its files are not there, transformers makes an empty tokenizer and says nothing.
+    declared: dict[str, str] = wrapped.vocab_files_names
+    absent = [name for name in declared.values() if not (folder / name).exists()]
+    absent = [name for name in absent if name != "tokenizer.json"]
+    if absent:
+        raise UsageError(
+            f"The folder {str(folder)!r} has no tokenizer.json and not all of the files it could "
+            f"be made from, {' and '.join(absent)}: {advice}."
+        )
+    tokenizer = getattr(wrapped, "backend_tokenizer", None)
+    if not isinstance(tokenizer, Tokenizer):
+        raise UsageError(f"{missing} into its fast form: {advice}.")
+    return tokenizer, wrapped.eos_token_id
+
+
+def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
+    """Return the id of the end-of-text token, from the folder's files or by its usual names."""
+    names: list[Any] = [
+        _json_object(folder / file).get("eos_token")
+        for file in ("tokenizer_config.json", "special_tokens_map.json")
+    ]
+    for name in names:
+        token = name.get("content") if isinstance(name, dict) else name
+        if isinstance(token, str) and (found := tokenizer.token_to_id(token)) is not None:
+            return found
+    for file in ("generation_config.json", "config.json"):
+        ids = _json_object(folder / file).get("eos_token_id")
+        first = ids[0] if isinstance(ids, list) and ids else ids
+        if isinstance(first, int) and tokenizer.id_to_token(first) is not None:
+            return first
+    known = (tokenizer.token_to_id(token) for token in _USUAL_ENDS)
+    return next((found for found in known if found is not None), None)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if there is none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,1 @@
+"""The training loop, its optimizer, checkpoints and records."""

@@ -1,0 +1,442 @@
+"""Checkpoints: everything that a run needs to go on, written so that no crash can spoil them.
+
+    folder/step-000123/tensors.safetensors    parameters, optimizer state
+    folder/step-000123/meta.json              format version, checksum, and the caller's own meta
+
+A checkpoint is written under a temporary name and renamed once it is safely on disk, so a folder
+with the right name is complete. A folder of checkpoints has one writer at a time.
+
+A checkpoint may still be damaged, by the disk for example. It is then passed over but never
+deleted: it may be all that is left. A checkpoint that cannot be read at the moment is not damaged,
+and no older one is used instead.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from io import BufferedWriter
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from cleave.errors import CleaveError
+from cleave.files import new_file, new_folder, own_folder, sync_folder
+from cleave.training.loop.disk import DiskFullError, is_full, remedy
+from cleave.training.loop.finite import first_not_finite
+
+_FORMAT = 1
+_TENSORS = "tensors.safetensors"
+_META = "meta.json"
+WEIGHTS = "model."
+"""Before the names of parameters among a checkpoint's tensors."""
+_TEMPORARY = ".tmp-"
+# ".replaced": the old checkpoint of a step while that step is written a second time.
+_NAME = re.compile(r"step-(\d{6,})(\.replaced)?")
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class DamagedCheckpointError(CleaveError):
+    """A checkpoint does not hold what was written.
+
+    Attributes:
+        path: the checkpoint's folder.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"The checkpoint {str(path)!r} is damaged ({reason}): put a copy in its place, go on "
+            "from an older one, or start again."
+        )
+        self.path = path
+        self.reason = reason
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedCheckpoint:
+    """What `save_checkpoint` was given: the step, tensors on the CPU by name, and the meta."""
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The contents of meta.json. `aliases` maps a name to the stored name it shares memory with."""
+
+    step: int
+    tensors_sha256: str
+    aliases: dict[str, str]
+    meta: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    meta: Mapping[str, Any],
+    keep: int = 2,
+    sound_before: int | None = None,
+    fetch: Callable[[str], torch.Tensor] | None = None,
+) -> Path:
+    """Write the checkpoint of `step` into `folder` and return its path.
+
+    Tensors are streamed one by one: a contiguous one on the CPU is not copied. Tied tensors (the
+    same memory under several names) are stored once and are tied again when loaded. `meta` is
+    anything that JSON can hold. Afterwards the `keep` latest of the checkpoints up to this step
+    remain, and the latest one before the step `sound_before`. Checkpoints of later steps, which
+    exist if the run was resumed from an earlier one, are never removed. A tensor on the device
+    `meta` has its values elsewhere: `fetch` is called with its name when its turn has come, again
+    if the caller tries a second time.
+
+    Raises CleaveError when it cannot be written, DiskFullError for lack of space; the earlier
+    checkpoints are then as they were.
+    Raises TypeError or ValueError, before anything is written, for what cannot be stored.
+    """
+    if step < 0 or keep < 1:
+        raise ValueError(f"step {step} must be at least 0 and keep {keep} at least 1")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be stored")
+    stored, aliases = _untie(tensors)
+    json.dumps(dict(meta))  # fail now rather than after gigabytes
+
+    final = folder / f"step-{step:06d}"
+    temporary = folder / f"{_TEMPORARY}{final.name}-{secrets.token_hex(4)}"
+    try:
+        own_folder(folder)
+        for leftover in folder.glob(f"{_TEMPORARY}*"):  # of a crash: gigabytes that nobody reads
+            shutil.rmtree(leftover, ignore_errors=True)
+        new_folder(temporary)
+        with BufferedWriter(new_file(temporary / _TENSORS)) as file:
+            sha256 = _write_tensors(file, stored, fetch)
+            _sync(file)
+        with BufferedWriter(new_file(temporary / _META)) as file:
+            header = {
+                "format": _FORMAT,
+                "step": step,
+                "tensors_sha256": sha256,
+                "aliases": aliases,
+                "meta": dict(meta),
+            }
+            file.write(json.dumps(header, indent=1).encode())
+            _sync(file)
+        sync_folder(temporary)
+        _put_in_place(temporary, final)
+        sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        kind = DiskFullError if is_full(error) else CleaveError
+        raise kind(
+            f"The checkpoint {str(final)!r} cannot be written ({error.strerror or error}): "
+            f"{remedy(error)}, or choose another folder; earlier checkpoints are as they were."
+        ) from error
+    except BaseException:  # Ctrl-C leaves nothing behind either
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _remove_older(folder, step, keep, sound_before)
+    return final
+
+
+def load_checkpoint(path: Path) -> LoadedCheckpoint:
+    """Read the checkpoint in the folder `path`, and verify every byte of its tensors.
+
+    The tensors may be backed by the file: copy them into the model before you delete it. Raises
+    DamagedCheckpointError when it is not whole or not finite, CleaveError when it cannot be read or
+    was written by a newer version.
+    """
+    header = _verified_header(path)
+    tensors = _read_tensors(path, header)
+    if name := first_not_finite(tensors):  # as earlier versions wrote them
+        raise DamagedCheckpointError(path, f"{name!r} is not finite: the run had diverged")
+    return LoadedCheckpoint(header.step, tensors, header.meta)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the path of the newest whole checkpoint in `folder`, or None if there is none.
+
+    Damaged ones are passed over with a warning (`warnings.warn`), unfinished ones silently. Every
+    byte is read to verify the checkpoint; use `load_latest` to verify and load it in one pass.
+
+    Raises CleaveError when one cannot be read, which does not mean that it is damaged.
+    """
+    for path in _newest_first(folder):
+        try:
+            _verified_header(path)
+        except DamagedCheckpointError as error:
+            warnings.warn(str(error), stacklevel=2)
+        else:
+            return path
+    return None
+
+
+def load_latest(
+    folder: Path, passed_over: Callable[[DamagedCheckpointError], None] | None = None
+) -> LoadedCheckpoint | None:
+    """Load the newest whole checkpoint in `folder`; return None if there is none.
+
+    Damaged ones are passed over: `passed_over` is called with each, or a warning is given if it is
+    None. Raises CleaveError as `latest_checkpoint` does.
+    """
+    while True:
+        faults: list[DamagedCheckpointError] = []
+        found, removed = None, False
+        for path in _newest_first(folder):
+            try:
+                found = load_checkpoint(path)
+                break
+            except DamagedCheckpointError as error:
+                removed = removed or not path.exists()
+                faults.append(error)
+        if not removed:
+            break
+        # The run that writes them removed one meanwhile, so there is a newer one.
+    for fault in faults:
+        if passed_over is None:
+            warnings.warn(str(fault), stacklevel=2)
+        else:
+            passed_over(fault)
+    return found
+
+
+def held_steps(folder: Path) -> list[int]:
+    """Return the steps whose checkpoints a folder has, latest first."""
+    return sorted({_step_of(path) for path in _newest_first(folder)}, reverse=True)
+
+
+def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
+    """Remove the checkpoints of the steps that are not wanted; warn where one cannot be removed."""
+    for path in _newest_first(folder):
+        if unwanted(_step_of(path)):
+            _remove(path)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint so that nothing finds, replaces or removes it.
+
+    Returns its new path. Raises CleaveError when it cannot be renamed.
+    """
+    aside, number = path.with_name(f"{path.name}.damaged"), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise CleaveError(
+            f"The damaged checkpoint {str(path)!r} cannot be renamed to {aside.name!r} "
+            f"({error.strerror}): check that you may write there, or move it away."
+        ) from error
+    return aside
+
+
+def _untie(
+    tensors: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors to store, and for each other name the stored one with the same memory."""
+    stored: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[object, ...], str] = {}
+    for name, tensor in tensors.items():
+        view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() > 0 and not tensor.is_meta and view in seen:
+            aliases[name] = seen[view]
+        else:
+            seen[view] = name
+            stored[name] = tensor
+    return stored, aliases
+
+
+def _write_tensors(
+    file: BinaryIO,
+    tensors: Mapping[str, torch.Tensor],
+    fetch: Callable[[str], torch.Tensor] | None,
+) -> str:
+    """Write the safetensors format to `file`; return the SHA-256 of what was written.
+
+    The library's own writer is not used because the checksum would need a second pass over the
+    file, and because its errors do not tell a full disk from others.
+    """
+    # Widest elements first keeps every tensor aligned.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header = {}
+    offset = 0
+    for name in order:
+        tensor = tensors[name]
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+
+    def values(name: str) -> torch.Tensor:
+        tensor = tensors[name]
+        return fetch(name) if tensor.is_meta and fetch is not None else tensor
+
+    parts: Iterator[bytes | memoryview] = chain(
+        (len(text).to_bytes(8, "little"), text), (bytes_of(values(name)) for name in order)
+    )
+    for part in parts:
+        digest.update(part)
+        file.write(part)
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the elements in row-major order, without a copy if they lie so on the CPU already."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """Rename `temporary` to `final`. At every moment a whole checkpoint of that step exists."""
+    if not final.exists():
+        temporary.rename(final)
+        return
+    replaced = final.with_name(f"{final.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    final.rename(replaced)
+    try:
+        temporary.rename(final)
+    except BaseException:
+        replaced.rename(final)
+        raise
+    _remove(replaced)
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    try:
+        found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CleaveError(
+            f"The checkpoints in {str(folder)!r} cannot be listed ({error.strerror}): "
+            "check that it is a folder you may read."
+        ) from error
+    return sorted(found, key=lambda path: (_step_of(path), not path.suffix), reverse=True)
+
+
+def _remove_older(folder: Path, step: int, keep: int, sound_before: int | None) -> None:
+    older = [path for path in _newest_first(folder) if _step_of(path) <= step]
+    # Where a crash left both a checkpoint and what it replaced, the two are one.
+    distinct = [path for path in older if not path.suffix or path.with_suffix("") not in older]
+    sound = [
+        path for path in distinct if sound_before is not None and _step_of(path) < sound_before
+    ]
+    for path in older:
+        if path not in distinct[:keep] + sound[:1]:
+            _remove(path)
+
+
+def _step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint; it is renamed first, so that a crash leaves no half of one."""
+    doomed = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+    try:
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        warnings.warn(
+            f"The old checkpoint {str(path)!r} cannot be removed ({error.strerror}): "
+            "remove it by hand to free its space.",
+            stacklevel=3,
+        )
+
+
+def _verified_header(path: Path) -> _Header:
+    header = _read_header(path)
+    try:
+        with (path / _TENSORS).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise DamagedCheckpointError(path, f"{_TENSORS} is missing") from error
+    except OSError as error:
+        raise _unreadable(path, _TENSORS, error) from error
+    if sha256 != header.tensors_sha256:
+        raise DamagedCheckpointError(path, f"the checksum of {_TENSORS} is wrong")
+    return header
+
+
+def _read_header(path: Path) -> _Header:
+    try:
+        text = (path / _META).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DamagedCheckpointError(
+            path, f"it has no {_META}, so it is not a checkpoint"
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, _META, error) from error
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise DamagedCheckpointError(path, f"{_META} is not JSON") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("format"), int):
+        raise DamagedCheckpointError(path, f"{_META} names no format version")
+    if fields["format"] > _FORMAT:
+        raise CleaveError(
+            f"The checkpoint {str(path)!r} has format {fields['format']}, this version of Cleave "
+            f"reads up to {_FORMAT}: update Cleave."
+        )
+    kinds = {"step": int, "tensors_sha256": str, "aliases": dict, "meta": dict}
+    for field, kind in kinds.items():
+        if not isinstance(fields.get(field), kind):
+            raise DamagedCheckpointError(path, f"{_META} has no proper {field!r}")
+    return _Header(**{field: fields[field] for field in kinds})
+
+
+def _read_tensors(path: Path, header: _Header) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path / _TENSORS)
+        return tensors | {name: tensors[kept] for name, kept in header.aliases.items()}
+    except (SafetensorError, KeyError) as error:
+        reason = f"{_TENSORS} does not hold what {_META} says"
+        raise DamagedCheckpointError(path, reason) from error
+    except OSError as error:
+        raise _unreadable(path, _TENSORS, error) from error
+
+
+def _unreadable(path: Path, name: str, error: OSError) -> CleaveError:
+    return CleaveError(
+        f"The checkpoint {str(path)!r} cannot be read ({name}: {error.strerror or error}), which "
+        "does not mean that it is damaged: mend that and try again, or move its folder away to go "
+        "on from an older one."
+    )

@@ -1,0 +1,624 @@
+"""The block journal: finished products on disk, so that a killed run goes on inside a step.
+
+Training is deterministic: a run that is resumed from a checkpoint asks for the same products of the
+same matrices in the same order. With a journal, products that were finished since that checkpoint
+come from disk and not from the fleet. The file lies in a folder of its own in the run folder:
+
+    folder/step-000120.blocks    products finished since the checkpoint of step 120
+
+A product is identified by its step, its place within the step, and a checksum of everything that it
+depends on: shapes, dtypes and the bytes of both operands. If that differs, the product is computed
+anew. So a journal may be out of date or of another run, but it never yields a wrong product.
+Records are appended in a thread of their own. A record that a crash cut short ends the file; a
+damaged one is not used.
+
+The file grows until the next checkpoint, which makes its products unnecessary. It holds far more
+per step than a checkpoint does. So `outgrown` asks for an early checkpoint as soon as the journal
+is larger than a checkpoint would be: this bounds disk space and the time to resume, and checkpoints
+cost no more than the journal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from cleave.arrays import Array, Buffer, unpack
+from cleave.errors import CleaveError
+from cleave.files import is_ours, open_to_change, own_folder, sync_folder, write_all
+from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side
+from cleave.training.loop.disk import DiskFullError, Patience, cannot_write, is_full, remedy
+
+_MAGIC: Final = b"CLEAVEJ1"
+_HEADER: Final = struct.Struct("<II20sdQI")  # step, place, key, seconds, payload bytes and crc32
+_CRC: Final = struct.Struct("<I")  # of the header before it
+_RECORD_BYTES: Final = _HEADER.size + _CRC.size
+_NAME: Final = re.compile(r"step-\d{6,}\.blocks")
+
+QUEUE_BYTES: Final = 256 * 2**20
+"""What may wait to be written; the training thread waits when that is more."""
+
+LEAST_BYTES: Final = 64 * 2**20
+"""A journal below this size is not worth an early checkpoint."""
+
+_RETRY_S: Final = 1.0  # after a write that found the disk full
+
+_JUDGED_STEPS: Final = 4
+
+
+@dataclass(slots=True)
+class JournalCounters:
+    """Counts what a journal has done so far.
+
+    Attributes:
+        written, written_bytes: products appended, and their bytes.
+        spent_s: seconds of the training thread for checksums, copies, reading and waiting for the
+            disk.
+        write_s: seconds of the writing thread.
+        taken, taken_bytes: products that came from the journal, and their bytes.
+        saved_s: seconds that the fleet had taken for the products that came from the journal.
+    """
+
+    written: int = 0
+    written_bytes: int = 0
+    spent_s: float = 0.0
+    write_s: float = 0.0
+    taken: int = 0
+    taken_bytes: int = 0
+    saved_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Tells where a product is in the file, and the checksum of what it depends on."""
+
+    offset: int
+    nbytes: int
+    crc: int
+    key: bytes
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """Holds a product that is to be written."""
+
+    step: int
+    place: int
+    key: bytes
+    took_s: float
+    elements: Array
+
+
+class Journal:
+    """Keeps the finished products of one run. Only the training thread calls it.
+
+    Args:
+        folder: the folder of its file; made when needed.
+        base: step of the checkpoint that the run starts or goes on from. Products journaled since
+            that checkpoint are used; other journal files are removed.
+        say: called with one sentence when the journal switches itself off.
+        clock: returns seconds, as `time.perf_counter` does.
+        patience: repeats writes while the disk is full.
+        queue_bytes: see `QUEUE_BYTES`.
+
+    Raises:
+        CleaveError: when the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        base: int,
+        *,
+        say: Callable[[str], None],
+        clock: Callable[[], float],
+        patience: Patience,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        self.folder = folder
+        self.counters = JournalCounters()
+        self.on = True
+        self._say = say
+        self._clock = clock
+        self._patience = patience
+        self._waited_s = 0.0
+        self._step = base
+        self._place = 0
+        self._entries: dict[tuple[int, int], _Entry] = {}
+        self._digests: WeakKeyDictionary[Operand, bytes] = WeakKeyDictionary()
+        self._last_end_s = -float("inf")
+        self._began_s = 0.0
+        self._at_begin = (0.0, 0)
+        self._judged: deque[tuple[float, float]] = deque(maxlen=_JUDGED_STEPS)
+        self._size_bytes = 0
+        self._path, self._file = self._patience.insist(lambda: self._open(base))
+        self._writer = _Writer(self._path, self._file, queue_bytes, clock)
+
+    # --- the file ---
+
+    def _open(self, base: int) -> tuple[Path, FileIO]:
+        """Open a checkpoint's file and read its whole records; remove other files."""
+        path = _file_of(self.folder, base)
+        try:
+            own_folder(self.folder)
+            self._set_aside(path)
+            file = open_to_change(path, _MAGIC)
+            end = self._read(file)
+            file.truncate(end)
+            file.seek(end)
+            if not end:
+                write_all(file, _MAGIC)
+            sync_folder(self.folder)
+            for other in self.folder.iterdir():
+                if other != path and _is_journal(other):
+                    other.unlink()
+        except OSError as error:
+            kind = DiskFullError if is_full(error) else CleaveError
+            raise kind(
+                f"the journal {str(path)!r} cannot be opened ({error.strerror}): "
+                f"{remedy(error)}, or go on with --no-journal"
+            ) from error
+        self._size_bytes = max(end, len(_MAGIC))
+        return path, file
+
+    def _set_aside(self, path: Path) -> None:
+        """Rename a file that does not begin as a journal does: nothing of it is overwritten."""
+        if path.is_symlink() or not path.is_file() or is_ours(path, _MAGIC):
+            return
+        aside, number = path.with_name(f"{path.name}.other"), 1
+        while os.path.lexists(aside):
+            number += 1
+            aside = path.with_name(f"{path.name}.other-{number}")
+        path.rename(aside)
+        self._say(f"{path} is damaged or no journal; it is kept as {aside.name}")
+
+    def _read(self, file: FileIO) -> int:
+        """Note what a file holds; return how many of its bytes are whole records."""
+        self._entries.clear()
+        if file.read(len(_MAGIC)) != _MAGIC:
+            return 0
+        end = len(_MAGIC)
+        size = file.seek(0, os.SEEK_END)
+        while end + _RECORD_BYTES <= size:
+            file.seek(end)
+            header = file.read(_HEADER.size)
+            (crc,) = _CRC.unpack(file.read(_CRC.size))
+            if zlib.crc32(header) != crc:
+                break
+            step, place, key, took_s, nbytes, payload_crc = _HEADER.unpack(header)
+            offset = end + _RECORD_BYTES
+            if offset + nbytes > size:
+                break
+            # A later record of the same product was computed because the first did not fit.
+            self._entries[step, place] = _Entry(offset, nbytes, payload_crc, key, took_s)
+            end = offset + nbytes
+        return end
+
+    @property
+    def held(self) -> int:
+        """Return how many products of an earlier run can still be taken."""
+        return len(self._entries)
+
+    def outgrown(self, checkpoint_bytes: int) -> bool:
+        """Return whether a checkpoint of so many bytes is due, because the journal is larger."""
+        if self._entries:  # a checkpoint would throw away what is still to be taken
+            return False
+        return self.on and self._size_bytes > max(LEAST_BYTES, checkpoint_bytes)
+
+    def charge(self, spent_s: float) -> None:
+        """Count seconds spent because of the journal, as on an early checkpoint."""
+        self.counters.spent_s += spent_s
+
+    def covered(self, base: int) -> None:
+        """Begin a new file, as a checkpoint of step `base` is safely on disk.
+
+        If the step after it was begun and given up, its finished products are kept.
+        """
+        if not self.on:
+            discard(self.folder)
+            return
+        given_up = self._step == base and self._place > 0
+        if given_up:
+            self._writer.drain()
+        else:
+            self._writer.forget()
+        before, before_path = self._file, self._path
+        self._path, self._file = self._patience.insist(lambda: self._open(base))
+        self._writer.path, self._writer.file = self._path, self._file
+        if given_up and before_path != self._path:
+            self._carry_over(before, base)
+        before.close()
+
+    def _carry_over(self, before: FileIO, base: int) -> None:
+        """Copy the products of later steps from another file, as far as there is space."""
+        self._read(before)
+        kept = [entry for (step, _), entry in self._entries.items() if step >= base]
+        self._entries.clear()
+        with suppress(OSError):  # what is cut short is not read
+            for entry in kept:
+                before.seek(entry.offset - _RECORD_BYTES)
+                record = before.read(_RECORD_BYTES + entry.nbytes)
+                write_all(self._file, record)
+                self._size_bytes += len(record)
+
+    def close(self) -> None:
+        """Write what is queued and close the file. A journal without products is removed."""
+        self._writer.close()
+        self._file.close()
+        if self.on and self._writer.failure:
+            self._switch_off(f"it cannot be written ({self._writer.failure})")
+        if self._size_bytes <= len(_MAGIC):
+            discard(self.folder)
+
+    # --- steps ---
+
+    def begin(self, step: int) -> None:
+        """Note that the step after `step` begins."""
+        self._step, self._place = step, 0
+        for place in [place for place in self._entries if place[0] < step]:
+            del self._entries[place]  # not asked for this time
+        counters = self.counters
+        self._at_begin = (counters.spent_s, counters.taken)
+        self._waited_s = self._patience.waited_s
+        self._began_s = self._clock()
+
+    def end(self) -> None:
+        """Note that the step is over; switch off if the journal costs more than it could save."""
+        if not self.on:
+            return
+        wall_s = self._clock() - self._began_s
+        spent_s, taken = self._at_begin
+        counters = self.counters
+        try:
+            self._patience.insist(self._writer.check)
+        except DiskFullError as error:  # the run is to stop
+            self._switch_off(str(error))
+            return
+        # What is written after a step's end counts for the next step.
+        write_s, counters.write_s = counters.write_s, self._writer.write_s
+        if self._writer.failure:
+            self._switch_off(f"it cannot be written ({self._writer.failure})")
+        elif counters.taken == taken and self._patience.waited_s == self._waited_s:
+            # A step that was partly taken from disk, or waited for space there, says nothing.
+            spent_s = counters.spent_s - spent_s
+            self._judged.append((wall_s - spent_s, spent_s + counters.write_s - write_s))
+            self._writer.sync()
+            self._judge()
+
+    def _judge(self) -> None:
+        """Switch off if writing has cost more than the steps themselves."""
+        step_s = sum(step for step, _ in self._judged) / len(self._judged)
+        cost_s = sum(cost for _, cost in self._judged) / len(self._judged)
+        if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
+            self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
+
+    def _switch_off(self, reason: str) -> None:
+        """Write no more products, and say why."""
+        self.on = False
+        self._say(f"the journal is off: {reason}; a killed run goes on from its last checkpoint")
+
+    # --- products ---
+
+    def multiply(self, fleet: Multiplier, a: Side, b: Side, out: Buffer) -> Pending:
+        """Start ``out = a @ b`` as `Fleet.submit` does, or take the product from disk."""
+        place = (self._step, self._place)
+        self._place += 1
+        entry = self._entries.pop(place, None)
+        if entry is None and not self.on:
+            return fleet.submit(a, b, out)
+        began_s = self._clock()
+        if entry is not None:
+            key = self._key(a, b, out)
+            taken = entry.key == key and self._take(entry, out)
+            self.counters.spent_s += self._clock() - began_s
+            if taken:
+                return Finished(out)
+            began_s = self._clock()
+        future = fleet.submit(a, b, out)
+        if future.done or not self.on:  # the PS did it at once: nothing to save
+            return future
+        submitted_s = self._clock()
+        key = self._key(a, b, out)  # while the fleet multiplies
+        self.counters.spent_s += self._clock() - submitted_s
+        return _Journaled(self, future, place, key, began_s)
+
+    def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
+        """Queue a finished product for writing."""
+        now_s = self._clock()
+        # Of products in flight together, each counts the time since the one before ended.
+        took_s = now_s - max(began_s, self._last_end_s)
+        self._last_end_s = now_s
+        if not self.on or self._writer.failure:
+            return
+        # A copy: the caller adds a bias in place.
+        product = _Product(*place, key, took_s, np.array(out.array, order="C"))
+        try:
+            self._patience.insist(lambda: self._writer.put(product))
+        except DiskFullError as error:  # the run is to stop
+            self._switch_off(str(error))
+            return
+        self._size_bytes += _RECORD_BYTES + product.elements.nbytes
+        self.counters.written += 1
+        self.counters.written_bytes += product.elements.nbytes
+        self.counters.spent_s += self._clock() - now_s
+
+    def _take(self, entry: _Entry, out: Buffer) -> bool:
+        """Read a product into `out`; return False if it is damaged."""
+        data = _read_at(self._path, entry.offset, entry.nbytes)
+        if len(data) != out.nbytes or zlib.crc32(data) != entry.crc:
+            return False
+        out.array[...] = unpack(data, *out.shape, out.dtype).array
+        self.counters.taken += 1
+        self.counters.taken_bytes += entry.nbytes
+        self.counters.saved_s += entry.took_s
+        return True
+
+    def _key(self, a: Side, b: Side, out: Buffer) -> bytes:
+        """Return the checksum of everything that a product depends on, in 20 bytes."""
+        said = f"{a.transposed} {b.transposed} {out.dtype.value}".encode()
+        return hashlib.sha1(
+            self._digest(a.operand) + self._digest(b.operand) + said, usedforsecurity=False
+        ).digest()
+
+    def _digest(self, operand: Operand) -> bytes:
+        """Return the checksum of a matrix, made once however often it is multiplied."""
+        digest = self._digests.get(operand)
+        if digest is None:
+            buffer = operand.buffer
+            said = f"{buffer.shape} {buffer.dtype.value}".encode()
+            sha1 = hashlib.sha1(said, usedforsecurity=False)
+            sha1.update(buffer.pack())
+            digest = self._digests[operand] = sha1.digest()
+        return digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Journaled:
+    """Is a product under way that is journaled once it is waited for."""
+
+    journal: Journal
+    future: Pending
+    place: tuple[int, int]
+    key: bytes
+    began_s: float
+
+    @property
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return self.future.done
+
+    def result(self) -> Buffer:
+        """Wait for the product, queue it for the journal's file, and return it."""
+        out = self.future.result()
+        self.journal.finished(self.place, self.key, self.began_s, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class JournaledFleet:
+    """Journals the products of a fleet, for `cleave.training.tiles.offload`."""
+
+    fleet: Multiplier
+    journal: Journal
+
+    def operand(self, buffer: Buffer) -> Operand:
+        """See `Fleet.operand`."""
+        return self.fleet.operand(buffer)
+
+    def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
+        """See `Fleet.submit`."""
+        return self.journal.multiply(self.fleet, a, b, out)
+
+
+class _Writer:
+    """Appends products to a file in a thread of its own, with bounded memory.
+
+    While the disk is full it tries the present write again, and `put` and `check` raise an error.
+
+    Attributes:
+        path, file: the file to append to; the file object stands at its end.
+        write_s: seconds spent on writing.
+        failure: why nothing can be written any more; empty while it can.
+    """
+
+    def __init__(
+        self, path: Path, file: FileIO, queue_bytes: int, clock: Callable[[], float]
+    ) -> None:
+        self.path = path
+        self.file = file
+        self._full: OSError | None = None
+        self._dropped = 0  # how often everything was dropped
+        self.write_s = 0.0
+        self.failure = ""
+        self._limit_bytes = queue_bytes
+        self._clock = clock
+        self._queue: deque[_Product | None] = deque()  # None: fsync
+        self._queued_bytes = 0
+        self._busy = False
+        self._closing = False
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="cleave-journal", daemon=True)
+        self._thread.start()
+
+    def put(self, product: _Product) -> None:
+        """Queue a product for writing; wait while too much is queued.
+
+        Raises:
+            DiskFullError: when too much is queued because the disk is full; the product is not
+                queued.
+        """
+        nbytes = product.elements.nbytes
+
+        def fits() -> bool:
+            return not self._queued_bytes or self._queued_bytes + nbytes <= self._limit_bytes
+
+        with self._change:
+            self._change.wait_for(lambda: fits() or self.failure or self._full)
+            if self._full and not fits():
+                raise cannot_write(self.path, self._full)
+            self._queue.append(product)
+            self._queued_bytes += nbytes
+            self._change.notify_all()
+
+    def check(self) -> None:
+        """Raise an error while the disk is full.
+
+        Raises:
+            DiskFullError: when it is.
+        """
+        with self._change:
+            if self._full and not self.failure:
+                raise cannot_write(self.path, self._full)
+
+    def sync(self) -> None:
+        """Have what was appended written so that it survives a power loss."""
+        with self._change:
+            self._queue.append(None)
+            self._change.notify_all()
+
+    def forget(self) -> None:
+        """Drop what is queued, and stop using the file."""
+        with self._change:
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._dropped += 1
+            self._change.notify_all()
+            self._change.wait_for(lambda: not self._busy)
+
+    def drain(self) -> None:
+        """Wait until what is queued is written or cannot be written."""
+        with self._change:
+            self._change.wait_for(
+                lambda: self.failure or self._full or not (self._queue or self._busy)
+            )
+        self.forget()
+
+    def close(self) -> None:
+        """Write what is queued and end."""
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        """Write queued products, in the writer's thread."""
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
+                product = self._queue.popleft()
+                self._busy, dropped = True, self._dropped
+            try:
+                while not self.failure and not self._written(product):
+                    with self._change:
+                        self._change.wait(_RETRY_S)
+                        if self._closing:  # a killed run would have lost it as well
+                            self.failure = "the disk is full"
+                        elif self._dropped > dropped:
+                            break
+            except OSError as error:  # said at the end of the step
+                self.failure = error.strerror or str(error)
+            finally:
+                with self._change:
+                    self._busy = False
+                    self._full = None
+                    if product is not None and self._queued_bytes:
+                        self._queued_bytes -= product.elements.nbytes
+                    self._change.notify_all()
+
+    def _written(self, product: _Product | None) -> bool:
+        """Write a product; return False, with nothing written, if the disk is full."""
+        end, began_s = self.file.tell(), self._clock()
+        try:
+            self._write(product)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            with suppress(OSError):  # it is cut off when it is read, at the latest
+                self.file.truncate(end)
+            self.file.seek(end)
+            with self._change:
+                self._full = error
+                self._change.notify_all()
+            return False
+        finally:
+            self.write_s += self._clock() - began_s
+        return True
+
+    def _write(self, product: _Product | None) -> None:
+        """Write a product, or sync the file where there is none."""
+        if product is None:
+            os.fsync(self.file.fileno())
+            return
+        payload = product.elements.reshape(-1).view(np.uint8).data
+        header = _HEADER.pack(
+            product.step,
+            product.place,
+            product.key,
+            product.took_s,
+            payload.nbytes,
+            zlib.crc32(payload),
+        )
+        write_all(self.file, header + _CRC.pack(zlib.crc32(header)))
+        write_all(self.file, payload)
+
+
+def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
+    """Read bytes of a file.
+
+    Raises:
+        CleaveError: when it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:  # its own: the writer's stands at the end
+            file.seek(offset)
+            return file.read(nbytes)
+    except OSError as error:
+        raise CleaveError(
+            f"the journal {str(path)!r} cannot be read ({error.strerror}): "
+            f"check the disk, or go on with --no-journal"
+        ) from error
+
+
+def holds_beginning(folder: Path) -> bool:
+    """Return whether a journal has products of a run's first steps, before any checkpoint."""
+    try:
+        return _file_of(folder, 0).stat().st_size > len(_MAGIC)
+    except FileNotFoundError:
+        return False
+
+
+def _is_journal(path: Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None and is_ours(path, _MAGIC)
+
+
+def _file_of(folder: Path, base: int) -> Path:
+    """Return the path of the file with the products since the checkpoint of step `base`."""
+    return folder / f"step-{base:06d}.blocks"
+
+
+def discard(folder: Path) -> None:
+    """Remove a journal, if there is one."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if _is_journal(path):
+            path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,86 @@
+"""Forecasts for a job: the matrix products of its steps, planned for the connected devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cleave.arrays import DType
+from cleave.errors import PlanError
+from cleave.fleet.fleet import Fleet
+from cleave.planner.coding import payload_rates
+from cleave.planner.forecast import Forecast, MethodChoice, StepForecaster, refused
+from cleave.planner.plan import ElementBytes, Method, PsRates
+from cleave.planner.stages.model import PsCompute
+from cleave.planner.tiles.report import plan_step
+from cleave.training.loop.job import JobSpec
+from cleave.training.lora.spec import LoraSpec
+from cleave.workload.registry import ModelSpec
+from cleave.workload.stages import Adapters, StageSizes
+from cleave.workload.step import GemmKind, StepGemm, step_gemms
+
+
+def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
+    """Return the matrix products of a job's step by tiles.
+
+    Frozen weights have no gradients, and quantized weights never go by tiles.
+    """
+    found = step_gemms(spec, job.batch * job.accumulate, job.seq)
+    if not job.lora:
+        return list(found)
+    products = [g for g in found if g.kind is not GemmKind.WEIGHT_GRADIENT]
+    return [g for g in products if g.name == "lm_head" or not LoraSpec.of(job.lora).bits]
+
+
+@dataclass(frozen=True, slots=True)
+class TilesForecaster:
+    """Forecasts a step by tiles on the connected devices.
+
+    Attributes:
+        gemms: the matrix products of a step.
+        dtype: the dtype of the products.
+        fleet: the fleet that computes them.
+    """
+
+    gemms: Sequence[StepGemm]
+    dtype: DType
+    fleet: Fleet
+
+    def forecast(self, forecaster: StepForecaster) -> Forecast:
+        """Return the forecast; it says why when no device can compute the products.
+
+        Args:
+            forecaster: of the same model and batch.
+        """
+        _, devices = self.fleet.runtime.fleet_rates()
+        able = [device for device in devices if self.dtype.value in device.dtypes]
+        if not able:
+            return refused(Method.TILES, "no device is connected")
+        element = ElementBytes(self.dtype.itemsize, self.dtype.itemsize)
+        card = forecaster.ps.rates or PsRates()
+        rates = payload_rates(able, self.dtype.value)
+        try:
+            step = plan_step(self.fleet.planner, self.gemms, element, rates, card)
+        except PlanError as error:
+            return refused(Method.TILES, str(error))
+        return forecaster.by_tiles(step, self.gemms)
+
+
+def choose_without_stages(
+    job: JobSpec, spec: ModelSpec, tiles: TilesForecaster, ps: PsCompute
+) -> MethodChoice:
+    """Choose between tiles and the parameter server alone, when no device can train layers.
+
+    Args:
+        job: the job.
+        spec: the sizes of its model.
+        tiles: forecasts its steps by tiles.
+        ps: the parameter server.
+    """
+    adapters = None
+    if job.lora:
+        adapters = Adapters(LoraSpec.of(job.lora).rank)
+    each = tiles.dtype.itemsize
+    sizes = StageSizes(spec, job.seq, each, each, adapters)
+    forecaster = sizes.forecaster(job.batch * job.accumulate, ps)
+    return MethodChoice(Method.AUTO, [tiles.forecast(forecaster), forecaster.alone()])

@@ -1,0 +1,93 @@
+"""How a training run uses the memory of the PS: what it keeps, and what it computes again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cleave.errors import UsageError
+from cleave.machine.sensors import total_memory_bytes
+from cleave.planner.plan import Method
+from cleave.training.loop.job import JobSpec, MemoryMode
+from cleave.training.lora.spec import LoraSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_WEIGHT_BYTES: Final = 4  # of a parameter
+_GRADIENT_BYTES: Final = 4
+_STATE_BYTES: Final = 8  # of it: two moments
+_HERE: Final = (Method.TILES.value, Method.LOCAL.value)
+_MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
+"""The share of the memory that these may take, without activations."""
+
+
+def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
+    """Return how memory is used: what the job says, or the fastest way that fits.
+
+    Args:
+        job: the job.
+        model: the model, with the parameters that are trained marked so.
+        servers: how many share gradients and the optimizer's state, see `GradientSums`, and the
+            weights, see `SharedWeights`.
+
+    Returns:
+        Any mode but `AUTO`.
+
+    Raises:
+        UsageError: when several servers are to be lean, or weights cannot be shared.
+    """
+    check_memory(job, servers)
+    asked = MemoryMode(job.memory)
+    if asked is not MemoryMode.AUTO:
+        return asked
+    least = MemoryMode.LEAN if servers == 1 else MemoryMode.RECOMPUTE
+    if servers > 1 and job.method in _HERE and not _quantized(job):
+        least = MemoryMode.SHARDED
+    memory_bytes = total_memory_bytes()
+    if memory_bytes is None:  # the system does not tell: spare it
+        return least
+    state = 0.0 if job.state_dir else _STATE_BYTES / servers
+    # Sums over micro-batches are on each server until the last one.
+    gradient = _GRADIENT_BYTES / (servers if job.accumulate == 1 else 1)
+    needed_bytes = sum(
+        p.numel() * (_WEIGHT_BYTES + (gradient + state if p.requires_grad else 0.0))
+        for p in model.parameters()
+    )
+    needed_bytes += sum(b.nbytes for b in model.buffers())  # codes of quantized weights
+    fits = (mode for mode, share in _MOST.items() if needed_bytes <= share * memory_bytes)
+    return next(fits, least)
+
+
+def check_memory(job: JobSpec, servers: int) -> None:
+    """Refuse a way to use memory that so many servers cannot have.
+
+    Raises:
+        UsageError: when several servers are to be lean, or weights cannot be shared.
+    """
+    asked = MemoryMode(job.memory)
+    if servers > 1 and asked is MemoryMode.LEAN:
+        raise UsageError(
+            "--memory is 'lean', which updates in the backward pass, and several servers add up "
+            "their gradients first; use sharded, or --state-dir to have more room"
+        )
+    if asked is not MemoryMode.SHARDED:
+        return
+    if servers == 1:
+        raise UsageError(
+            "--memory is 'sharded', and one server has nobody to share weights with; give "
+            "--servers, or --memory lean"
+        )
+    if job.method == Method.STAGES.value:
+        raise UsageError(
+            "--memory is 'sharded', and by stages every server sends its devices all weights; give "
+            "--method tiles, or --memory recompute"
+        )
+    if _quantized(job):
+        raise UsageError(
+            f"--memory is 'sharded', and --lora is {job.lora!r}, whose quantized weights are not "
+            "shared; leave bits out, or give --memory recompute"
+        )
+
+
+def _quantized(job: JobSpec) -> bool:
+    return bool(job.lora and LoraSpec.of(job.lora).bits)

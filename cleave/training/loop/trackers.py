@@ -1,0 +1,186 @@
+"""Curves of a run for TensorBoard and Weights & Biases, beside its own `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from enum import Enum
+from importlib.util import find_spec
+from typing import Any, Final, Protocol, Self
+
+from cleave.errors import UsageError, not_installed
+from cleave.files import own_folder, refuse_link, write_atomically
+from cleave.training.loop.job import JobSpec
+from cleave.training.loop.records import EvalRecord, Record, StepRecord
+from cleave.training.loop.run_folder import RunFolder
+
+_WANDB_ID: Final = "wandb-run-id"
+"""The file of a run folder by which a resumed run goes on with its curves."""
+
+
+class TrackerKind(Enum):
+    """Where curves may go; users give the values, with + between them."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+
+
+class Tracker(Protocol):
+    """Draws one run's curves."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a point at a step to each of these curves."""
+        ...
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        ...
+
+
+def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
+    """Read a value of `--report-to`, as `tensorboard+wandb`; nothing for an empty one.
+
+    Raises:
+        UsageError: when one is unknown, or its package is not installed.
+    """
+    known = [kind.value for kind in TrackerKind]
+    names = list(dict.fromkeys(part.strip() for part in text.split("+"))) if text else []
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--report-to has {name!r}; give {' or '.join(known)}, or both with + between them"
+            )
+    for name in names:
+        if find_spec(name) is None:
+            raise not_installed(f"--report-to {name}", name, name)
+    return tuple(TrackerKind(name) for name in names)
+
+
+class Trackers:
+    """All that draw a run's curves. One that fails is left out from then on: training goes on.
+
+    Args:
+        trackers: by name.
+        note: called with a text for the user when one fails.
+    """
+
+    def __init__(self, trackers: Mapping[str, Tracker], note: Callable[[str], None]) -> None:
+        self._trackers = dict(trackers)
+        self._note = note
+
+    @classmethod
+    def open(cls, job: JobSpec, run: RunFolder, step: int, note: Callable[[str], None]) -> Self:
+        """Begin a run's curves, or go on with them.
+
+        Args:
+            job: what is trained.
+            run: its folder, in which both keep their files.
+            step: the last that is done; what was drawn of later ones is drawn anew.
+            note: see above.
+        """
+        opened: dict[str, Tracker] = {}
+        for kind in tracker_kinds(job.report_to):
+            try:
+                opened[kind.value] = _OPEN[kind](job, run, step)
+            except Exception as error:  # noqa: BLE001 - theirs, of any kind, and no reason to stop
+                note(_failed(kind.value, error))
+        return cls(opened, note)
+
+    def report(self, record: Record) -> None:
+        """Draw what a record says, if it is of a step or a held-out loss."""
+        match record:
+            case StepRecord():
+                values = step_values(record)
+            case EvalRecord():
+                values = {"eval/loss": record.eval_loss}
+            case _:
+                return
+        self._each(lambda tracker: tracker.log(record.step, values))
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        self._each(lambda tracker: tracker.close())
+        self._trackers.clear()
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                act(tracker)
+            except Exception as error:  # noqa: BLE001 - see above
+                del self._trackers[name]
+                self._note(_failed(name, error))
+
+
+def _failed(name: str, error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"no more curves go to {name} ({type(error).__name__}: {first}); training goes on"
+
+
+def step_values(record: StepRecord) -> dict[str, float]:
+    """Return the points of a step, by curve. Rates are by the wall clock."""
+    return {
+        "train/loss": record.loss,
+        "train/learning_rate": record.learning_rate,
+        "train/tokens_per_s": record.tokens / max(record.wall_s, 1e-9),
+        "fleet/downlink_bytes": float(record.downlink_bytes),
+        "fleet/uplink_bytes": float(record.uplink_bytes),
+        f"fleet/{record.clock}_s": record.fleet_s,
+    }
+
+
+class _TensorBoard:
+    """Writes event files below `tensorboard` in the run folder."""
+
+    def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        own_folder(run.path / "tensorboard")
+        # What was drawn of steps that are done again is not shown.
+        self._writer: Any = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # a step takes seconds, and may be the last
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    """Sends curves to Weights & Biases as its own settings say: `WANDB_MODE`, `WANDB_PROJECT`."""
+
+    def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
+        import wandb
+
+        logging.getLogger("wandb").setLevel(logging.WARNING)
+        # On a terminal it would else ask for a key, and hold up training until one is typed.
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
+            raise UsageError("it has no key here; run `wandb login`, or set WANDB_MODE=offline")
+        kept = run.path / _WANDB_ID
+        refuse_link(run.path / "wandb")
+        if not kept.is_file():
+            write_atomically(kept, secrets.token_hex(4).encode())
+        self._run: Any = wandb.init(
+            id=kept.read_text(),
+            resume="allow",
+            name=run.path.name,
+            dir=str(run.path),
+            config=job.to_dict(),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        # Its own count of steps never goes back, and that of a resumed run may.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_OPEN: Final[Mapping[TrackerKind, Callable[[JobSpec, RunFolder, int], Tracker]]] = {
+    TrackerKind.TENSORBOARD: _TensorBoard,
+    TrackerKind.WANDB: _Wandb,
+}

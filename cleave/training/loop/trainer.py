@@ -1,0 +1,1060 @@
+"""Training, from a job to a trained model. Reads from top to bottom."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from cleave.errors import CleaveError, UsageError
+from cleave.fleet.counters import FleetCounters
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.local_fallback import (
+    AbandonedError,
+    FleetPresence,
+)
+from cleave.fleet.selection import Kept
+from cleave.graphs.packed import PackedBy, called_with, mask_for, packed_by
+from cleave.planner.plan import Method
+from cleave.training.data.batches import (
+    IGNORED,
+    Batch,
+    BatchLoader,
+    Corpus,
+    LoaderState,
+    build_corpus,
+    learned_tokens,
+    validation_batches,
+)
+from cleave.training.data.documents import read_documents
+from cleave.training.data.tokenizer import TextTokenizer, default_tokenizer, folder_tokenizer
+from cleave.training.loop.checkpoint import (
+    WEIGHTS,
+    DamagedCheckpointError,
+    LoadedCheckpoint,
+    held_steps,
+    load_latest,
+    remove_checkpoints,
+    save_checkpoint,
+    set_aside,
+)
+from cleave.training.loop.disk import Patience
+from cleave.training.loop.dropout import Chance
+from cleave.training.loop.fingerprint import FINGERPRINTS, Fingerprints, in_words
+from cleave.training.loop.finite import DivergedError, check_loss, first_not_finite
+from cleave.training.loop.held_out import HeldOut, losses_of
+from cleave.training.loop.job import (
+    MAY_CHANGE,
+    FallbackMode,
+    JobSpec,
+    MemoryMode,
+    Packing,
+    Precision,
+    default_learning_rate,
+)
+from cleave.training.loop.job_fleet import FleetReports, JobFleet
+from cleave.training.loop.journal import (
+    Journal,
+    JournalCounters,
+    discard,
+    holds_beginning,
+)
+from cleave.training.loop.loss_scale import LOSS_SCALE, LossScale
+from cleave.training.loop.optimizer import Optimizer, update_rule
+from cleave.training.loop.ps_memory import memory_mode
+from cleave.training.loop.records import (
+    DiskRecord,
+    DoneRecord,
+    EvalRecord,
+    NoteRecord,
+    PresenceRecord,
+    Record,
+    StartRecord,
+    StepRecord,
+    to_dict,
+)
+from cleave.training.loop.run_folder import BEST, CHECKPOINTS, JOURNAL, RunFolder
+from cleave.training.loop.schedule import Decay, Schedule
+from cleave.training.loop.state_files import StateFiles, check_folder
+from cleave.training.loop.trackers import Trackers, tracker_kinds
+from cleave.training.lora.adapters import (
+    FROZEN,
+    check_frozen,
+    fixed_tensors,
+    frozen_digest,
+    load_adapted,
+    load_trained,
+    trained_parameters,
+)
+from cleave.training.lora.quantized import QuantizedLinear
+from cleave.training.lora.spec import LEARNING_RATE, LoraSpec
+from cleave.training.results.compared import ComparedRun
+from cleave.training.results.export import keep_description
+from cleave.training.servers.ranks import Alone, Ranks
+from cleave.training.servers.shared_steps import SharedSteps
+from cleave.training.servers.shared_weights import SharedWeights
+from cleave.training.stages.staged import NotByStages
+from cleave.training.tiles.experts import auxiliary_weight
+from cleave.training.tiles.offload import hold_weights, restore
+from cleave.workload.models.build import (
+    ModelSource,
+    enable_checkpointing,
+    load_model,
+    resolve_model,
+)
+from cleave.workload.registry import ModelSpec
+
+_NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+_TOKENIZER_SIZE = 4096
+_ALL: Final = 2**31  # checkpoints that are kept
+_LEAVES_S: Final = 60.0  # in which processes of servers that are started again have ended
+_BY_CONTENT: Final = ("model", "data", "eval_data")  # settings that are paths, see `Fingerprints`
+
+
+@dataclass(frozen=True, slots=True)
+class TrainContext:
+    """The surroundings of a run: fleet, reports, clock.
+
+    Attributes:
+        fleet: the fleet that multiplies; None for plain PyTorch, the reference.
+        report: called with every record.
+        stop: called between steps and while the run waits for devices. True ends the run early,
+            with a checkpoint of the last whole step.
+        clock: returns seconds, for intervals between checkpoints and for the journal's cost.
+        sleep: waits for so many seconds, while a disk is full.
+        ranks: the servers that train this model together; the first writes the run folder.
+    """
+
+    fleet: Fleet | None
+    report: Callable[[Record], None]
+    stop: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+    ranks: Ranks = field(default_factory=Alone)
+
+    def patience(self, step: Callable[[], int]) -> Patience:
+        """Return a `Patience` that reports a full disk, with the last step that is done."""
+
+        def tell(full: bool, text: str) -> None:
+            self.report(DiskRecord(step(), "full" if full else "free", text))
+
+        return Patience(tell, self.stop, self.sleep)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A job's model, tokenizer and data: what can be refused before the model is built."""
+
+    source: ModelSource
+    tokenizer: TextTokenizer
+    corpus: Corpus
+    fingerprints: Fingerprints
+
+
+def prepare(job: JobSpec, context: TrainContext) -> Dataset:
+    """Find the model and read the data of a job; write nothing but the cache.
+
+    Raises:
+        CleaveError: for every problem that the user can solve.
+    """
+
+    def note(text: str) -> None:
+        context.report(NoteRecord(text))
+
+    source = resolve_model(job.model)
+    job.check_model(source.spec)
+    if job.lora:
+        LoraSpec.of(job.lora).config()  # says at once when peft is missing
+    tracker_kinds(job.report_to)
+    if job.state_dir:
+        check_folder(Path(job.state_dir))
+    for path in filter(None, (job.data, job.eval_data)):
+        read_documents(path)  # where there is none says so before a tokenizer is made
+    if source.folder:
+        tokenizer = folder_tokenizer(source.folder)
+    else:
+        size = min(_TOKENIZER_SIZE, source.spec.vocabulary)
+        tokenizer = default_tokenizer(vocab_size=size, progress=note)
+    corpus = build_corpus(
+        job.data or None,
+        tokenizer,
+        held_out=job.eval_data or None,
+        min_tokens=job.seq + 1,
+        progress=note,
+    )
+    separate = job.packing == Packing.SEPARATE.value
+    corpus.check(job.seq, separate=separate, judged=bool(job.eval_every))
+    if (largest := corpus.largest_id) >= source.spec.vocabulary:
+        raise CleaveError(
+            f"the tokenizer of {job.model!r} makes the token {largest} of this text, and the model "
+            f"has only {source.spec.vocabulary}; the folder's files do not belong together"
+        )
+    fingerprints = Fingerprints.of(corpus, tokenizer, source.folder)
+    return Dataset(source, tokenizer, corpus, fingerprints)
+
+
+def train(
+    job: JobSpec,
+    run: RunFolder,
+    context: TrainContext,
+    *,
+    resume: bool = False,
+    restart: bool = False,
+    accept_changes: bool = False,
+    dataset: Dataset | None = None,
+) -> DoneRecord:
+    """Train a model as the job says. No other process uses the run folder meanwhile.
+
+    Args:
+        job: what to train.
+        run: the folder for configuration, metrics, checkpoints and the loss plot.
+        context: the fleet, and what is called with reports.
+        resume: whether to go on from the newest whole checkpoint in `run`.
+        restart: whether to begin again at step 1 if there is no such checkpoint.
+        accept_changes: whether to resume although data, tokenizer, chat template, model
+            configuration or frozen weights are not those that the run had.
+        dataset: the result of `prepare`, if that was called already.
+
+    Raises:
+        CleaveError: for every problem that the user can solve; no half-written file is left.
+    """
+    with _locked(run, context):
+        dataset = dataset or prepare(job, context)
+        return _train(job, run, context, dataset, resume, restart, accept_changes)
+
+
+@contextmanager
+def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
+    """Return a context manager in which no other process uses a run folder.
+
+    Of several servers the first has the lock. They may have been started again, and the processes
+    before them end a little later.
+
+    Raises:
+        CleaveError: on every server, when another process uses it.
+    """
+    ranks, refused = context.ranks, ""
+    wait_s = _LEAVES_S if ranks.count > 1 else 0.0
+    with ExitStack() as held:
+        if not ranks.rank:
+            patience = context.patience(lambda: 0)
+            try:
+                why = patience.insist(lambda: held.enter_context(run.lock(wait_s)))
+            except CleaveError as error:
+                refused = str(error)
+            else:
+                if why:
+                    context.report(NoteRecord(f"{run.path} is not locked ({why}); use it once"))
+        if refused := ranks.agree(refused)[0]:
+            raise CleaveError(refused)
+        yield
+
+
+def _train(
+    job: JobSpec,
+    run: RunFolder,
+    context: TrainContext,
+    dataset: Dataset,
+    resume: bool,
+    restart: bool,
+    accept_changes: bool,
+) -> DoneRecord:
+    damaged: list[DamagedCheckpointError] = []
+    checkpoint = load_latest(run.path / CHECKPOINTS, damaged.append) if resume else None
+    _check_alike(context.ranks, checkpoint, dataset)
+    changed: list[str] = []
+    if checkpoint is not None:
+        changed = _changes(checkpoint, job, dataset, context, accepted=accept_changes)
+    elif resume and not restart:
+        _check_start(job, run, damaged)
+    for fault in damaged if not context.ranks.rank else ():
+        aside = set_aside(fault.path).name
+        context.report(NoteRecord(f"passed over: {fault} It is kept as {aside}."))
+    spec = dataset.source.spec
+    size = f"{spec.parameters / 1e6:.1f}M parameters"
+    context.report(NoteRecord(f"building {spec.name} ({size})"))
+    if job.lora:
+        adapted, spec = load_adapted(dataset.source, LoraSpec.of(job.lora), seed=job.seed)
+        model = adapted.get_base_model()
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        context.report(NoteRecord(f"training {trained:,} parameters of adapters"))
+        coded = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
+        if coded:
+            elements = sum(m.in_features * m.out_features for m in coded)
+            frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad) + elements
+            width = f"in {int(coded[0].bits)} bits"
+            context.report(NoteRecord(f"{elements:,} of {frozen:,} frozen weights are {width}"))
+    else:
+        model, spec = load_model(dataset.source, seed=job.seed)
+    _spread_weights(model, context.ranks)
+    base = checkpoint.step if checkpoint else 0
+    trainer = Trainer(job, spec, model, dataset, run, context, base)
+    try:
+        if checkpoint is not None:
+            trainer.restore(checkpoint, changed, accept_changes=accept_changes)
+            context.report(NoteRecord(f"resuming after step {checkpoint.step}"))
+        elif resume:
+            context.report(NoteRecord("no checkpoint is there: starting from the beginning"))
+        if resume:
+            trainer.wind_back(comparable=_comparable(checkpoint, job, changed))
+        trainer.write(lambda: run.write_config(job.to_dict()))
+        described = model, dataset.source, dataset.tokenizer
+        anew = bool(changed) or (resume and not base)
+        trainer.write(lambda: keep_description(run.path, *described, anew=anew))
+        return trainer.run()
+    finally:
+        trainer.close()
+        restore(model)
+
+
+def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequence[str]) -> bool:
+    """Return whether held-out losses are of the same text as those before a checkpoint."""
+    if checkpoint is None:
+        return False
+    before: Mapping[str, Any] = checkpoint.meta.get("job", {})
+    same_batches = before.get("eval_batches", job.eval_batches) == job.eval_batches
+    return same_batches and "held_out" not in changed
+
+
+def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
+    """Refuse to resume a run that would silently begin again at step 1.
+
+    With a journal of the first steps, a run can be resumed from the beginning.
+
+    Raises:
+        CleaveError: when there is nothing to resume from.
+    """
+    where = str(run.path)
+    if damaged:
+        faults = "; ".join(f"{fault.path.name}: {fault.reason}" for fault in damaged)
+        raise CleaveError(
+            f"no checkpoint of {where!r} is whole ({faults}); put back a copy of one, or give "
+            f"--restart as well to begin again at step 1 (what is damaged is kept, renamed)"
+        )
+    if not (job.journal and holds_beginning(run.path / JOURNAL)):
+        raise CleaveError(
+            f"{where!r} has no checkpoint: that run ended before its first; give --restart as well "
+            f"to begin again at step 1"
+        )
+
+
+def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dataset) -> None:
+    """Refuse to train together what is not the same on all servers.
+
+    Raises:
+        CleaveError: when data, tokenizer or checkpoint of a server are others.
+    """
+    if ranks.count == 1:
+        return
+    everyone = ranks.agree(
+        {
+            **asdict(dataset.fingerprints),
+            "checkpoint": checkpoint.step if checkpoint is not None else None,
+        }
+    )
+    for rank, each in enumerate(everyone):
+        for name, value in each.items():
+            if value != everyone[0][name]:
+                raise CleaveError(
+                    f"server {rank + 1} has another {name.replace('_', '-')} than the first one; "
+                    f"model, data and run folder must be the same on all, as in a folder that all "
+                    f"of them see"
+                )
+
+
+def _spread_weights(model: nn.Module, ranks: Ranks) -> None:
+    """Make all servers' weights those of the first, also where another torch draws others."""
+    weights = [parameter.detach() for parameter in model.parameters()]
+    ranks.spread(weights, [0] * len(weights))
+
+
+class Trainer:
+    """A model in training: its steps, evaluations, checkpoints and reports."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        spec: ModelSpec,
+        model: nn.Module,
+        dataset: Dataset,
+        run: RunFolder,
+        context: TrainContext,
+        base: int = 0,
+    ) -> None:
+        self.step = 0
+        self.context = context
+        self.patience = context.patience(lambda: self.step)
+        self.ranks = context.ranks
+        self.chance = Chance.of(model, job.seed)
+        memory = memory_mode(job, model, self.ranks.count)
+        sharded = MemoryMode.SHARDED.value
+        if sharded in self.ranks.agree(memory.value):  # all share weights, or none does
+            memory = MemoryMode.SHARDED
+        elif job.method == Method.STAGES.value:  # which leaves nothing here
+            memory = MemoryMode.PLAIN
+        self.weights = SharedWeights(model, self.ranks) if memory is MemoryMode.SHARDED else None
+        self._shares = False  # not before they are loaded
+        again = memory is not MemoryMode.PLAIN
+        if again:
+            enable_checkpointing(model)
+        # Accumulated gradients have to be kept anyway.
+        in_backward = memory is MemoryMode.LEAN and job.accumulate == 1
+        here = context.fleet is None or job.method in (Method.LOCAL.value, Method.TILES.value)
+        if in_backward and job.clip and here:
+            self._note(
+                f"to save memory every backward pass is done twice, as --clip {job.clip:g} needs "
+                f"the norm of all gradients first; --clip 0 spares that, or --memory recompute "
+                f"where there is room for them (--state-dir makes some)"
+            )
+        self.journal = _open_journal(job, run, context, base, self.patience)
+        separate = job.packing == Packing.SEPARATE.value
+        self._packed = packed_by(model) if separate else None
+        self._auxiliary = auxiliary_weight(model)
+        if self._auxiliary:
+            _check_auxiliary(job, self._packed)
+        self.fleet: JobFleet | None = None
+        if context.fleet is not None and job.method != Method.LOCAL.value:
+            self.fleet = JobFleet(
+                job,
+                spec,
+                model,
+                context.fleet,
+                self.journal,
+                checkpointing=again,
+                clock=context.clock,
+                stop=lambda: context.stop() or self.shared.deserted(),
+                reports=FleetReports(self._note, self._presence, self._stuck, self._applied),
+                packed=self._packed,
+                by_tiles=self.weights is not None or self._auxiliary > 0,
+            )
+        self.shared = SharedSteps(self.ranks, self.fleet, context.clock, self._note)
+        self.job = job
+        self.model = model.train()
+        self._frozen = frozen_digest(model)
+        self.corpus = dataset.corpus
+        self.fingerprints = dataset.fingerprints
+        self.folder = run
+        self.trackers = Trackers({}, self._note)
+        self.saved: int | None = None  # the step of the last checkpoint
+        self.saved_s = context.clock()
+        self.heldout = HeldOut()
+        self.kept_loss = math.inf  # of the checkpoint in best/
+        self.compared = ComparedRun()
+        self.loader = BatchLoader(
+            self.corpus.train,
+            batch=job.batch,
+            seq=job.seq,
+            seed=job.seed,
+            separate=self._packed is not None,
+        )
+        self.optimizer = Optimizer(
+            model,
+            update_rule(job),
+            clip=job.clip,
+            in_backward=in_backward,
+            files=StateFiles(self._state_folder(), self.patience) if job.state_dir else None,
+            scale=LossScale() if job.dtype == Precision.FP16.value else None,
+            ranks=self.ranks,
+            weights=self.weights,
+        )
+        usual = min(100, max(1, job.steps // 10))
+        warmup = job.warmup_steps if job.warmup_steps >= 0 else usual
+        peak = job.learning_rate or (LEARNING_RATE if job.lora else default_learning_rate(spec))
+        decay = job.decay_steps if job.decay_steps >= 0 else max(1, job.steps // 10)
+        self.schedule = Schedule(peak, warmup, job.steps, Decay(job.schedule), job.floor, decay)
+
+    def _state_folder(self) -> Path:
+        folder = Path(self.job.state_dir)
+        return folder / f"server-{self.ranks.rank + 1}" if self.ranks.count > 1 else folder
+
+    def write(self, write: Callable[[], object]) -> None:
+        """Write something into the run folder, which the first of several servers does."""
+        if not self.ranks.rank:
+            self.patience.insist(write)
+
+    def close(self) -> None:
+        """Withdraw what is still under way on the fleet, and close the journal."""
+        if self.fleet is not None:
+            self.fleet.close()
+        if self.journal is not None:
+            self.journal.close()
+        self.trackers.close()
+
+    def run(self) -> DoneRecord:
+        """Do the remaining steps; report and return the run's final record."""
+        self._share_weights()
+        job, report = self.job, self._report
+        where = str(self.folder.path)
+        if not self.ranks.rank:
+            self.context.report(StartRecord(self.step, job.steps, where))
+            self.trackers = Trackers.open(job, self.folder, self.step, self._note)
+            try:
+                self.compared = ComparedRun.of(job, self._note)
+            except CleaveError as error:  # it may be gone since this run began
+                self._note(f"not compared: {error}")
+        if self.journal is not None and self.journal.held:
+            self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
+        if self.step >= job.steps:
+            self._note(f"the run is at step {self.step} of {job.steps} already; give more --steps")
+        began_s, first, resumed_after = time.perf_counter(), self._counters(), self.step
+        first_loss = loss = math.nan
+        tokens, deserted = 0, -1
+        stopped = False
+        while self.step < job.steps and not stopped:
+            try:
+                record = self.train_step()
+                report(record)
+                loss = record.loss
+                tokens += record.tokens
+                first_loss = loss if math.isnan(first_loss) else first_loss
+                if job.eval_every and (self.step % job.eval_every == 0 or self.step == job.steps):
+                    self._judge(self.evaluate())
+            except AbandonedError:
+                if self.context.stop():
+                    self._note(f"stopping after step {self.step}, without waiting for devices")
+                elif self.step != deserted:
+                    deserted = self.step
+                    self._note("a server has no device left; the others do its part of the step")
+            ends = any(self.ranks.agree(self.context.stop() or self._has_stalled()))
+            stopped = self.step < job.steps and ends
+            if self.ranks.agree(self._checkpoint_due(stopped))[0]:
+                self.save()
+            elif self.journal is not None and any(self.ranks.agree(self._journal_outgrown())):
+                before_s = self.context.clock() - self.patience.waited_s
+                self.save()
+                self.journal.charge(self.context.clock() - self.patience.waited_s - before_s)
+        if text := self.compared.found(job.against):
+            self._note(text)
+        spent = self.shared.counted(self._counters() - first)
+        kept = self._kept()
+        journal = self._journal_counters()
+        done = DoneRecord(
+            steps=self.step,
+            first_loss=first_loss,
+            loss=loss,
+            tokens=tokens,
+            clock=self._clock,
+            wall_s=time.perf_counter() - began_s,
+            fleet_s=spent.fleet_s,
+            downlink_bytes=spent.downlink_bytes,
+            uplink_bytes=spent.uplink_bytes,
+            tiles=spent.tiles,
+            blocks=spent.blocks,
+            reissued=spent.reissued,
+            run_folder=where,
+            stopped=stopped,
+            offload=job.offload,
+            gemms=kept.total,
+            kept_gemms=kept.gemms,
+            kept_saves_s=kept.saves_s,
+            kept_reasons=kept.reasons,
+            local_gemms=spent.local_gemms,
+            journal_bytes=journal.written_bytes,
+            journal_s=journal.spent_s,
+            journal_saved_s=journal.saved_s,
+            journal_gemms=journal.taken,
+            traffic=spent.traffic,
+            saved=spent.saved,
+            resumed_after=resumed_after,
+        )
+        report(done)
+        self.write(self.folder.plot)
+        return done
+
+    def _journal_outgrown(self) -> bool:
+        return self.journal is not None and self.journal.outgrown(self._checkpoint_bytes())
+
+    def _kept(self) -> Kept:
+        """Return what stayed on the PS, or what `--offload auto` would have kept there."""
+        return self.fleet.kept() if self.fleet else Kept(0, 0, 0.0, ())
+
+    def train_step(self) -> StepRecord:
+        """Do one optimizer step.
+
+        Raises:
+            AbandonedError: when training is to stop; the state is then that before the step.
+            DivergedError: when the loss or the gradients are not finite.
+        """
+        before, began_s = self._counters(), time.perf_counter()
+        journal_before = self._journal_counters()
+        if self.journal is not None:
+            self.journal.begin(self.step)
+        rate, factor = self.schedule.rate(self.step), self._factor
+        data = self.loader.state()
+        batches = [self.loader.next_batch() for _ in range(self.job.accumulate)]
+        try:
+            with self.fleet.counting_tasks() if self.fleet else nullcontext():
+                loss = self._update(rate, batches)
+        except AbandonedError:
+            self.loader.restore(data)
+            self.optimizer.forget_gradients()
+            raise
+        except DivergedError as error:
+            raise self._diverged(f"in step {self.step + 1}", str(error)) from error
+        wall_s = time.perf_counter() - began_s
+        spent = self.shared.counted(self._counters() - before)
+        if self.journal is not None:
+            self.journal.end()
+        journal = self._journal_counters()
+        self.step += 1
+        if self._factor < factor:
+            self._note(
+                f"step {self.step} updated nothing, as its gradients overflow in fp16; the loss is "
+                f"scaled by {self._factor:g} from now on"
+            )
+        return StepRecord(
+            step=self.step,
+            loss=loss,
+            tokens=self.job.batch * self.job.seq * self.job.accumulate,
+            learning_rate=rate,
+            clock=self._clock,
+            wall_s=wall_s,
+            fleet_s=spent.fleet_s,
+            ps_s=wall_s - spent.waited_s,
+            verify_s=spent.verify_s,
+            downlink_bytes=spent.downlink_bytes,
+            uplink_bytes=spent.uplink_bytes,
+            floor_bytes=spent.floor_down_bytes + spent.floor_up_bytes,
+            tiles=spent.tiles,
+            blocks=spent.blocks,
+            reissued=spent.reissued,
+            local_gemms=spent.local_gemms,
+            journal_bytes=journal.written_bytes - journal_before.written_bytes,
+            journal_s=journal.spent_s - journal_before.spent_s,
+            journal_saved_s=journal.saved_s - journal_before.saved_s,
+            traffic=spent.traffic,
+            saved=spent.saved,
+            against_loss=self.compared.against(self.step, loss),
+        )
+
+    def _diverged(self, when: str, found: str) -> DivergedError:
+        """Return the error that ends a run whose numbers are not finite, with what to do.
+
+        Args:
+            when: which step, or after which.
+            found: what is not finite.
+        """
+        clip = f"now {self.job.clip:g}" if self.job.clip else "now off"
+        return DivergedError(
+            f"the run diverged {when}: {found}; no checkpoint has any of it. Lower --learning-rate "
+            f"(now {self.schedule.peak:g}), set --clip ({clip}), or give more --warmup-steps, in a "
+            f"new run"
+        )
+
+    def _update(self, rate: float, batches: list[Batch]) -> float:
+        """Do one update of all parameters; return the mean loss over all micro-batches."""
+        learned = sum(learned_tokens(batch.labels) for batch in batches)
+        if self.shared.several:
+            part = self.shared.part(batches)
+            return self.optimizer.step(rate, lambda: self._shared_gradients(part, learned))
+        if (fleet := self.fleet) is not None:
+            loss = self.optimizer.step_whole(rate, lambda: fleet.gradients(batches))
+            if not isinstance(loss, NotByStages):
+                return loss
+        return self.optimizer.step(rate, lambda: self._backward(batches, learned))
+
+    def _shared_gradients(self, part: list[Batch], learned: int) -> float:
+        """Compute gradients of a part of a step, and add them up with those of other servers."""
+        if self.weights is not None:
+            self.optimizer.begin_passes(max(self.ranks.agree(len(part))))
+        return self.shared.do(part, partial(self._gradients, part, learned), self.optimizer)
+
+    def _gradients(self, batches: list[Batch], learned: int) -> float:
+        """Compute gradients of a part of a step, on the fleet or here; see `_backward`."""
+        if self.fleet is None:
+            return self._backward(batches, learned)
+        loss = self.fleet.gradients(batches, learned)
+        return self._backward(batches, learned) if isinstance(loss, NotByStages) else loss
+
+    def _backward(self, batches: list[Batch], learned: int) -> float:
+        """Compute gradients of the mean loss of a step; return what these micro-batches add to it.
+
+        Args:
+            batches: all micro-batches of the step, or those of this server.
+            learned: the tokens of the whole step that are learned.
+        """
+        total, first = 0.0, self.shared.first_row
+        with hold_weights(self.model) if len(batches) > 1 else nullcontext():
+            for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
+                count = len(batch.ids)
+                with self._gathered(left), self.chance.of_pass(self.step, first, count):
+                    loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
+                    if self.optimizer.in_backward:  # which updates before it is over
+                        check_loss(loss.item())
+                    with self.optimizer.last_pass() if not left else nullcontext():
+                        (loss * self._factor).backward()  # type: ignore[no-untyped-call]
+                total += loss.item()
+                first += count
+        return total
+
+    def _gathered(self, left: int) -> AbstractContextManager[None]:
+        """Return a context in which a pass finds its weights, before so many others."""
+        return self.weights.computing(left) if self.weights is not None else nullcontext()
+
+    @property
+    def _factor(self) -> float:
+        """Return what the loss is multiplied by before its backward pass."""
+        return self.optimizer.scale.factor if self.optimizer.scale is not None else 1.0
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """Return the mean loss of all tokens that are learned.
+
+        In training the loss that spreads tokens over experts is added, if the config asks for it.
+        """
+        narrow = _NARROW.get(Precision(self.job.dtype))
+        kept = self.weights is None  # narrow weights stay until the end, where they may
+        with torch.autocast("cpu", narrow, enabled=narrow is not None, cache_enabled=kept):
+            mask = mask_for(self._packed, batch.positions)
+            out = self.model(**called_with(batch.ids, mask, batch.positions))
+        loss = nn.functional.cross_entropy(
+            out.logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED
+        )
+        spreads = self._auxiliary and self.model.training
+        return loss + self._auxiliary * out.aux_loss if spreads else loss
+
+    def evaluate(self) -> float:
+        """Return the mean loss on held-out text, in nats per token that is learned."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                sums = self._held_out_sums()
+                while sums is None:  # a server lost its devices: others do its batches
+                    sums = self._held_out_sums()
+        finally:
+            self.model.train()
+        return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
+
+    def _held_out_sums(self) -> list[tuple[float, int]] | None:
+        """Return of each server the sum of losses on held-out text, and the tokens; None to retry.
+
+        Raises:
+            AbandonedError: when training is to stop meanwhile.
+        """
+        first, past, stride = self.shared.turns()
+        batches = list(islice(self._validation(), first, past, stride))
+        passes = max(self.ranks.agree(len(batches)))
+        try:
+            return self.shared.together(partial(self._summed, batches, passes))
+        except AbandonedError:
+            if any(self.ranks.agree(self.context.stop())) or not self.shared.several:
+                raise
+            return None
+
+    def _validation(self) -> Iterable[Batch]:
+        """Return the held-out batches."""
+        job = self.job
+        return validation_batches(
+            self.corpus.validation,
+            job.batch,
+            job.seq,
+            job.eval_batches,
+            separate=self._packed is not None,
+        )
+
+    def _summed(self, batches: Sequence[Batch], passes: int) -> tuple[float, int]:
+        """Return the sum of the losses of all tokens that are learned, and their number.
+
+        Args:
+            batches: held-out ones.
+            passes: the most that any server has of them.
+        """
+        total, learned = 0.0, 0
+        with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
+            for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
+                count = learned_tokens(batch.labels)
+                with self._gathered(left):
+                    loss = self._loss(batch).item()
+                total += loss * count if count else 0.0  # the mean of no tokens is NaN
+                learned += count
+        return total, learned
+
+    # --- checkpoints ---
+
+    def _applied(self) -> bool:
+        return self.optimizer.applied
+
+    def _checkpoint_due(self, stopped: bool) -> bool:
+        interval = self.job.interval
+        if not interval or self.saved == self.step:
+            return False
+        since_s = self.context.clock() - self.saved_s
+        ended = self.step == self.job.steps
+        return stopped or ended or interval.due(self.step, since_s)
+
+    def save(self) -> None:
+        """Write a checkpoint of everything the next step depends on."""
+        if path := self._save(CHECKPOINTS, self.job.save_total_limit):
+            self._note(f"checkpoint written to {path}")
+        self.saved, self.saved_s = self.step, self.context.clock()
+        self._remove_old_best()
+        if self.journal is not None:
+            self.journal.covered(self.step)
+
+    def _save(self, name: str, keep: int) -> Path | None:
+        """Write a checkpoint into a folder of the run; return its path, on the first server.
+
+        Raises:
+            DivergedError: when a weight, or the optimizer's state, is not finite.
+        """
+        folder, meta, held = self.folder.path / name, self._meta(), self._tensors()
+        if bad := next(filter(None, self.ranks.agree(first_not_finite(held))), None):
+            raise self._diverged(f"in step {self.step}", f"{bad!r} is not finite")
+        with self.ranks.collect(held) as collected:
+            if collected is None:
+                return None
+            tensors, fetch = collected.tensors, collected.fetch
+            return self.patience.insist(
+                lambda: save_checkpoint(
+                    folder,
+                    step=self.step,
+                    tensors=tensors,
+                    meta=meta,
+                    keep=keep,
+                    sound_before=self.heldout.sound_before,
+                    fetch=fetch,
+                )
+            )
+
+    def _meta(self) -> dict[str, Any]:
+        """Return what a checkpoint says beside its tensors."""
+        loader = self.loader.state()
+        return {
+            "job": self.job.to_dict(),
+            FROZEN: self._frozen,
+            FINGERPRINTS: asdict(self.fingerprints),
+            "epoch": loader.epoch,
+            "position": loader.position,
+            **({LOSS_SCALE: self.optimizer.scale.state()} if self.optimizer.scale else {}),
+        }
+
+    def _judge(self, loss: float) -> None:
+        """Report a held-out loss; keep a checkpoint of the lowest, if that is wanted."""
+        self._report(EvalRecord(self.step, loss))
+        self.heldout.lowest(loss, self.step)
+        if self.heldout.sound_before == self.step:
+            self._note(
+                f"the held-out loss after step {self.step} is {loss}: the run may have diverged. "
+                f"The checkpoint before that is kept until a held-out loss is finite again"
+            )
+        if self.job.keep_best and self.ranks.agree(loss < self.kept_loss)[0]:
+            self._save(BEST, keep=_ALL)
+            self.kept_loss = loss
+            self._remove_old_best()
+
+    def _remove_old_best(self) -> None:
+        """Keep the best checkpoint, and the best of those that the newest checkpoint may need.
+
+        A run that is killed goes on from its newest checkpoint, and a later best is removed then.
+        """
+        if self.ranks.rank:
+            return
+        held = held_steps(self.folder.path / BEST)
+        kept = {*held[:1], *[step for step in held if step <= (self.saved or 0)][:1]}
+        remove_checkpoints(self.folder.path / BEST, lambda step: step not in kept)
+
+    def _has_stalled(self) -> bool:
+        """Say whether training is to stop because the held-out loss falls no more."""
+        most = self.job.early_stop
+        if not most or self.heldout.since < most:
+            return False
+        self._note(
+            f"stopping: the last {self.heldout.since} held-out losses are not below "
+            f"{self.heldout.best:.4f}"
+        )
+        return True
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return what this server adds to a checkpoint."""
+        first = not self.ranks.rank
+        weights = trained_parameters(self.model) if first or self.weights is not None else {}
+        if self.weights is not None:
+            weights = self.weights.owned(weights)
+        if first and not self.job.lora:  # else the folder of the frozen weights has the rest
+            weights = {**weights, **fixed_tensors(self.model)}
+        return {
+            **{WEIGHTS + name: values for name, values in weights.items()},
+            **self.optimizer.tensors(),
+        }
+
+    def _checkpoint_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def restore(
+        self, checkpoint: LoadedCheckpoint, changed: Sequence[str], *, accept_changes: bool
+    ) -> None:
+        """Load the state of a checkpoint and go on from there.
+
+        Args:
+            checkpoint: the checkpoint.
+            changed: the fingerprints that are others now. Another text is read from its beginning.
+            accept_changes: whether frozen weights may be others.
+
+        Raises:
+            CleaveError: when the checkpoint is of another model.
+        """
+        try:
+            check_frozen(self.model, checkpoint.meta, self.job.model)
+        except CleaveError:
+            if not accept_changes:
+                raise
+            self._note("going on beside other frozen weights than until now")
+        load_trained(self.model, checkpoint.tensors, self.job.model)
+        self._share_weights()  # before there are moments
+        scale = self.optimizer.scale
+        if checkpoint.step and scale is not None:
+            scale.restore(checkpoint.meta.get(LOSS_SCALE))
+        if scale.updates if scale is not None else checkpoint.step:  # before that it has no state
+            self.optimizer.load_tensors(checkpoint.tensors)
+        if "text" not in changed:
+            self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
+        self.step = self.saved = checkpoint.step
+
+    def wind_back(self, *, comparable: bool) -> None:
+        """Remove what later steps left: records, plot, best checkpoint. Find the best before them.
+
+        Args:
+            comparable: whether held-out losses until now are of the same text as later ones.
+        """
+        self.write(lambda: self.folder.rewind(self.step))
+        if not self.ranks.rank:
+            remove_checkpoints(self.folder.path / BEST, lambda best: best > self.step)
+        self.ranks.agree(None)  # the first server has done that
+        if comparable:
+            self.heldout = HeldOut.of(self.folder.records(), self.step)
+            losses = losses_of(self.folder.records(), self.step)
+            best = held_steps(self.folder.path / BEST)
+            self.kept_loss = losses.get(best[0], math.inf) if best else math.inf
+
+    def _share_weights(self) -> None:
+        """Keep only the weights that this server owns from now on, where that is wanted."""
+        if self.weights is not None and not self._shares:
+            self._shares = True
+            self.weights.begin_sharing()
+
+    # --- reports ---
+
+    @property
+    def _clock(self) -> str:
+        return self.context.fleet.clock if self.context.fleet else "wall"
+
+    def _counters(self) -> FleetCounters:
+        return self.fleet.counters() if self.fleet else FleetCounters()
+
+    def _journal_counters(self) -> JournalCounters:
+        return replace(self.journal.counters) if self.journal else JournalCounters()
+
+    def _stuck(self, reason: str) -> None:
+        local = self.job.fallback == FallbackMode.LOCAL.value
+        so = "the parameter server does it" if local else "training waits"
+        self._report(NoteRecord(f"no device can do a product, {so}: {reason}"))
+
+    def _presence(self, presence: FleetPresence) -> None:
+        text = _PRESENCE[presence]
+        self._report(PresenceRecord(self.step + 1, presence.value, text))
+
+    def _note(self, text: str) -> None:
+        self.context.report(NoteRecord(text))
+
+    def _report(self, record: Record) -> None:
+        if self.ranks.rank and not isinstance(record, NoteRecord | PresenceRecord):
+            return  # the first server says it
+        self.write(lambda: self.folder.append(to_dict(record)))
+        self.trackers.report(record)
+        self.context.report(record)
+
+
+_PRESENCE = {
+    FleetPresence.PRESENT: "a device is connected; training goes on",
+    FleetPresence.ABSENT: "no device is there to work; training waits",
+    FleetPresence.LOCAL: "no device is there to work; training goes on on the parameter server",
+}
+
+
+def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
+    """Refuse what cannot be done with an auxiliary loss of experts.
+
+    Raises:
+        UsageError: when the job trains by stages, or documents are told apart by masks.
+    """
+    asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
+    if job.method == Method.STAGES.value:
+        raise UsageError(
+            f"{asks}, and stages have no such loss; give --method tiles or local, or set "
+            f"output_router_logits to false"
+        )
+    if packed is PackedBy.MASK:
+        raise UsageError(
+            f"{asks}, which does not take the masks of --packing separate; leave that out, or set "
+            f"output_router_logits to false"
+        )
+
+
+def _open_journal(
+    job: JobSpec, run: RunFolder, context: TrainContext, base: int, patience: Patience
+) -> Journal | None:
+    rank = context.ranks.rank
+    folder = run.path / (f"{JOURNAL}-{rank + 1}" if rank else JOURNAL)
+    if not job.journal:
+        discard(folder)
+        return None
+    if context.fleet is None:
+        context.report(NoteRecord("the journal is off: there is no fleet whose work it could keep"))
+        return None
+
+    def say(text: str) -> None:
+        context.report(NoteRecord(text))
+
+    return Journal(folder, base, say=say, clock=context.clock, patience=patience)
+
+
+def _changes(
+    checkpoint: LoadedCheckpoint,
+    job: JobSpec,
+    dataset: Dataset,
+    context: TrainContext,
+    *,
+    accepted: bool,
+) -> list[str]:
+    """Return which fingerprints are not those that a checkpoint was made with.
+
+    Raises:
+        CleaveError: when settings are others, or fingerprints and that was not accepted: losses
+            would differ.
+    """
+    meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
+    saved: dict[str, Any] = meta.get("job", {})
+    for setting in fields(JobSpec):
+        # Checkpoints from before a setting was there were made with its default.
+        before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
+        by_content = setting.name in _BY_CONTENT and (accepted or known is not None)
+        if setting.name not in MAY_CHANGE and before != now and not by_content:
+            raise CleaveError(
+                f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
+                f"resume with the same settings, or start a new run without --resume"
+            )
+    if known is None:  # an earlier version began it
+        known = {"tokenizer": meta.get("tokenizer")}
+        context.report(
+            NoteRecord(
+                "whether the data is the same is not known: an earlier version began the run"
+            )
+        )
+    changed = dataset.fingerprints.changed(known)
+    if changed and not accepted:
+        raise CleaveError(
+            f"this run has had {in_words(changed)} until step {checkpoint.step}; put back what it "
+            f"had (the built-in tokenizer and text are those of one Python version), or give "
+            f"--accept-changes to go on with what is there now"
+        )
+    if changed:
+        context.report(NoteRecord(f"going on with {in_words(changed)} than until now"))
+    return changed

@@ -1,0 +1,1 @@
+"""Adapters, and frozen weights that are quantized."""

@@ -1,0 +1,307 @@
+"""Models with adapters (LoRA, by `peft`): made for training, and made again from a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from cleave.errors import CleaveError, UsageError, to_install
+from cleave.training.loop.checkpoint import WEIGHTS, LoadedCheckpoint, bytes_of
+from cleave.training.lora.quantized import QuantizedLinear, quantize_frozen
+from cleave.training.lora.spec import ALL_LINEAR, LoraSpec
+from cleave.training.stages.staged_module import passes_of
+from cleave.training.tiles.offloaded_linear import conv1d
+from cleave.workload.models.build import (
+    ModelSource,
+    load_folder,
+    load_model,
+    quiet_transformers,
+    resolve_model,
+)
+from cleave.workload.quantization import BLOCK, Bits
+from cleave.workload.registry import ModelSpec
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+ADAPTER_CONFIG: Final = "adapter_config.json"
+"""What a folder with adapters has, and one with a whole model does not."""
+
+_ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+
+FROZEN: Final = "frozen"
+"""What a checkpoint calls the digest of the weights that it does not hold."""
+
+_SAMPLES: Final = 4096  # elements of each frozen weight in the digests of earlier versions
+_WHOLE: Final = "sha256:"
+
+
+def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
+    """Load a model with adapters; one to be quantized is loaded as narrow as its folder has it.
+
+    Args:
+        source: the model.
+        lora: which adapters.
+        seed: of fresh weights, and of the adapters.
+
+    Raises:
+        UsageError: when the model cannot be loaded, or get these adapters.
+    """
+    model, spec = load_model(source, seed=seed, narrow=bool(lora.bits))
+    return add_adapters(model, lora, seed=seed), spec
+
+
+def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> PeftModel:
+    """Freeze a model's weights and add adapters beside them, in place.
+
+    Args:
+        model: the model; it stays usable as before, and its own parameters keep their memory but
+            for those that are quantized.
+        spec: which adapters.
+        seed: of their first values. They change nothing at first: B is zero.
+
+    Returns:
+        `peft`'s wrapper of the model, which saves and merges adapters.
+
+    Raises:
+        UsageError: when the model has no such layers, or `peft` is not installed.
+    """
+    config = spec.config()
+    from peft import get_peft_model
+
+    linear = {name.rpartition(".")[2] for name, m in model.named_modules() if is_linear(m)}
+    modules = {name.rpartition(".")[2] for name, _ in model.named_modules()} - {""}
+    for asked, known in ((spec.targets, linear | {ALL_LINEAR}), (spec.save, modules)):
+        if missing := [name for name in asked if name not in known]:
+            raise UsageError(
+                f"--lora names {missing[0]!r}, which {type(model).__name__} does not have; it has "
+                f"{', '.join(sorted(linear))}"
+            )
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(seed)
+        adapted = get_peft_model(model, config)
+    if spec.bits:
+        bits = Bits(spec.bits)
+        if why := _quantize(adapted, bits):
+            raise UsageError(f"--lora has bits={int(bits)}, and {why}; leave bits out")
+    return adapted
+
+
+def quantize(model: Any, bits: int = 4) -> None:
+    """Keep the frozen products of a model's layers in 4 or 8 bits from now on, in place (QLoRA).
+
+    Call it after `peft.get_peft_model`, on the CPU. Adapters and what else is trained stay as they
+    are, and all other weights become float32. It cannot be undone.
+
+    Args:
+        model: with frozen weights, as `peft` makes it; loaded as narrow as its files have it, it
+            never takes more memory than that.
+        bits: 4 (NF4, arXiv 2305.14314) or 8 (integers); 64 weights share a scale.
+
+    Raises:
+        UsageError: when there is nothing that can be quantized; the model is as it was then, but
+            for its dtype.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"quantize takes a torch module, not {type(model).__name__}")
+    if bits not in tuple(Bits):
+        raise UsageError(f"bits is {bits}; use 4 or 8")
+    inner = getattr(model, "get_base_model", lambda: model)()
+    if passes_of(inner) is not None or any(hasattr(m, "_cleave") for m in model.modules()):
+        raise UsageError("the model is offloaded: quantize it before, or cleave.restore it first")
+    if why := _quantize(model, Bits(bits)):
+        raise UsageError(f"{why}; give a model whose layers are frozen, as peft makes it")
+
+
+def _quantize(model: Any, bits: Bits) -> str:
+    """Quantize the frozen products of layers, but for what is trained whole.
+
+    What remains becomes fp32. DoRA's norms become those of the weights as they are then, so that
+    adapters still change nothing at first.
+
+    Returns:
+        Why there are none that can be; empty if there are.
+    """
+    # `peft`'s wrapper of what is saved whole holds a frozen copy of it, too.
+    keep = {
+        m
+        for whole in model.modules()
+        if type(whole).__name__ == "ModulesToSaveWrapper"
+        for m in whole.modules()
+    }
+    keep |= {  # adapters, which are frozen where they were loaded to be used
+        m
+        for layer in model.modules()
+        if hasattr(layer, "base_layer")
+        for name, child in layer.named_children()
+        if name != "base_layer"
+        for m in child.modules()
+    }
+    quantize_frozen(model, bits, keep)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    for module in model.modules():
+        for name, norms in getattr(module, "lora_magnitude_vector", {}).items():
+            norms.update_layer(
+                base_layer=module.get_base_layer(),
+                lora_A=module.lora_A[name].weight,
+                lora_B=module.lora_B[name].weight,
+                scaling=module.scaling[name],
+            )
+    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        return ""
+    kinds = sorted({type(m).__name__ for m in model.modules() if is_linear(m)})
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return (
+        f"no layer of {type(base).__name__} can be quantized: that needs frozen layers of "
+        f"nn.Linear with a multiple of {BLOCK} inputs, and it has "
+        f"{', '.join(kinds) or 'none of these'}"
+    )
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return True for a layer that multiplies by a weight, as torch or transformers have it."""
+    return isinstance(module, (nn.Linear, conv1d() or nn.Linear))
+
+
+def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
+    """Return a digest of the frozen weights; an empty text without any.
+
+    Adapters are worth nothing beside other weights, and checkpoints do not hold the frozen ones.
+
+    Args:
+        model: the model.
+        sampled: whether to take some thousand elements of each weight, as earlier versions did.
+    """
+    found = hashlib.sha256()
+    frozen: list[tuple[str, Tensor]] = [
+        (n, p) for n, p in model.named_parameters() if not p.requires_grad
+    ]
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            frozen += [(f"{name}.{n}", b) for n, b in module.named_buffers(recurse=False)]
+    for name, parameter in frozen:
+        found.update(f"{name} {tuple(parameter.shape)}".encode())
+        if not sampled:
+            found.update(f" {parameter.dtype}".encode())
+            found.update(bytes_of(parameter))
+            continue
+        flat = parameter.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // _SAMPLES)]
+        found.update(np.ascontiguousarray(sample.float().numpy()).tobytes())
+    if not frozen:
+        return ""
+    return found.hexdigest() if sampled else _WHOLE + found.hexdigest()
+
+
+def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
+    """Refuse frozen weights that are not those that a checkpoint's adapters were trained beside.
+
+    Args:
+        model: with its frozen weights.
+        meta: of the checkpoint.
+        name: of the model that was trained.
+
+    Raises:
+        CleaveError: when they are others.
+    """
+    saved = meta.get(FROZEN, "")
+    sampled = bool(saved) and not saved.startswith(_WHOLE)
+    if frozen_digest(model, sampled=sampled) != saved:
+        raise CleaveError(
+            f"the weights of {name!r} have changed since adapters were trained beside them; put "
+            f"the old ones back, or resume with --accept-changes"
+        )
+
+
+def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftModel:
+    """Return the model of a run with adapters, as it was at a checkpoint.
+
+    Args:
+        job: the run's settings.
+        checkpoint: of that run.
+
+    Raises:
+        CleaveError: when the frozen weights are not there, or have changed.
+    """
+    seed = job.get("seed", 0)
+    adapted, _ = load_adapted(resolve_model(job["model"]), LoraSpec.of(job["lora"]), seed=seed)
+    model = adapted.get_base_model()
+    check_frozen(model, checkpoint.meta, job["model"])
+    load_trained(model, checkpoint.tensors, job["model"])
+    return adapted
+
+
+def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a checkpoint holds of a model: the parameters that are trained, by name."""
+    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a model needs beside the parameters that are trained, by name.
+
+    These are parameters that its class froze and buffers that its files have, such as the biases
+    that balance the experts of DeepSeek-V3.
+    """
+    frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
+    fixed = frozen | {n for n, _ in model.named_buffers()}
+    return {n: tensor for n, tensor in model.state_dict().items() if n in fixed}
+
+
+def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Fill the parameters that are trained from a checkpoint's tensors.
+
+    Raises:
+        CleaveError: when it is of another model.
+    """
+    for parameter, values in trained_parameters(model).items():
+        saved = tensors.get(WEIGHTS + parameter)
+        if saved is None or saved.shape != values.shape:
+            found = "nothing" if saved is None else f"shape {tuple(saved.shape)}"
+            raise CleaveError(
+                f"the checkpoint is of another model: for {parameter!r} of {name} it has {found}, "
+                f"not shape {tuple(values.shape)}"
+            )
+        values.copy_(saved)
+
+
+def open_adapters(folder: Path) -> PeftModel:
+    """Load a folder of adapters, and the folder of the model that they belong to.
+
+    Raises:
+        UsageError: when one of them is not there or cannot be loaded.
+    """
+    try:
+        from peft import PeftConfig, PeftModel
+    except ImportError as error:
+        raise UsageError(
+            f"{str(folder)!r} has adapters, which need peft ({error}); install it with: "
+            f"{to_install('lora')}"
+        ) from error
+    if not (folder / _ADAPTER_WEIGHTS).is_file():  # `peft` would look for them online
+        raise UsageError(
+            f"{str(folder)!r} has {ADAPTER_CONFIG} and no {_ADAPTER_WEIGHTS}; copy the folder again"
+        )
+    try:
+        base = str(PeftConfig.from_pretrained(folder).base_model_name_or_path)
+        if not Path(base).is_dir():
+            raise UsageError(
+                f"the adapters in {str(folder)!r} belong to the model in {base!r}, which is not "
+                f"there; put it back, or change base_model_name_or_path in {ADAPTER_CONFIG}"
+            )
+        model, _ = load_folder(base)
+        with quiet_transformers():
+            return PeftModel.from_pretrained(model, str(folder))
+    except (KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"the adapters in {str(folder)!r} cannot be loaded ({first}); copy the folder again"
+        ) from error

@@ -1,0 +1,598 @@
+"""A run's model as a Hugging Face folder, which `from_pretrained` loads.
+
+A run keeps what describes its model (configuration, tokenizer) in its folder from the start, so an
+export needs a checkpoint and nothing else: the folder that the model came from may be gone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from cleave.errors import DISTRIBUTION, CleaveError, UsageError
+from cleave.files import (
+    LOCK,
+    Lock,
+    LockedError,
+    copy_file,
+    new_file,
+    new_folder,
+    own_folder,
+    refuse_link,
+    write_all,
+    write_atomically,
+)
+from cleave.training.loop.checkpoint import WEIGHTS, LoadedCheckpoint, load_checkpoint, load_latest
+from cleave.training.loop.disk import cannot_write
+from cleave.training.loop.finite import first_not_finite
+from cleave.training.loop.held_out import losses_of
+from cleave.training.loop.run_folder import BEST, CHECKPOINTS, DESCRIPTION, RunFolder
+from cleave.training.lora.adapters import (
+    ADAPTER_CONFIG,
+    adapted_model,
+    add_adapters,
+    fixed_tensors,
+)
+from cleave.training.lora.quantized import dequantize_all
+from cleave.training.lora.spec import LoraSpec
+from cleave.workload.models.build import ModelSource, quiet_transformers, resolve_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from cleave.training.data.tokenizer import TextTokenizer
+
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""In which weights can be written."""
+
+_DESCRIBING: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_MORE_TEMPLATES: Final = "additional_chat_templates"
+_OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
+_VERSIONS: Final = (DISTRIBUTION, "torch", "transformers")
+_PATHS: Final = re.compile(r".*(name_or_path|_file|_dir)")  # keys of JSON files that tools write
+_HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote.
+
+    Attributes:
+        folder: where.
+        step: the optimizer step after which the weights were so.
+        parameters: how many there are.
+        dtype: in which they were written.
+        whole: whether it is a whole model, and not adapters.
+        remark: what the user should know besides; empty for nothing.
+    """
+
+    folder: Path
+    step: int
+    parameters: int
+    dtype: str
+    whole: bool = True
+    remark: str = ""
+
+
+def keep_description(
+    folder: Path,
+    model: PreTrainedModel,
+    source: ModelSource,
+    tokenizer: TextTokenizer,
+    *,
+    anew: bool = False,
+) -> None:
+    """Write what describes a model, unless it is there.
+
+    Args:
+        folder: of the run.
+        model: the model.
+        source: where it came from: a folder's own files are copied.
+        tokenizer: of its texts.
+        anew: whether to replace what is there.
+
+    Raises:
+        CleaveError: when it cannot be written.
+    """
+    final = folder / DESCRIPTION
+    if final.exists() and not anew:
+        return
+    temporary = _beside(final)
+    try:
+        new_folder(temporary)
+        if source.folder is not None:
+            for name in _DESCRIBING:
+                if (file := source.folder / name).is_file():
+                    copy_file(file, temporary / name)
+            if (more := source.folder / _MORE_TEMPLATES).is_dir():
+                _copy_files(more, temporary / _MORE_TEMPLATES)
+        else:
+            _describe(temporary, model, tokenizer)
+        refuse_link(final)
+        if final.exists():
+            replaced = _beside(final)
+            final.rename(replaced)
+            temporary.rename(final)
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            temporary.rename(final)
+    except OSError as error:
+        raise cannot_write(final, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _copy_files(source: Path, into: Path) -> None:
+    """Copy the files of a folder, without folders in it, into a new one."""
+    new_folder(into)
+    for file in source.iterdir():
+        if file.is_file():
+            copy_file(file, into / file.name)
+
+
+def _describe(folder: Path, model: PreTrainedModel, tokenizer: TextTokenizer) -> None:
+    """Write the configuration of a model of the registry, and the built-in tokenizer."""
+    from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+    config: Any = type(model.config).from_dict(model.config.to_dict())
+    # In training no keys and values are kept; and its texts end as the tokenizer says.
+    config.use_cache = True
+    config.bos_token_id = config.eos_token_id = tokenizer.eos_id
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    end = tokenizer.decode([tokenizer.eos_id])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.library_tokenizer,
+        bos_token=end,
+        eos_token=end,
+        model_max_length=config.max_position_embeddings,
+    )
+    wrapped.save_pretrained(folder)
+
+
+def export_run(
+    run: RunFolder,
+    into: Path,
+    *,
+    step: int = 0,
+    best: bool = False,
+    dtype: str = "fp32",
+    merge: bool = False,
+    while_training: bool = False,
+    facts: Mapping[str, str] | None = None,
+) -> Exported:
+    """Write a run's model as a Hugging Face folder; of a run with adapters, the adapters.
+
+    No other process uses the run folder, or writes the new one, meanwhile.
+
+    Args:
+        run: the run.
+        into: the new folder; one that is there must be empty.
+        step, best: see `find_checkpoint`.
+        dtype: of the weights, one of `DTYPES`.
+        merge: of a run with adapters: write the whole model, with adapters merged into its weights.
+        while_training: whether another process may train in the run folder: it is only read then.
+        facts: what the model card says besides.
+
+    Raises:
+        UsageError: when the run or the folder is none that can be used, or another process uses it.
+        CleaveError: when a checkpoint is damaged, or the folder cannot be written.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise UsageError(f"{str(into)!r} exists already; give a new folder, or an empty one")
+    job = run.read_config()
+    adapters = bool(job.get("lora"))
+    if merge and not adapters:
+        raise UsageError(
+            f"--merge is for runs with adapters (--lora), and {str(run.path)!r} has none"
+        )
+    if while_training and into.resolve().is_relative_to(run.path.resolve()):
+        raise UsageError(
+            f"--while-training only reads the run folder; give a folder outside {str(run.path)!r}"
+        )
+    advice = ", or give --while-training and a folder elsewhere to export its newest checkpoint"
+    with nullcontext() if while_training else run.lock(advice=advice):
+        checkpoint = find_checkpoint(run, step, best=best)
+        whole = merge or not adapters
+        base = None if whole else _base_folder(job)
+        weights = _merged(job, checkpoint) if merge else weights_of(checkpoint)
+        floats = {n: t.to(DTYPES[dtype]) for n, t in weights.items() if t.is_floating_point()}
+        if name := first_not_finite(floats):
+            raise CleaveError(
+                f"{name!r} of step {checkpoint.step} has a number that is not finite in {dtype}; "
+                f"give --dtype fp32 or bf16, or another --step"
+            )
+        with _new_folder(into) as folder:
+            description = description_of(run)
+            for file in sorted(description.iterdir()):
+                if file.is_dir():
+                    _copy_files(file, folder / file.name)
+                elif whole or file.name not in _OF_WHOLE_MODELS:
+                    copy_file(file, folder / file.name)
+            if base is None:
+                _write_weights(folder, weights, DTYPES[dtype])
+            else:
+                _write_adapters(folder, description, job, base, weights, DTYPES[dtype])
+            _remove_paths(folder)
+            card = _card(run, job, checkpoint.step, facts or {}, base)
+            (folder / "README.md").unlink(missing_ok=True)  # `peft` writes one of its own
+            with new_file(folder / "README.md") as readme:
+                write_all(readme, card.encode())
+            mode = (folder / "README.md").stat().st_mode
+            for file in folder.iterdir():  # the library of safetensors makes private ones
+                if file.is_file():
+                    file.chmod(mode)
+    count = sum(tensor.numel() for tensor in weights.values())
+    remark = _lower(run, checkpoint.step) if best else ""
+    return Exported(into, checkpoint.step, count, dtype, whole, remark)
+
+
+@contextmanager
+def _new_folder(into: Path) -> Iterator[Path]:
+    """Return a context manager whose folder takes the place of `into` at its end.
+
+    What a killed export has left is removed.
+
+    Raises:
+        UsageError: when another process writes the same folder.
+        CleaveError: when it cannot be written.
+    """
+    temporary = into.with_name(f".{into.name}.export")
+    try:
+        own_folder(temporary)
+        with Lock(temporary / LOCK) as lock:
+            for file in temporary.iterdir():
+                if file.is_dir():
+                    shutil.rmtree(file)
+                elif file.name != LOCK:
+                    file.unlink()
+            try:
+                yield temporary
+                if os.name == "nt":  # where no folder is renamed that holds an open file
+                    lock.release()
+                    (temporary / LOCK).unlink()
+                if into.exists():
+                    into.rmdir()
+                temporary.rename(into)
+                (into / LOCK).unlink(missing_ok=True)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+    except LockedError as error:
+        raise UsageError(f"{error.holder} exports to {str(into)!r} already") from None
+    except OSError as error:
+        raise cannot_write(into, error) from error
+
+
+def _remove_paths(folder: Path) -> None:
+    """Remove from a model's JSON files where on this machine it, or its tokenizer, came from.
+
+    `adapter_config.json` keeps the folder of the model that adapters belong to: `peft` needs it.
+    """
+    for file in (folder / name for name in _DESCRIBING if name.endswith("config.json")):
+        if not file.is_file():
+            continue
+        values = json.loads(file.read_text(encoding="utf-8"))
+        kept = {
+            key: value
+            for key, value in values.items()
+            if not (_PATHS.fullmatch(key) and isinstance(value, str) and _is_absolute(value))
+        }
+        if kept != values:
+            write_atomically(file, (json.dumps(kept, indent=2) + "\n").encode())
+
+
+def _is_absolute(text: str) -> bool:
+    return PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+
+
+def _public(text: str) -> str:
+    """Return a path without its folders, which may be private; a name of the Hub as it is."""
+    if _HUB.fullmatch(text) and not Path(text).exists():
+        return text
+    return PureWindowsPath(text).name or text
+
+
+def _lower(run: RunFolder, step: int) -> str:
+    """Return a sentence where a held-out loss was lower than that of the best checkpoint."""
+    losses = losses_of(run.records(), 2**63)
+    least = min(losses, key=lambda each: losses[each], default=step)
+    if step not in losses or losses[least] >= losses[step]:
+        return ""
+    return (
+        f"the held-out loss was lower after step {least} ({losses[least]:.4f}, here "
+        f"{losses[step]:.4f}); that checkpoint was not kept"
+    )
+
+
+def _beside(path: Path) -> Path:
+    """Return a name for a folder that takes the place of `path` once it is whole."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> LoadedCheckpoint:
+    """Load a checkpoint of a run.
+
+    Args:
+        run: the run.
+        step: of the checkpoint; 0 for the newest whole one.
+        best: whether it is the one with the lowest held-out loss.
+
+    Raises:
+        UsageError: when there is no such checkpoint.
+        CleaveError: when it is damaged.
+    """
+    return _best(run) if best else _checkpoint(run, step)
+
+
+def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
+    """Return the weights that a checkpoint holds, by parameter."""
+    return {
+        name.removeprefix(WEIGHTS): tensor
+        for name, tensor in checkpoint.tensors.items()
+        if name.startswith(WEIGHTS)
+    }
+
+
+def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
+    """Return the weights of a run's model with its adapters merged into them, by parameter."""
+    adapted: Any = adapted_model(job, checkpoint)
+    dequantize_all(adapted)
+    _part_shared(adapted)
+    with quiet_transformers():
+        merged = adapted.merge_and_unload()
+    parameters = {name: parameter.detach() for name, parameter in merged.named_parameters()}
+    return {**fixed_tensors(merged), **parameters}
+
+
+def _part_shared(adapted: nn.Module) -> None:
+    """Give adapted layers weights of their own, as the LM head of a model that ties it to tokens.
+
+    Adapters are merged into a weight in place, which would change the other layer as well.
+    """
+    uses = Counter(id(p) for _, p in adapted.named_parameters(remove_duplicate=False))
+    for layer in adapted.modules():
+        inner: Any = getattr(layer, "base_layer", None)
+        if inner is not None and uses[id(inner.weight)] > 1:
+            inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)
+
+
+def _base_folder(job: Mapping[str, Any]) -> Path:
+    """Return the folder of the model that a run's adapters belong to.
+
+    Raises:
+        UsageError: when it is in no folder.
+    """
+    name = Path(job["model"]).expanduser()
+    if name.is_absolute() and not name.exists():
+        return name  # it is gone, and adapters are written without it
+    folder = resolve_model(job["model"]).folder
+    if folder is None:
+        raise UsageError(
+            f"the run's adapters belong to fresh weights of {job['model']!r}, which are in no "
+            f"folder; give --merge to write the whole model"
+        )
+    return folder.resolve()
+
+
+def _best(run: RunFolder) -> LoadedCheckpoint:
+    """Load the checkpoint with the lowest held-out loss."""
+    if (found := load_latest(run.path / BEST)) is None:
+        raise UsageError(
+            f"{str(run.path)!r} has no best checkpoint; train with --eval-every N --keep-best"
+        )
+    return found
+
+
+def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:
+    """Load a checkpoint of a run."""
+    folder = run.path / CHECKPOINTS
+    if step:
+        path = folder / f"step-{step:06d}"
+        if not path.is_dir():
+            held = ", ".join(str(int(p.name[5:])) for p in sorted(folder.glob("step-??????")))
+            raise UsageError(
+                f"{str(run.path)!r} has no checkpoint of step {step}; it has those of "
+                f"{held or 'no step'}"
+            )
+        return load_checkpoint(path)
+    if (found := load_latest(folder)) is None:
+        raise UsageError(
+            f"{str(run.path)!r} has no checkpoint: it did not end, or was to have none; go on with "
+            f"it by --resume, or train without --checkpoint-every 0"
+        )
+    return found
+
+
+def description_of(run: RunFolder) -> Path:
+    """Return the folder that describes a run's model.
+
+    Raises:
+        UsageError: when there is none.
+    """
+    folder = run.path / DESCRIPTION
+    if not (folder / "config.json").is_file():
+        raise UsageError(
+            f"{str(folder)!r} does not describe the run's model: an earlier version trained it; "
+            f"`cleave train --resume {run.path}` writes it, if only for one step"
+        )
+    return folder
+
+
+def described_config(folder: Path, names: Set[str]) -> Any:
+    """Return the configuration of a model whose weights have these names.
+
+    Where LM head and embedding were trained apart, the configuration says so, whatever the file
+    says: as `from_pretrained` does, training goes by the weights.
+
+    Args:
+        folder: describes the model.
+        names: of parameters and buffers, as a checkpoint has them.
+
+    Raises:
+        CleaveError: when the weights are of another model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    for tied in (None, False):
+        if tied is not None:
+            config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
+        with torch.device("meta"), quiet_transformers():
+            model: Any = AutoModelForCausalLM.from_config(config)
+        wanted = {name for name, _ in model.named_parameters()} | fixed_tensors(model).keys()
+        if wanted == names:
+            return config
+    name = min(wanted ^ names)
+    raise CleaveError(
+        f"the checkpoint and the configuration do not belong together: {name!r} is in one of "
+        f"them only; use the run's own `{DESCRIPTION}` folder, or, if an earlier version wrote "
+        f"the checkpoint, train one step more with --resume"
+    )
+
+
+def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write weights and configuration with the model's own code, which knows names and ties."""
+    from transformers import AutoModelForCausalLM
+
+    config = described_config(folder, weights.keys())
+    with torch.device("meta"):  # its own weights are not needed
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    buffers = {name for name, _ in model.named_buffers()}
+    narrow = {n: held if n in buffers else held.to(dtype) for n, held in weights.items()}
+    generation = folder / "generation_config.json"
+    kept = generation.read_bytes() if generation.is_file() else None
+    with quiet_transformers():
+        model.save_pretrained(folder, state_dict=narrow)
+    if kept is not None:
+        write_atomically(generation, kept)
+
+
+def _write_adapters(
+    folder: Path,
+    description: Path,
+    job: Mapping[str, Any],
+    base: Path,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> None:
+    """Write adapters and their configuration with `peft`'s own code.
+
+    Args:
+        folder: where.
+        description: of the model that they belong to.
+        job: the run's settings.
+        base: the folder of that model.
+        weights: what was trained, by parameter of the model.
+        dtype: in which they are written.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    local = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(description, **local)
+    with torch.device("meta"):
+        plain = replace(LoraSpec.of(job["lora"]), bits=0)
+        adapted = add_adapters(AutoModelForCausalLM.from_config(config), plain)
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    held = {f"base_model.model.{name}": tensor.to(dtype) for name, tensor in weights.items()}
+    with quiet_transformers():
+        adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
+    path = folder / ADAPTER_CONFIG
+    found = json.loads(path.read_text("utf-8"))
+    found["target_modules"].sort()  # of a set, whose order differs from process to process
+    write_atomically(path, json.dumps(found, indent=2, sort_keys=True).encode())
+
+
+def _card(
+    run: RunFolder,
+    job: Mapping[str, Any],
+    step: int,
+    facts: Mapping[str, str],
+    base: Path | None,
+) -> str:
+    """Return the model card: what was trained, on what, by what, and what it took."""
+    records = list(run.records())
+    steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
+    evals = [r for r in records if r.get("event") == "eval" and r["step"] <= step]
+    rows = [
+        ("model", _public(str(job.get("model")))),
+        ("data", _public(str(job.get("data") or "the source of Python's standard library"))),
+        ("steps", f"{step:,} of {job.get('steps', step):,}"),
+        ("batch", f"{job.get('batch')} x {job.get('seq')} tokens, x {job.get('accumulate', 1)}"),
+        ("travelled in", str(job.get("dtype"))),
+        ("method", str(job.get("method"))),
+    ]
+    if job.get("lora"):
+        rows.append(("adapters", f"LoRA, {job['lora']}" + ("" if base else ", merged")))
+    evals = [record for record in evals if record["eval_loss"] is not None]
+    if steps:
+        rows.append(("training loss", f"{_loss(steps[0])} to {_loss(steps[-1])}"))
+        rows.append(("tokens", f"{sum(r['tokens'] for r in steps):,}"))
+        down, up = (sum(r[f"{way}_bytes"] for r in steps) for way in ("downlink", "uplink"))
+        rows.append(("to and from devices", f"{down / 1e9:.3g} GB and {up / 1e9:.3g} GB"))
+    if evals:
+        loss = _loss(evals[-1], "eval_loss")
+        rows.append(("held-out loss", f"{loss} after step {evals[-1]['step']}"))
+    if compared := _compared(steps):
+        rows.append(("compared with another run", compared))
+    rows += facts.items()
+    rows.append(("versions", ", ".join(f"{name} {version(name)}" for name in _VERSIONS)))
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    library = f"peft\nbase_model: {base.name}" if base else "transformers"
+    fleet = any(r["downlink_bytes"] for r in steps)
+    where = "a fleet of devices" if fleet else "one machine"
+    return (
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- cleave\n---\n\n"
+        f"# {run.path.resolve().name}\n\n"
+        f"Trained with Cleave on {where}.\n\n"
+        f"| | |\n| --- | --- |\n{table}\n"
+    )
+
+
+def _loss(record: Mapping[str, Any], field: str = "loss") -> str:
+    return "not finite" if record[field] is None else f"{record[field]:.4f}"
+
+
+def _compared(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Return how far losses were from those of another run; empty where none was compared."""
+    apart = [
+        math.inf
+        if r["loss"] is None
+        else abs(r["loss"] - r["against_loss"]) / abs(r["against_loss"])
+        for r in steps
+        if r.get("against_loss")
+    ]
+    return f"losses of {len(apart)} steps are at most {max(apart):.1e} off" if apart else ""

@@ -1,0 +1,102 @@
+"""A trained model with its tokenizer: a run's, or that of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cleave.errors import UsageError
+from cleave.training.data.tokenizer import TextTokenizer, folder_tokenizer
+from cleave.training.loop.run_folder import RunFolder
+from cleave.training.lora.adapters import ADAPTER_CONFIG, adapted_model, open_adapters
+from cleave.training.results.export import (
+    described_config,
+    description_of,
+    find_checkpoint,
+    weights_of,
+)
+from cleave.workload.models.build import load_folder, quiet_transformers
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A model that is used, not trained.
+
+    Attributes:
+        model: in fp32 on the CPU, in evaluation mode; it keeps keys and values when it generates.
+        tokenizer: of its texts.
+        title: what it is, in words.
+    """
+
+    model: nn.Module
+    tokenizer: TextTokenizer
+    title: str
+
+    @property
+    def most_tokens(self) -> int:
+        """Return how many tokens a text may have; a large number where the model says nothing."""
+        config: Any = self.model.config
+        return int(getattr(config, "max_position_embeddings", None) or 2**31)
+
+    def check_ids(self, ids: Iterable[int]) -> None:
+        """Refuse tokens that the model has no embedding of.
+
+        Raises:
+            UsageError: when the tokenizer has more tokens than the model, and they are used.
+        """
+        config: Any = self.model.config
+        held = int(getattr(config, "vocab_size", None) or 2**31)
+        if (largest := max(ids, default=0)) >= held:
+            raise UsageError(
+                f"the tokenizer makes the token {largest} of this text, and the model has only "
+                f"{held:,}; use the tokenizer that belongs to the model"
+            )
+
+
+def open_trained(path: Path, step: int = 0) -> TrainedModel:
+    """Load a model.
+
+    Args:
+        path: a run folder, or a folder that a model or adapters were saved in, as by an export.
+        step: of a run: of its checkpoint; 0 for the newest that is whole.
+
+    Raises:
+        CleaveError: when there is no such model, or it cannot be loaded.
+    """
+    if (path / "config.toml").is_file():
+        return _of_run(RunFolder(path), step)
+    if step:
+        raise UsageError(f"--step goes with a run folder, and {str(path)!r} is none")
+    if (path / ADAPTER_CONFIG).is_file():
+        return _ready(open_adapters(path).get_base_model(), folder_tokenizer(path), str(path))
+    model, _ = load_folder(path)
+    return _ready(model, folder_tokenizer(path), str(path))
+
+
+def _of_run(run: RunFolder, step: int) -> TrainedModel:
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    checkpoint, folder = find_checkpoint(run, step), description_of(run)
+    tokenizer, title = folder_tokenizer(folder), f"{run.path} after step {checkpoint.step}"
+    job = run.read_config()
+    if job.get("lora"):
+        return _ready(adapted_model(job, checkpoint).get_base_model(), tokenizer, title)
+    weights = weights_of(checkpoint)
+    config = described_config(folder, weights.keys())
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(weights, strict=False)  # a tied weight has two names, and one is there
+    with suppress(OSError):  # without such a file, or a whole one, the model's config counts
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return _ready(model, tokenizer, title)
+
+
+def _ready(model: Any, tokenizer: TextTokenizer, title: str) -> TrainedModel:
+    model.config.use_cache = True
+    return TrainedModel(model.eval(), tokenizer, title)

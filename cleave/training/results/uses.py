@@ -1,0 +1,225 @@
+"""What a trained model is used for: to go on with a text, to predict one, to answer questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from cleave.errors import UsageError
+from cleave.fleet.local_fallback import AbandonedError
+from cleave.training.data.conversations import clean
+from cleave.training.loop.records import AnsweredRecord, PredictedRecord, ProgressRecord, TextRecord
+from cleave.training.results.trained import TrainedModel, open_trained
+
+_WINDOW: Final = 1024  # tokens of a window, unless the model takes fewer
+
+Report = Callable[[TextRecord | ProgressRecord | PredictedRecord | AnsweredRecord], None]
+Stop = Callable[[], bool]
+
+
+class Generation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Goes on with a text; see `cleave.training.results.generation.go_on`.
+
+    Attributes:
+        prompt: the text.
+        chat: whether it is a question to a chat model.
+        tokens, temperature, top_p, seed: as `go_on` takes them.
+    """
+
+    prompt: str
+    chat: bool = False
+    tokens: Annotated[int, Meta(ge=1)] = 100
+    temperature: Annotated[float, Meta(ge=0)] = 0.0
+    top_p: float = 1.0
+    seed: Annotated[int, Meta(ge=0)] = 0
+
+    def check(self) -> None:
+        """Refuse what cannot be generated.
+
+        Raises:
+            UsageError: when the text is empty, no token has the share, or the seed is none.
+        """
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"--top-p is {self.top_p:g}; give a share above 0, up to 1")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
+        if not self.prompt:
+            raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
+
+    def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
+        """Report what the model adds, as it comes; of a chat, only that."""
+        from cleave.training.results.generation import go_on
+
+        prompt = clean(self.prompt)
+        if not self.chat:
+            report(TextRecord(prompt))
+
+        def say(piece: str) -> bool:
+            report(TextRecord(piece))
+            return not stop()
+
+        go_on(
+            trained,
+            trained.tokenizer.question(prompt) if self.chat else prompt,
+            self.tokens,
+            say,
+            chat=self.chat,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+        )
+
+
+class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
+    """Predicts a text; see `cleave.training.results.evaluation.perplexity`.
+
+    Attributes:
+        data: the text: a file, a folder, JSONL or Parquet.
+        seq: tokens of a window; 0 for 1024, or what the model takes.
+        batch: windows at once.
+    """
+
+    data: str
+    seq: Annotated[int, Meta(ge=0)] = 0
+    batch: Annotated[int, Meta(ge=1)] = 4
+
+    def check(self) -> None:
+        """Refuse a text that is not there."""
+        from cleave.training.data.documents import check_source
+
+        check_source(self.data)
+
+    def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
+        """Report how well the model predicts it."""
+        from cleave.training.results.evaluation import perplexity
+
+        window = self.seq or min(_WINDOW, trained.most_tokens)
+        told = perplexity(
+            trained, self.data, seq=window, batch=self.batch, progress=_counted(report, stop)
+        )
+        text = (
+            f"{trained.title}: perplexity {told.perplexity:.4g} (loss {told.loss:.4f}) on "
+            f"{told.tokens:,} tokens of {self.data}, in windows of {window:,}"
+        )
+        report(PredictedRecord(told.loss, told.perplexity, told.tokens, text))
+
+
+class Examination(Struct, frozen=True, forbid_unknown_fields=True):
+    """Answers multiple-choice questions; see `cleave.training.results.evaluation.answer`.
+
+    Attributes:
+        choices: a CSV file of questions, in the format of MMLU.
+        examples: likewise, of answered questions to begin with; empty for none.
+        shots: how many of these.
+        subject: what the questions are about; empty for nothing in particular.
+    """
+
+    choices: str
+    examples: str = ""
+    shots: Annotated[int, Meta(ge=0)] = 5
+    subject: str = ""
+
+    def check(self) -> None:
+        """Refuse files that are not there, or hold no questions."""
+        from cleave.training.results.evaluation import read_questions
+
+        read_questions(Path(self.choices))
+        if self.examples:
+            read_questions(Path(self.examples))
+
+    def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
+        """Report how many questions the model answers right."""
+        from cleave.training.results.evaluation import answer, read_questions
+
+        asked = read_questions(Path(self.choices))
+        shown = read_questions(Path(self.examples))[: self.shots] if self.examples else []
+        got = answer(trained, asked, shown, subject=self.subject, progress=_counted(report, stop))
+        text = (
+            f"{trained.title}: {got.right:,} of {got.questions:,} right "
+            f"({got.accuracy:.1%}; chance is 25 %), after {len(shown)} examples"
+        )
+        if got.cut:
+            text += f"; the beginning of {got.cut:,} did not fit the model"
+        report(AnsweredRecord(got.accuracy, got.right, got.questions, got.cut, text))
+
+
+class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Asks for a use of a model: for one of the three.
+
+    Attributes:
+        model: a run folder, or one that a model was saved in.
+        step: of a run's checkpoint; 0 for the newest that is whole.
+        generate, predict, answer: what for.
+    """
+
+    model: str
+    step: Annotated[int, Meta(ge=0)] = 0
+    generate: Generation | None = None
+    predict: Prediction | None = None
+    answer: Examination | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> UseRequest:
+        """Read what an operator asks for.
+
+        Raises:
+            UsageError: when it has the wrong form.
+        """
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"a model's use cannot be read: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for a message."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def use(self) -> Generation | Prediction | Examination:
+        """Return what the model is used for.
+
+        Raises:
+            UsageError: when that is not one of the three.
+        """
+        given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
+        if len(given) != 1:
+            raise UsageError(
+                f"a model is used for one thing at a time, and {len(given)} are asked for; give "
+                f"one of generate, predict and answer"
+            )
+        return given[0]
+
+    def check(self) -> None:
+        """Refuse what cannot be done, before the model is loaded.
+
+        Raises:
+            UsageError: one sentence that says why.
+        """
+        self.use.check()
+        if not Path(self.model).is_dir():
+            raise UsageError(
+                f"{self.model!r} is no folder; give a run folder, or one of a saved model"
+            )
+
+    def opened(self) -> TrainedModel:
+        """Load the model; see `open_trained`."""
+        return open_trained(Path(self.model), self.step)
+
+
+def _counted(report: Report, stop: Stop) -> Callable[[int, int], None]:
+    """Return what is told how much is done, and ends it when it is to stop.
+
+    What it returns raises AbandonedError then.
+    """
+
+    def progress(done: int, total: int) -> None:
+        report(ProgressRecord(done, total))
+        if stop():
+            raise AbandonedError(f"stopped after {done} of {total}")
+
+    return progress

@@ -1,0 +1,141 @@
+"""Adds up the gradients of several servers while the backward pass runs (ZeRO, stage 2).
+
+A gradient that is complete travels to the server that owns its parameter, and the others free it
+(arXiv 1910.02054, section 5). All servers send the same parameters in the same order, whatever each
+computes: the last ones first, as a backward pass completes them. So one that gets no gradient in a
+pass holds those before it back until the pass is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from cleave.training.servers.ranks import Exchange, Ranks
+
+BUCKET_BYTES: Final = 8 * 2**20
+"""Gradients of one owner travel together, in tensors of about this size."""
+
+MOST_UNDER_WAY: Final = 1
+"""A server that is ahead of others waits for them before it sends more tensors than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Holds gradients that are on their way to their owner, as one tensor."""
+
+    names: list[str]
+    owner: int
+    flat: Tensor
+    exchange: Exchange
+
+
+class GradientSums:
+    """Adds up the gradients of one step. Every server makes one, and calls `finish` in the end.
+
+    Args:
+        ranks: the servers.
+        parameters: all that are trained, by name.
+        owners: the rank that owns each, by name.
+        clock: in seconds.
+
+    Attributes:
+        waited_s: how long `complete` has waited for other servers.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        parameters: Mapping[str, nn.Parameter],
+        owners: Mapping[str, int],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.waited_s = 0.0
+        self._clock = clock
+        self._ranks = ranks
+        self._parameters = parameters
+        self._owners = owners
+        self._left = list(parameters)  # sent from the end
+        self._complete: set[str] = set()
+        self._here: set[str] = set()  # what had a gradient on this server
+        self._collected: dict[tuple[int, torch.dtype], list[str]] = {}
+        self._under_way: deque[_Sent] = deque()
+
+    def complete(self, name: str) -> None:
+        """Note that a parameter's gradient is complete here; send what is due.
+
+        Raises:
+            LostServerError: when another server is gone.
+        """
+        self._complete.add(name)
+        while self._left and self._left[-1] in self._complete:
+            self._collect(self._left.pop())
+        while self._under_way and self._under_way[0].exchange.done():
+            self._take(self._under_way.popleft())
+
+    def finish(self) -> list[str]:
+        """Send all that is left; return which parameters have a gradient on any server.
+
+        Their owners have the sums then, and no others have a gradient.
+
+        Raises:
+            LostServerError: when another server is gone.
+        """
+        while self._left:
+            self._collect(self._left.pop())
+        for key in sorted(self._collected, key=str):
+            self._send(key)
+        while self._under_way:
+            self._take(self._under_way.popleft())
+        here = "".join("01"[name in self._here] for name in self._parameters)
+        there = self._ranks.agree(here)
+        found = [name for i, name in enumerate(self._parameters) if any(t[i] == "1" for t in there)]
+        for name in self._parameters.keys() - found:
+            self._parameters[name].grad = None
+        return found
+
+    def _collect(self, name: str) -> None:
+        """Add a gradient to those that travel together; send these, if they are enough."""
+        parameter = self._parameters[name]
+        if parameter.grad is not None:
+            self._here.add(name)
+        key = self._owners[name], parameter.dtype
+        names = self._collected.setdefault(key, [])
+        held_bytes = sum(self._parameters[other].nbytes for other in names)
+        if names and held_bytes + parameter.nbytes > BUCKET_BYTES:
+            self._send(key)
+            names = self._collected[key] = []
+        names.append(name)
+        if parameter.nbytes >= BUCKET_BYTES:
+            self._send(key)
+
+    def _send(self, key: tuple[int, torch.dtype]) -> None:
+        names = self._collected.pop(key)
+        gradients = []
+        for name in names:
+            parameter = self._parameters[name]
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.append(gradient.detach().reshape(-1))
+            parameter.grad = None
+        flat = gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+        self._under_way.append(_Sent(names, key[0], flat, self._ranks.sum_at(key[0], flat)))
+        while len(self._under_way) > MOST_UNDER_WAY:
+            self._take(self._under_way.popleft())
+
+    def _take(self, sent: _Sent) -> None:
+        """Wait for sums; give their parameters them, on the server that owns these."""
+        began_s = self._clock()
+        sent.exchange.wait()
+        self.waited_s += self._clock() - began_s
+        if sent.owner != self._ranks.rank:
+            return
+        parameters = [self._parameters[name] for name in sent.names]
+        sums = torch.split(sent.flat, [parameter.numel() for parameter in parameters])
+        for parameter, gradient in zip(parameters, sums, strict=True):
+            parameter.grad = gradient.view_as(parameter)

@@ -1,0 +1,1 @@
+"""Training whole layers on devices."""

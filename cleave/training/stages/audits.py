@@ -1,0 +1,390 @@
+"""Audits of stages: what devices returned is computed again here, at random and in secret.
+
+There is no algebraic check for a stage, so work is drawn by lot and repeated. An *output audit*
+repeats one micro-batch of a device and compares its output and its input's gradient. A *sums audit*
+repeats all micro-batches whose gradients a device summed, and compares the sums. Both happen after
+everything of a step has come and before any of it is used. How far off an honest device may be,
+`cleave.training.stages.honest_error` says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cleave import arrays
+from cleave import graph_names as names
+from cleave.arrays import Array, Buffer, DType
+from cleave.graphs.noise import noisy
+from cleave.machine.graph_run import NUMPY_DTYPES
+from cleave.machine.graph_session import GraphSession
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.device import sums_of
+from cleave.scheduler.stages.outcomes import StageRecord, StepResult, SumsRecord
+from cleave.scheduler.stages.work import (
+    LOSS_LAYER,
+    SliceWork,
+    StageGraph,
+    StepWork,
+    SumName,
+    slice_layer,
+)
+from cleave.training.stages.honest_error import MOST_REPEATS, ROUNDING, Comparison, Evidence, moved
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that a device returned and that is wrong.
+
+    Attributes:
+        device: the device.
+        reason: what is wrong, with the values.
+    """
+
+    device: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """Holds what a device returned, to be compared.
+
+    Attributes:
+        device: the device.
+        what: it is, in words.
+        found: what came.
+        dtype: in which it travelled.
+    """
+
+    device: int
+    what: str
+    found: Array
+    dtype: DType
+
+
+@dataclass
+class AuditCounters:
+    """Counts what was audited.
+
+    Attributes:
+        outputs, sums: micro-batches that were repeated for outputs, and for sums.
+        again: audits that were repeated with coarser rounding, as errors were not negligible.
+        faults: what was wrong.
+    """
+
+    outputs: int = 0
+    sums: int = 0
+    again: int = 0
+    faults: int = 0
+
+
+class Auditor:
+    """Repeats some of a step's work.
+
+    Args:
+        rate: the chance that a device is audited in a step, for outputs; for each of its sums it is
+            this over the number of micro-batches in them, so that both cost the same.
+        rng: secret.
+
+    Attributes:
+        counters: what was audited so far.
+    """
+
+    def __init__(self, rate: float, rng: random.Random | None = None) -> None:
+        self.counters = AuditCounters()
+        self._rate = rate
+        self._rng = rng or random.SystemRandom()
+        self._sessions: dict[tuple[StageGraph, bool], GraphSession] = {}
+        self._evidence: defaultdict[int, Evidence] = defaultdict(Evidence)
+
+    def faults(
+        self, work: StepWork, result: StepResult, surely: Collection[int] = ()
+    ) -> list[Fault]:
+        """Audit a step; return what is wrong.
+
+        Args:
+            work, result: the step.
+            surely: devices whose work is all audited, as some of it was found wrong.
+        """
+        return list(self._faults(work, result, surely)) if self._rate or surely else []
+
+    def _faults(
+        self, work: StepWork, result: StepResult, surely: Collection[int]
+    ) -> Iterator[Fault]:
+        for record in result.records:
+            by_device: dict[int, list[int]] = {}
+            for batch, device in {**record.forward_by, **record.backward_by}.items():
+                by_device.setdefault(device, []).append(batch)
+            for _, batches in sorted(by_device.items()):
+                if self._rng.random() < self._rate:
+                    batch = self._rng.choice(sorted(batches))
+                    yield from self._output_faults(work, record, result, batch)
+            by = [*record.forward_by.items(), *record.backward_by.items()]
+            for batch in sorted({batch for batch, device in by if device in surely}):
+                yield from self._output_faults(work, record, result, batch)
+            for sums in record.sums:
+                sure = sums.device in surely
+                if sure or self._rng.random() < self._rate / len(sums.batches):
+                    yield from self._sums_faults(work, record, sums)
+
+    def _output_faults(
+        self, work: StepWork, record: StageRecord, result: StepResult, batch: int
+    ) -> Iterator[Fault]:
+        self.counters.outputs += 1
+
+        def repeat(random: np.random.Generator | None) -> dict[str, Array]:
+            y, dx, loss = self.repeat(work, record, batch, {}, random)
+            return {"output": y, "gradient": dx} | ({} if loss is None else {"loss": loss})
+
+        wanted = repeat(None)
+        travels = DType(work.dtype)
+        of_y = travels if record.plan.slice is None else DType.FP32
+        back = record.backward_by.get(batch)
+        returned: dict[str, _Returned] = {}
+        for what, payload, device, dtype in (
+            ("output", record.y.get(batch), record.forward_by.get(batch), of_y),
+            ("gradient", record.dx.get(batch), back, travels),
+            ("loss", result.losses.get(batch) if "loss" in wanted else None, back, DType.FP32),
+        ):
+            if payload is None or device is None:
+                continue
+            columns = wanted[what].shape[-1] if wanted[what].ndim else 1
+            found = _floats(payload, wanted[what].size // columns, columns, dtype)
+            words = f"the {what} of micro-batch {batch}"
+            returned[what] = _Returned(device, words, found, dtype)
+        yield from self._faults_of(record, returned, wanted, repeat)
+
+    def _sums_faults(
+        self, work: StepWork, record: StageRecord, sums: SumsRecord
+    ) -> Iterator[Fault]:
+        self.counters.sums += len(sums.batches)
+
+        def repeat(random: np.random.Generator | None) -> dict[SumName, Array]:
+            totals: dict[SumName, Array] = {}
+            for batch in sorted(sums.batches):
+                self.repeat(work, record, batch, totals, random)
+            return totals
+
+        wanted = repeat(None)
+        dtype = DType(work.gradients)
+        returned: dict[SumName, _Returned] = {}
+        for layer, name in {(layer, name): None for layer, name, _ in sorted(sums.found)}:
+            columns = sums_of(work, layer)[name].columns
+            rows = [
+                _floats(part, len(part) // (columns * dtype.itemsize), columns, dtype)
+                for (number, held, _), part in sorted(sums.found.items(), key=lambda each: each[0])
+                if (number, held) == (layer, name)
+            ]
+            words = f"the sum of {name}'s gradients"
+            returned[layer, name] = _Returned(sums.device, words, np.concatenate(rows), dtype)
+        yield from self._faults_of(record, returned, wanted, repeat)
+
+    def _faults_of(
+        self,
+        record: StageRecord,
+        returned: Mapping[Key, _Returned],
+        wanted: Mapping[Key, Array],
+        repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
+    ) -> Iterator[Fault]:
+        """Yield what is wrong of all that was returned at once, once for each device.
+
+        Args:
+            record: the stage.
+            returned: what came.
+            wanted: what was computed here.
+            repeat: computes it again, with operations that round coarsely.
+        """
+        compared = {
+            key: Comparison.of(one.found, wanted[key], one.dtype) for key, one in returned.items()
+        }
+        self._explain(compared, repeat)
+        for device in sorted({one.device for one in returned.values()}):
+            mine = {key: compared[key] for key, one in returned.items() if one.device == device}
+            key = max(mine, key=lambda each: mine[each].excess)
+            if not self._evidence[device].add(mine[key].excess):
+                continue
+            self.counters.faults += 1
+            error, explained, size = mine[key].worst
+            yield Fault(
+                device,
+                f"{returned[key].what} of {record.plan.named} is off by {error:.2g} in elements "
+                f"of the size {size:.2g}, where rounding explains {explained:.2g}",
+            )
+
+    def _explain(
+        self,
+        compared: Mapping[Key, Comparison],
+        repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
+    ) -> None:
+        """Repeat work until rounding explains all errors, or it was repeated often enough."""
+        doubted = {key: one for key, one in compared.items() if one.excess > 1}
+        if not doubted:
+            return
+        self.counters.again += 1
+        random = np.random.default_rng(self._rng.getrandbits(64))
+        for _ in range(MOST_REPEATS):
+            again = repeat(random)
+            for key, one in doubted.items():
+                one.repeated(again[key])
+            doubted = {key: one for key, one in doubted.items() if one.excess > 1}
+            if not doubted:
+                return
+
+    # --- doing it again ---
+
+    def output(
+        self,
+        work: StepWork,
+        record: StageRecord,
+        batch: int,
+        random: np.random.Generator | None = None,
+    ) -> Array:
+        """Return a micro-batch's output, from its input alone; see `repeat`."""
+        if record.plan.slice is not None:
+            part = work.slice_works[record.plan.slice.number]
+            feed = _slice_feed(part, record, batch, random)
+            return self._run(part.forward, feed, random)[names.Y]
+        return self._forward(work, record, batch, random)[-1]
+
+    def _forward(
+        self,
+        work: StepWork,
+        record: StageRecord,
+        batch: int,
+        random: np.random.Generator | None,
+    ) -> list[Array]:
+        """Return the input of each layer of a stage, then the output."""
+        given = [moved(_array(record.x[batch]), random)]
+        for number in range(record.plan.first, record.plan.stop):
+            layer = work.layers[number]
+            feed = {names.X: given[-1], **_arrays(layer.inputs(batch))}
+            given.append(moved(self._run(layer.forward, feed, random)[names.Y], random))
+        return given
+
+    def repeat(
+        self,
+        work: StepWork,
+        record: StageRecord,
+        batch: int,
+        totals: dict[SumName, Array],
+        random: np.random.Generator | None,
+    ) -> tuple[Array, Array, Array | None]:
+        """Return a micro-batch's output, gradient and loss; add its gradients to the totals.
+
+        With `random` operations round coarsely.
+        """
+        if record.plan.slice is not None:
+            return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, random)
+        numbers = range(record.plan.first, record.plan.stop)
+        given = self._forward(work, record, batch, random)
+        loss = None
+        if record.plan.loss and work.loss is not None:
+            feed = {
+                names.X: given[-1],
+                names.TARGETS: _array(work.loss.targets[batch]),
+                **_arrays(work.loss.parameters),
+            }
+            found = self._add(work, work.loss.graph, feed, LOSS_LAYER, totals, random)
+            loss, dy = found[names.LOSS], found[names.DX]
+        else:
+            dy = _array(record.dy[batch])
+        for number in reversed(numbers):
+            layer = work.layers[number]
+            feed = {names.X: given[number - record.plan.first], names.DY: moved(dy, random)}
+            feed |= _arrays(layer.inputs(batch))
+            dy = self._add(work, layer.backward, feed, number, totals, random)[names.DX]
+        return given[-1], dy, loss
+
+    def _repeat_slice(
+        self,
+        work: StepWork,
+        record: StageRecord,
+        batch: int,
+        totals: dict[SumName, Array],
+        number: int,
+        random: np.random.Generator | None,
+    ) -> tuple[Array, Array, None]:
+        """Do the same for a slice of the loss."""
+        part = work.slice_works[number]
+        feed = _slice_feed(part, record, batch, random)
+        y = self._run(part.forward, feed, random)[names.Y]
+        feed[names.DY] = _array(record.dy[batch])  # the log-sum-exp, which no kink follows
+        found = self._add(work, part.backward, feed, slice_layer(number), totals, random)
+        return y, found[names.DX], None
+
+    def _add(
+        self,
+        work: StepWork,
+        graph: StageGraph,
+        feed: dict[str, Array],
+        number: int,
+        totals: dict[SumName, Array],
+        random: np.random.Generator | None,
+    ) -> dict[str, Array]:
+        for name, shape in sums_of(work, number).items():
+            zeros = np.zeros((shape.rows, shape.columns), np.float32)
+            feed[names.total(name)] = totals.get((number, name), zeros)
+        found = self._run(graph, feed, random)
+        for name in sums_of(work, number):
+            totals[number, name] = found[names.new_total(name)]
+        return found
+
+    def _run(
+        self,
+        graph: StageGraph,
+        feed: Mapping[str, Array],
+        random: np.random.Generator | None,
+    ) -> dict[str, Array]:
+        key = graph, random is not None
+        if key not in self._sessions:
+            model = graph.model if random is None else noisy(graph.model, ROUNDING)
+            self._sessions[key] = GraphSession(model)
+        session = self._sessions[key]
+        shaped = {
+            name: feed[name].reshape([n if isinstance(n, int) else -1 for n in shape])
+            for name, shape in session.inputs.items()
+        }
+        return session.run(shaped)
+
+
+def escape_chance(audited: float, steps: int) -> float:
+    """Return the chance that a device that lies in every step is not caught in so many steps.
+
+    Args:
+        audited: the chance that its lie of one step is audited.
+        steps: how many steps.
+    """
+    return float((1 - audited) ** steps)
+
+
+def _slice_feed(
+    part: SliceWork, record: StageRecord, batch: int, random: np.random.Generator | None
+) -> dict[str, Array]:
+    """Return what a slice of the loss is computed with."""
+    x = moved(_array(record.x[batch]), random)
+    return {names.X: x, names.TARGETS: _array(part.targets[batch])} | _arrays(part.parameters)
+
+
+def _arrays(held: Mapping[str, StageArray]) -> dict[str, Array]:
+    return {name: _array(array) for name, array in held.items()}
+
+
+def _array(given: StageArray) -> Array:
+    if given.dtype in NUMPY_DTYPES:
+        payload = given.payload
+        held = payload if isinstance(payload, bytes | memoryview) else payload.pack()
+        return np.frombuffer(held, NUMPY_DTYPES[given.dtype])
+    return _floats(given.payload, given.rows, given.columns, DType(given.dtype))
+
+
+def _floats(payload: Any, rows: int, columns: int, dtype: DType) -> Array:
+    if isinstance(payload, Buffer):
+        return payload.float32()
+    return arrays.unpack(payload, rows, columns, dtype).float32()

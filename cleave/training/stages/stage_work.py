@@ -1,0 +1,601 @@
+"""A model's layers and tensors as work for a step by stages, and what comes back as tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from cleave import arrays
+from cleave import graph_names as names
+from cleave.arrays import Buffer, DType
+from cleave.graphs.layer_parts import LayerPart, tensors_of
+from cleave.graphs.loss_slices import SliceGraphs, combined
+from cleave.graphs.model_graphs import ModelGraphs
+from cleave.graphs.model_state import content
+from cleave.graphs.outside import Embedded
+from cleave.planner.coding import coded_ratio
+from cleave.planner.stages.layer_memory import dequantized_bytes, working_bytes
+from cleave.planner.stages.model import HeadSlice, LayerCost, PsLayers, StageModel
+from cleave.scheduler.stages.arrays import StageArray
+from cleave.scheduler.stages.work import (
+    LOSS_LAYER,
+    LayerWork,
+    LossWork,
+    SliceWork,
+    StageGraph,
+    SumShape,
+    slice_of_layer,
+)
+from cleave.scheduler.traffic import TrafficKind
+from cleave.training.lora.quantized import matrix_shapes
+from cleave.training.stages.ps_passes import runs_of
+
+_FP32_BYTES: Final = 4
+_MESSAGE_BYTES: Final = 255 * 2**20  # of the protocol's largest message, what an array may take
+_PART_BYTES: Final = 64 * 2**20  # of a larger array at once, so that other messages get a turn
+_TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
+_INDICES: Final = {torch.int64: "int64", torch.bool: "bool", torch.uint8: "uint8"}
+
+
+class Sent:
+    """Keeps graphs and frozen parameters as they travel: the same objects while they are the same.
+
+    Devices keep an array while steps name the same object.
+
+    Args:
+        changing: whether a frozen parameter may change between steps, in ways that nobody is told
+            of. Then each is compared with what was sent, which reads all of them in every step.
+    """
+
+    def __init__(self, *, changing: bool = False) -> None:
+        self._changing = changing
+        self._graphs: dict[bytes, StageGraph] = {}
+        self._frozen: dict[tuple[int, DType, HeadSlice | None], _Frozen] = {}
+
+    def graph(self, model: bytes) -> StageGraph:
+        """Return an ONNX model as it travels."""
+        if model not in self._graphs:
+            graph = onnx.load_model_from_string(model).graph
+            inputs = tuple(one.name for one in graph.input)
+            outputs = tuple(one.name for one in graph.output)
+            self._graphs[model] = StageGraph(model, inputs, outputs)
+        return self._graphs[model]
+
+    def frozen(
+        self,
+        tensor: Tensor,
+        dtype: DType,
+        part: HeadSlice | None,
+        values: Tensor,
+        make: Callable[[Tensor], StageArray],
+    ) -> StageArray:
+        """Return a frozen parameter as it travels.
+
+        Args:
+            tensor: the parameter.
+            dtype: in which numbers travel.
+            part: which rows of it are sent; None for all.
+            values: those rows.
+            make: makes the array of them.
+        """
+        key = id(tensor), dtype, part
+        known = self._frozen.get(key)
+        digest = content(values) if self._changing else b""
+        if known is None or known.digest != digest:
+            known = self._frozen[key] = _Frozen(tensor, digest, make(values))
+        return known.array
+
+    def keep_only(self, tensors: Iterable[Tensor]) -> None:
+        """Forget parameters that are none of these."""
+        those = {id(tensor) for tensor in tensors}
+        self._frozen = {key: held for key, held in self._frozen.items() if key[0] in those}
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    tensor: Tensor  # while it is held, no other has its `id`
+    digest: bytes
+    array: StageArray
+
+
+class ModelWork:
+    """Makes the work of steps from a model, and gradients of what comes back.
+
+    Frozen parameters, graphs, and what layers are called with beside their input are the same
+    objects in every step, so that devices keep them.
+
+    Args:
+        model: the model.
+        graphs: its graphs.
+        dtype: in which parameters and activations travel.
+        message_bytes: the largest parameter that travels in one piece.
+        sent: graphs and frozen parameters, where other work of the same model has the same.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graphs: ModelGraphs,
+        dtype: DType,
+        message_bytes: int = _MESSAGE_BYTES,
+        sent: Sent | None = None,
+    ) -> None:
+        self.model = model
+        self.graphs = graphs
+        self.dtype = dtype
+        self._message_bytes = message_bytes
+        self._sent = sent or Sent()
+        self._layers = [
+            tuple(self._sent.graph(model) for model in (g.forward, g.backward, g.from_activations))
+            for g in graphs.layers
+        ]
+        self._loss = None if graphs.loss is None else self._sent.graph(graphs.loss.graph)
+        self._held = [part.held for part in graphs.parts]
+        self._held_by_loss = tensors_of(model)
+        self._slice_graphs: dict[int, SliceGraphs] = {}
+        # Of this step and of the one before, by digest: masks of a batch may never come again.
+        self._beside: dict[bytes, StageArray] = {}
+        self._beside_before: dict[bytes, StageArray] = {}
+
+    def layers(self, embedded: Sequence[Embedded]) -> list[LayerWork]:
+        """Return the layers, with their parameters as they are now.
+
+        Args:
+            embedded: every micro-batch before the first layer.
+        """
+        found = []
+        tokens = embedded[0].x.shape[1]
+        self._beside_before, self._beside = self._beside, {}
+        for number, (forward, backward, from_activations) in enumerate(self._layers):
+            part, graphs = self.graphs.parts[number], self.graphs.layers[number]
+            held = part.held
+            used = {*forward.inputs, *backward.inputs, *from_activations.inputs}
+            parameters = {
+                names.parameter(n): self._parameter(held[n])
+                for n in graphs.parameters
+                if names.parameter(n) in used
+            }
+            beside = [
+                {
+                    names.beside(n): self._beside_array(t)
+                    for n, t in one.beside[part.layer].items()
+                    if names.beside(n) in used
+                }
+                for one in embedded
+            ]
+            same = {n for n, a in beside[0].items() if all(other[n] is a for other in beside)}
+            of_batch = [{n: a for n, a in one.items() if n not in same} for one in beside]
+            flops = _forward_flops(part, tokens)
+            sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
+            backward_flops = _backward_flops(part, graphs.trainable, tokens)
+            found.append(
+                LayerWork(
+                    forward,
+                    backward,
+                    parameters,
+                    sums,
+                    {n: a for n, a in beside[0].items() if n in same},
+                    flops,
+                    backward_flops,
+                    from_activations,
+                    {name: _FP32_BYTES * each for name, each in graphs.activations.items()},
+                    tokens // part.pieces,
+                    backward_flops - _spared_flops(part, tokens),
+                    of_batch if any(of_batch) else (),
+                )
+            )
+        return found
+
+    def loss(self, targets: Sequence[Tensor], scale: float) -> LossWork:
+        """Return what follows the last layer, with the loss.
+
+        Args:
+            targets: of every micro-batch, shape (batch, tokens).
+            scale: what each token's loss counts.
+        """
+        held, graphs = self._held_by_loss, self.graphs.loss
+        assert graphs is not None
+        assert self._loss is not None
+        parameters = {names.parameter(n): self._parameter(held[n]) for n in graphs.parameters}
+        parameters[names.SCALE] = _floats(np.full((1, 1), scale))
+        sums = {n: _sum_shape(held[n]) for n in graphs.trainable}
+        return LossWork(
+            self._loss, parameters, sums, [_indices(t) for t in targets], self.loss_flops
+        )
+
+    def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
+        """Return the loss in slices by vocabulary.
+
+        Args:
+            targets, scale: see `loss`.
+            count: how many slices; none for 0.
+        """
+        if not count:
+            return []
+        given = [_indices(t) for t in targets]
+        one = _floats(np.full((1, 1), scale))
+        return [self._slice(HeadSlice(n, count), given, one) for n in range(count)]
+
+    def _slice(
+        self, part: HeadSlice, targets: Sequence[StageArray], scale: StageArray
+    ) -> SliceWork:
+        """Return one of the slices."""
+        held, graphs = self._held_by_loss, self._graphs_of_slice(part)
+        first, stop = part.rows(self.vocabulary)
+        parameters = {
+            names.parameter(n): self._parameter(held[n][first:stop], held[n], part)
+            if n in graphs.cut
+            else self._parameter(held[n])
+            for n in graphs.parameters
+        }
+        parameters |= {names.SCALE: scale, names.FIRST: self._beside_array(torch.tensor([first]))}
+        rows = {n: held[n][first:stop] if n in graphs.cut else held[n] for n in graphs.trainable}
+        return SliceWork(
+            self._sent.graph(graphs.forward),
+            self._sent.graph(graphs.backward),
+            parameters,
+            {n: _sum_shape(tensor) for n, tensor in rows.items()},
+            targets,
+            self.loss_forward_flops / part.of,
+            self.loss_flops / part.of,
+        )
+
+    def _graphs_of_slice(self, part: HeadSlice) -> SliceGraphs:
+        """Return the graphs of a slice of the loss; those of equal size have the same."""
+        first, stop = part.rows(self.vocabulary)
+        if (rows := stop - first) not in self._slice_graphs:
+            assert self.graphs.slice_of_loss is not None
+            self._slice_graphs[rows] = self.graphs.slice_of_loss(rows)
+        return self._slice_graphs[rows]
+
+    @property
+    def vocabulary(self) -> int:
+        """Return how many rows the LM head has."""
+        model: Any = self.model
+        rows: int = model.get_output_embeddings().out_features
+        return rows
+
+    @property
+    def loss_flops(self) -> int:
+        """Return the FLOPs of the loss and its gradients, for each token."""
+        held, loss = self._held_by_loss, self.graphs.loss
+        if loss is None:
+            return 0
+        matrices = [n for n in loss.parameters if held[n].dim() > 1]
+        return sum((6 if n in loss.trainable else 4) * held[n].numel() for n in matrices)
+
+    @property
+    def loss_forward_flops(self) -> int:
+        """Return the FLOPs of the logits, for each token."""
+        parameters = self.graphs.loss.parameters if self.graphs.loss is not None else ()
+        held = (self._held_by_loss[n] for n in parameters)
+        return sum(2 * tensor.numel() for tensor in held if tensor.dim() > 1)
+
+    def activation(self, tensor: Tensor) -> StageArray:
+        """Return activations, or their gradients, as they travel."""
+        matrix = tensor.detach().reshape(-1, tensor.shape[-1]).to(_TORCH[self.dtype]).contiguous()
+        return _array(matrix, self.dtype)
+
+    def of_slices(
+        self, payloads: Sequence[Any], targets: Tensor, scale: float
+    ) -> tuple[float, StageArray]:
+        """Return the loss of a micro-batch, and what slices of it need for their backward pass.
+
+        Args:
+            payloads: what slices found, in order.
+            targets: of the micro-batch.
+            scale: what each token's loss counts.
+        """
+        shape = targets.numel(), names.SLICE_COLUMNS
+        found = [arrays.unpack(each, *shape, DType.FP32).float32() for each in payloads]
+        loss, total = combined(found, targets.flatten().numpy(), scale)
+        return loss, _floats(total)
+
+    def tensor(self, payload: Any, shape: Sequence[int], dtype: DType) -> Tensor:
+        """Return a payload of a device as an fp32 tensor."""
+        rows = int(np.prod(shape[:-1]))
+        values = arrays.unpack(payload, rows, shape[-1], dtype).float32()
+        return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
+
+    def gradients_of(
+        self,
+        gradients: Mapping[tuple[int, str], Sequence[Sequence[Any]]],
+        dtype: DType,
+        slices: int = 0,
+    ) -> dict[int, Tensor]:
+        """Return the gradients of a step by the `id` of their parameter.
+
+        Args:
+            gradients: as `StepResult` has them.
+            dtype: in which they travelled.
+            slices: into how many the loss was cut.
+        """
+        found: dict[int, Tensor] = {}
+        for (layer, name), groups in gradients.items():
+            held = self._held_by_loss if layer <= LOSS_LAYER else self._held[layer]
+            parameter = mine = held[name]
+            number = slice_of_layer(layer)
+            if number is not None:  # slices add up, each in its rows
+                mine = found.setdefault(id(parameter), torch.zeros_like(parameter))
+                part = HeadSlice(number, slices)
+                if name in self._graphs_of_slice(part).cut:
+                    mine = mine[slice(*part.rows(self.vocabulary))]
+            shape = _sum_shape(mine)
+            made = _total(groups, shape, dtype).reshape(mine.shape)
+            if number is not None:
+                mine += made
+            elif id(parameter) in found:  # several layers have the same parameter
+                found[id(parameter)] += made
+            else:
+                found[id(parameter)] = made
+        return found
+
+    def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:
+        """Return what the layers cost, for the planner.
+
+        Args:
+            tokens: of each micro-batch.
+            sequence: tokens of a sequence.
+            gradients: the dtype in which gradients travel.
+        """
+        width = self.graphs.calls[0].x.shape[-1]
+        layers = []
+        for part, graphs in zip(self.graphs.parts, self.graphs.layers, strict=True):
+            held = part.held
+            flops = _forward_flops(part, sequence)
+            cost = self._cost(held, graphs.parameters, graphs.trainable, gradients)
+            heads = getattr(self.model.config, "num_attention_heads", 1) if part.attends else 0
+            shapes = matrix_shapes(held)
+            matrices = [shape for name, shape in shapes.items() if held[name].dim() == 2]
+            squeezed = getattr(self.model.config, "attn_logit_softcapping", None) is not None
+            working = working_bytes(matrices, width, heads, sequence, squeezed=squeezed)
+            floats = (t.numel() for t in held.values() if t.is_floating_point())
+            largest = _FP32_BYTES * max(floats, default=0)
+            coded = [m * n for name, (m, n) in shapes.items() if held[name].dtype is torch.uint8]
+            layers.append(
+                LayerCost(
+                    *cost,
+                    flops + _backward_flops(part, graphs.trainable, sequence),
+                    flops,
+                    working,
+                    largest,
+                    _FP32_BYTES * sum(graphs.activations.values()) * part.pieces / sequence,
+                    _spared_flops(part, sequence),
+                    dequantized_bytes(coded),
+                    part.pieces,
+                )
+            )
+        head = self._head_cost(gradients)
+        embeds = any(p.requires_grad for p in self._outside_parameters())
+        ratios = coded_ratio(self.dtype.value), coded_ratio(gradients.value)
+        in_parts = not all(part.is_whole for part in self.graphs.parts)
+        each = self.dtype.itemsize
+        here = [self._ps_layers(*run, sequence) for run in sorted(runs_of(self.graphs).items())]
+        # Where layers follow the last stage here, the loss comes after them.
+        cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
+        slices = self.vocabulary if cut else 1
+        return StageModel(
+            layers, head, width, each, tokens, embeds, *ratios, in_parts, slices, here,
+            self._mask_bytes(),
+        )  # fmt: skip
+
+    def _head_cost(self, gradients: DType) -> LayerCost:
+        """Return what the loss costs; nothing where the caller computes it."""
+        loss = self.graphs.loss
+        if loss is None:
+            return LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
+        cost = self._cost(self._held_by_loss, loss.parameters, loss.trainable, gradients)
+        largest = _FP32_BYTES * max(self._held_by_loss[n].numel() for n in loss.parameters)
+        working = 16 * self.vocabulary
+        return LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
+
+    def _mask_bytes(self) -> float:
+        """Return the bytes for each token of what differs between sequences, as masks do."""
+        found: dict[int, Tensor] = {}
+        for number, part in enumerate(self.graphs.parts):
+            forward, *_ = self._layers[number]
+            for name, tensor in part.call.beside.items():
+                by_sample = tensor.shape[:1] == part.call.x.shape[:1]
+                differs = by_sample and bool((tensor != tensor[:1]).any())
+                if differs and names.beside(name) in forward.inputs:
+                    found[id(tensor)] = tensor
+        samples, tokens = self.graphs.calls[0].x.shape[:2]
+        return sum(self._beside_array(t).nbytes for t in found.values()) / (samples * tokens)
+
+    def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
+        """Return what a run of layers costs that is done here; of experts only some are used."""
+        experts: int = getattr(self.model.config, "num_experts_per_tok", 0)
+        forward = flops = 0.0
+        for number in numbers:
+            part = LayerPart.whole(self.graphs.calls[number], number)
+            many = {n: t for n, t in part.held.items() if t.dim() == 3}
+            used = {n: t.numel() * min(1.0, experts / t.shape[0]) for n, t in many.items()}
+            used |= {n: t.numel() for n, t in part.held.items() if t.dim() == 2}
+            attention = _attention_flops(part, sequence)
+            through = 2 * sum(used.values()) + attention
+            trained = sum(size for n, size in used.items() if part.held[n].requires_grad)
+            forward += through
+            flops += 2 * through + 2 * trained + attention
+        return PsLayers(before, forward, flops)
+
+    def _outside_parameters(self) -> list[Tensor]:
+        inside = {id(t) for held in self._held for t in held.values()}
+        return [t for t in self._held_by_loss.values() if id(t) not in inside]
+
+    def _cost(
+        self,
+        held: Mapping[str, Tensor],
+        parameters: Sequence[str],
+        trainable: Sequence[str],
+        gradients: DType,
+    ) -> tuple[int, int, int, int]:
+        trained = sum(held[n].numel() for n in trainable)
+        each = self.dtype.itemsize
+        frozen = sum(
+            t.numel() * (self._dtype_of(t).itemsize if t.is_floating_point() else t.itemsize)
+            for t in (held[n] for n in parameters if n not in trainable)
+        )
+        return frozen, trained * each, trained * gradients.itemsize, trained * _FP32_BYTES
+
+    def _parameter(
+        self, tensor: Tensor, of: Tensor | None = None, part: HeadSlice | None = None
+    ) -> StageArray:
+        """Return a parameter as it travels; one that is frozen is the same array every time.
+
+        Args:
+            tensor: the parameter, or rows of it.
+            of, part: the parameter whose rows these are, and which rows they are.
+        """
+        if tensor.dtype in (torch.int64, torch.bool):
+            return self._beside_array(tensor)
+        if tensor.requires_grad:
+            return self._matrix(tensor)
+        make = _codes if tensor.dtype is torch.uint8 else self._matrix
+        return self._sent.frozen(tensor if of is None else of, self.dtype, part, tensor, make)
+
+    def _dtype_of(self, tensor: Tensor) -> DType:
+        """Return in which dtype a parameter travels: more bits make no bf16 more exact."""
+        narrow = tensor.dtype is torch.bfloat16 and not tensor.requires_grad
+        return DType.BF16 if narrow else self.dtype
+
+    def _matrix(self, tensor: Tensor) -> StageArray:
+        dtype = self._dtype_of(tensor)
+        matrix = tensor.detach().to(_TORCH[dtype])
+        matrix = matrix.reshape(-1, matrix.shape[-1] if matrix.dim() > 1 else matrix.numel())
+        whole = _array(matrix, dtype, TrafficKind.WEIGHTS)
+        if whole.nbytes <= self._message_bytes:
+            return whole
+        row_bytes = whole.nbytes // whole.rows
+        step = max(1, min(self._message_bytes, _PART_BYTES) // row_bytes)
+        parts = (
+            _array(matrix[n : n + step], dtype, TrafficKind.WEIGHTS)
+            for n in range(0, whole.rows, step)
+        )
+        return replace(whole, parts=tuple(parts))
+
+    def _beside_array(self, tensor: Tensor) -> StageArray:
+        """Return an array that is often the same as one before."""
+        tensor = tensor.detach()
+        if tensor.is_floating_point():
+            matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
+            made = _array(matrix, DType.FP32)
+        else:
+            made = _indices(tensor)
+        payload = made.payload.pack() if isinstance(made.payload, Buffer) else made.payload
+        digest = hashlib.blake2b(f"{made.rows} {made.dtype} ".encode())
+        digest.update(payload)  # type: ignore[arg-type]
+        key = digest.digest()
+        return self._beside.setdefault(key, self._beside_before.get(key, made))
+
+
+def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
+    """Add gradients to the `grad` of a model's parameters.
+
+    Args:
+        model: the model.
+        found: gradients by the `id` of their parameter.
+    """
+    for parameter in model.parameters():
+        mine = found.get(id(parameter))
+        if mine is not None:
+            parameter.grad = mine if parameter.grad is None else parameter.grad + mine
+
+
+def _floats(matrix: Any) -> StageArray:
+    """Return a matrix as fp32."""
+    rows, columns = matrix.shape
+    held = Buffer(np.ascontiguousarray(matrix, np.float32), DType.FP32)
+    return StageArray(rows, columns, "fp32", held)
+
+
+def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVATIONS) -> StageArray:
+    rows, columns = matrix.shape
+    return StageArray(rows, columns, dtype.value, arrays.from_torch(matrix), kind)
+
+
+def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Tensor:
+    """Return the sum of gradients of several devices.
+
+    Args:
+        groups: of each device the parts, which are its rows in order.
+        shape: of the sum.
+        dtype: in which they travelled.
+    """
+    total = (np.empty if groups else np.zeros)((shape.rows, shape.columns), np.float32)
+    for number, parts in enumerate(groups):
+        first = 0
+        for part in parts:
+            rows = memoryview(part).nbytes // (shape.columns * dtype.itemsize)
+            values = arrays.unpack(part, rows, shape.columns, dtype).float32()
+            if number:
+                total[first : first + rows] += values
+            else:  # a pass over memory less than adding to zeros
+                total[first : first + rows] = values
+            first += rows
+        assert first == shape.rows
+    return torch.from_numpy(total)
+
+
+def _sum_shape(tensor: Tensor) -> SumShape:
+    if tensor.dim() < 2:
+        return SumShape(1, max(1, tensor.numel()))
+    return SumShape(tensor.numel() // tensor.shape[-1], tensor.shape[-1])
+
+
+def _indices(tensor: Tensor) -> StageArray:
+    array = tensor.detach().contiguous().numpy()
+    payload = memoryview(array.tobytes())
+    return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload)
+
+
+def _codes(tensor: Tensor) -> StageArray:
+    """Return codes of a quantized weight; they stay where they are."""
+    payload = memoryview(tensor.contiguous().numpy().data).cast("B")
+    return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload, TrafficKind.WEIGHTS)
+
+
+def _forward_flops(part: LayerPart, tokens: int) -> int:
+    """Return the FLOPs of a layer's forward pass, or of a part's, for each token.
+
+    The width of activations is taken for that of all heads together.
+
+    Args:
+        part: the layer, or a part of it.
+        tokens: length of a sequence.
+    """
+    products = sum(rows * columns for rows, columns in matrix_shapes(part.held).values())
+    return 2 * products + _attention_flops(part, tokens)
+
+
+def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) -> int:
+    """Return those of its backward pass, which computes the forward pass again.
+
+    See `cleave.workload.stages.LayerSizes.backward_flops`.
+
+    Args:
+        part: the layer, or a part of it.
+        trainable: names of the parameters that are trained.
+        tokens: length of a sequence.
+    """
+    trained = sum(part.held[n].numel() for n in trainable if part.held[n].dim() > 1)
+    return 2 * _forward_flops(part, tokens) + 2 * trained + _attention_flops(part, tokens)
+
+
+def _spared_flops(part: LayerPart, tokens: int) -> int:
+    """Return the FLOPs for each token that a backward pass with activations does not do again.
+
+    They are those of the forward pass without the scores of attention, which are not kept.
+    """
+    return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
+
+
+def _attention_flops(part: LayerPart, tokens: int) -> int:
+    """Return the FLOPs of attention's two products, forward, for each token; 0 without it."""
+    return 4 * tokens * part.x.shape[-1] if part.attends else 0

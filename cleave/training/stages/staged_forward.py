@@ -1,0 +1,466 @@
+"""`cleave.offload(model, fleet, method="stages")`: a model in anybody's training loop.
+
+A forward pass looks at what the layers are called with, sends the batch through all of them at
+once, and then does the rest of the model with what came back. The backward pass goes the same way.
+Each backward pass brings all gradients.
+
+The caller may change the model between passes in any way. So every pass asks whether the model is
+still the one that its graphs were made of, and makes other graphs where it is not.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from cleave.arrays import DType
+from cleave.errors import FleetError, UsageError
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.selection import measure_ps
+from cleave.graphs.calls import decoder_layers
+from cleave.graphs.errors import LayerGraphError
+from cleave.graphs.graph_cache import GraphCache
+from cleave.graphs.layer_parts import tensors_of
+from cleave.graphs.model_graphs import model_graphs
+from cleave.graphs.model_state import content, model_state
+from cleave.graphs.outside import Embedded, OutsideLayers
+from cleave.graphs.packed import PackedBy
+from cleave.machine.backends import TorchBackend
+from cleave.planner.plan import DeviceRates
+from cleave.planner.stages.model import PsCompute, StageModel, StagePlan
+from cleave.planner.stages.search import plan_stages
+from cleave.scheduler.stages.outcomes import (
+    GradientWanted,
+    InputWanted,
+    OutputReady,
+    StepFailed,
+    StepResult,
+)
+from cleave.scheduler.stages.work import StageFailedError, StepWork
+from cleave.training.stages.audits import Auditor
+from cleave.training.stages.ps_passes import described_refusals, trained_parameters
+from cleave.training.stages.stage_work import ModelWork, Sent
+from cleave.training.stages.staged import Rows, StagedModel
+from cleave.training.stages.staged_module import plain
+
+_log = logging.getLogger(__name__)
+
+_OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels", "use_cache",
+                        "return_dict", "logits_to_keep", "output_attentions",
+                        "output_hidden_states", "num_items_in_batch")  # fmt: skip
+_NO_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
+_MOST_KEPT: Final = 8
+"""States of a model whose graphs are kept ready, as with adapters and without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """Says what graphs a pass needs.
+
+    Attributes:
+        tokens: of a sequence.
+        padded, packed: whether the pass has a mask of padding, or positions of documents.
+        dtype: in which numbers travel.
+        state: of the model; see `model_state`.
+    """
+
+    tokens: int
+    padded: bool
+    packed: bool
+    dtype: DType
+    state: str
+
+
+class StagedForward:
+    """Does the forward passes of a model.
+
+    Args:
+        model: a causal language model of transformers.
+        fleet: trains its layers.
+        audit: the chance that a device's part of a step is computed again here.
+        local_after_s: after so many seconds without devices layers are computed here; None to wait
+            for ever.
+    """
+
+    def __init__(
+        self, model: nn.Module, fleet: Fleet, audit: float, local_after_s: float | None = None
+    ) -> None:
+        self._model = model
+        self._fleet = fleet
+        self._auditor = Auditor(audit)
+        self.local_after_s = local_after_s
+        self._plain_forward = type(model).forward.__get__(model)
+        self._signature = inspect.signature(self._plain_forward)
+        self._sent = Sent(changing=True)
+        self._speeds: dict[DType, PsCompute] = {}
+        self._staged: OrderedDict[_Called, StagedModel] = OrderedDict()  # used last at the end
+        self._under_way: _Pass | None = None
+        self._here = False  # where the last pass was, as far as was logged
+
+    def close(self) -> None:
+        """Let devices forget what they hold."""
+        self._fleet.runtime.end_steps()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the model's forward pass with its layers on the fleet."""
+        # Devices compute forward passes again by themselves, as their plan says.
+        with _without_checkpointing(self._model):
+            found = self._forward(args, kwargs)
+        return self._plain_forward(*args, **kwargs) if found is None else found
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the model does with its layers on the fleet; None to do it here."""
+        given = self._signature.bind(*args, **kwargs).arguments
+        given |= given.pop("kwargs", {})
+        unknown = [n for n, v in given.items() if n not in _OF_THE_MODEL and v is not None]
+        asked = [n for n in _NO_OUTPUTS if given.get(n)]
+        asked += [f"config.{n}" for n in _NO_OUTPUTS if given.get(n) is None and self._asks(n)]
+        if unknown or asked or given.get("input_ids") is None:
+            names = ", ".join(unknown + asked) or "no input_ids"
+            raise UsageError(
+                f"a model that is trained by stages was called with {names}; call it with "
+                f"input_ids and attention_mask only (generate with use_cache=False), or offload it "
+                f"by tiles"
+            )
+        ids, mask = given["input_ids"], given.get("attention_mask")
+        positions = given.get("position_ids")
+        if positions is not None:
+            positions = positions.expand(ids.shape)
+            if bool((positions == torch.arange(ids.shape[1])).all()):
+                positions = None  # as they are without
+            elif mask is None and self._keeps(given.get("use_cache")):
+                mask = torch.ones_like(ids)
+        if mask is not None and positions is None and bool(mask.all()):
+            mask = None  # transformers leaves it out as well
+        try:
+            staged = self._of(ids.shape[1], padded=mask is not None, packed=positions is not None)
+            one = _Pass(self, staged, Rows(ids, ids, mask, positions), torch.is_grad_enabled())
+            with plain(self._model):
+                one.prepare()
+        except LayerGraphError as error:
+            raise self._refused(error) from error
+        if one.plan is None:
+            self.tell("no device is there that can train whole layers")
+            return None
+        trained = trained_parameters(call.layer for call in staged.calls)
+
+        def through(x: Tensor) -> Tensor:
+            found: Tensor = _Layers.apply(one, x, *trained)  # type: ignore[no-untyped-call]
+            return found
+
+        try:
+            with OutsideLayers(self._model, staged.calls).layers_as_one(through):
+                found = self._plain_forward(*args, **{**kwargs, "use_cache": False})
+        except LayerGraphError as error:
+            raise self._refused(error) from error
+        except StageFailedError as error:
+            if self.local_after_s is None:
+                raise FleetError(str(error)) from error
+            self.end(one)
+            self.tell(str(error))
+            return None
+        self.tell("")
+        return found
+
+    def _refused(self, reason: LayerGraphError) -> UsageError:
+        return UsageError(
+            f"{type(self._model).__name__} cannot be trained by stages: {reason}; mend that, or "
+            f"offload it by tiles"
+        )
+
+    def _asks(self, output: str) -> bool:
+        """Say whether the model's configuration asks for an output that stages do not have."""
+        config: Any = self._model.config
+        return bool(getattr(config, output, False))
+
+    def _keeps(self, use_cache: bool | None) -> bool:
+        """Say whether the model would keep keys and values: then it ignores where documents begin.
+
+        There is nothing to keep here, so a mask says that all is one document.
+        """
+        config: Any = self._model.config
+        return bool(getattr(config, "use_cache", False) if use_cache is None else use_cache)
+
+    def tell(self, why_here: str) -> None:
+        """Log why layers are computed here, or that they are not any more, once for all passes."""
+        if bool(why_here) == self._here:
+            return
+        self._here = bool(why_here)
+        if self._here:
+            _log.warning("%s; computing layers here until devices are there", why_here)
+        else:
+            _log.info("devices are there; layers are computed there again")
+
+    def _of(self, tokens: int, *, padded: bool, packed: bool) -> StagedModel:
+        dtype = DType.FP32
+        if torch.is_autocast_enabled("cpu"):
+            if torch.get_autocast_dtype("cpu") is not torch.bfloat16:
+                raise UsageError(
+                    f"autocast is on with {torch.get_autocast_dtype('cpu')}, and stages travel in "
+                    f"bfloat16 or float32; use one of these, or offload(..., method='tiles')"
+                )
+            dtype = DType.BF16
+        layers = decoder_layers(self._model)
+        called = _Called(tokens, padded, packed, dtype, model_state(self._model, layers))
+        if called not in self._staged:
+            self._staged[called] = self._new(called)
+            self._sent.keep_only([*self._model.parameters(), *self._model.buffers()])
+            if len(self._staged) > _MOST_KEPT:
+                self._staged.popitem(last=False)
+        self._staged.move_to_end(called)
+        return self._staged[called]
+
+    def _new(self, called: _Called) -> StagedModel:
+        """Make the graphs of the model as it is now, and what trains it with them."""
+        # What positions mean is up to the model, as where it computes alone.
+        by = PackedBy.POSITIONS if called.packed else None
+        cache = GraphCache.of_user()
+        # Graphs are those of fp32.
+        with plain(self._model), torch.autocast("cpu", enabled=False):
+            graphs = model_graphs(
+                self._model,
+                called.tokens,
+                cache,
+                padded=called.padded,
+                packed=by,
+                with_loss=False,
+            )
+        if said := described_refusals(graphs):
+            _log.warning(said)
+        if called.dtype not in self._speeds:
+            speed = measure_ps(TorchBackend(), called.dtype, time.perf_counter)
+            self._speeds[called.dtype] = PsCompute(speed.flops_per_s, 0.0)
+        return StagedModel(
+            ModelWork(self._model, graphs, called.dtype, sent=self._sent),
+            self._fleet.runtime,
+            _plan_layers,
+            self._speeds[called.dtype],
+            auditor=self._auditor,
+            local_after_s=self.local_after_s,
+        )
+
+    def begin(self, one: _Pass) -> None:
+        """Note that a forward pass begins; one without its backward pass is given up."""
+        if self._under_way is not None:
+            self._under_way.given_up = True
+            self._fleet.runtime.withdraw_step()
+        self._under_way = one
+
+    def end(self, one: _Pass) -> None:
+        """Note that a pass is over."""
+        if self._under_way is one:
+            self._under_way = None
+
+
+@contextmanager
+def _without_checkpointing(model: nn.Module) -> Iterator[None]:
+    """Let layers that keep only their inputs keep all for a while."""
+    those = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    # With them comes a hook that makes the embedding's output require gradients, whatever calls it.
+    hooks = [
+        (m, key, hook)
+        for m in model.modules()
+        for key, hook in m._forward_hooks.items()
+        if getattr(hook, "__name__", "") == "make_inputs_require_grads"
+    ]
+    for module in those:
+        vars(module)["gradient_checkpointing"] = False
+    for module, key, _ in hooks:
+        del module._forward_hooks[key]
+    try:
+        yield
+    finally:
+        for module in those:
+            vars(module)["gradient_checkpointing"] = True
+        for module, key, hook in hooks:
+            module._forward_hooks[key] = hook
+
+
+def _plan_layers(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
+    """Plan stages without slices of the loss, which the caller computes."""
+    return plan_stages(replace(model, most_slices=1), devices, ps)
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One forward pass of the layers, and its backward pass."""
+
+    owner: StagedForward
+    staged: StagedModel
+    batch: Rows
+    trains: bool  # whether a backward pass may come
+    done: bool = False
+    given_up: bool = False
+    parts: Sequence[Rows] = ()
+    embedded: Sequence[Embedded] = ()
+    plan: StagePlan | None = None
+    work: StepWork | None = None
+    x: Tensor | None = None
+    values: Mapping[int, bytes] = field(default_factory=dict)  # of the layers' tensors, by `id`
+
+    def prepare(self) -> None:
+        """Plan the pass, and see what the layers are called with."""
+        plan = self.staged.planned(self.batch)
+        assert isinstance(plan, StagePlan)  # these stages wait for devices
+        self.plan = plan
+        self.parts = self.staged.cut(self.batch)
+        with torch.set_grad_enabled(self.trains):  # what is trained is noticed
+            self.embedded = [self.staged.embed(part) for part in self.parts]
+
+    def forward(self, x: Tensor, *, backward: bool) -> Tensor:
+        """Return what the last layer returns."""
+        self.owner.begin(self)
+        assert self.plan is not None
+        self.x = x.detach()
+        if backward:
+            self.values = self._values()
+        stages = [replace(stage, loss=False) for stage in self.plan.stages]
+        rows = [len(part.ids) for part in self.parts]
+        pieces = torch.split(x.detach(), rows)
+        given = self.staged.first_inputs(
+            [
+                Embedded(piece.requires_grad_(backward), one.beside)
+                for piece, one in zip(pieces, self.embedded, strict=True)
+            ]
+        )
+        self.work = self.staged.step_work(
+            replace(self.plan, stages=tuple(stages)), self.parts, given, 1.0
+        )
+        self.staged.runtime.begin_step(self.work)
+        outputs: dict[int, Tensor] = {}
+        while len(outputs) < len(self.parts):
+            match self.staged.next_outcome():
+                case InputWanted() as wanted:
+                    self.staged.pass_on(wanted, self.work, given)
+                case OutputReady(number, payload):
+                    y = self.staged.work.tensor(
+                        payload, pieces[number].shape, self.staged.work.dtype
+                    )
+                    outputs[number] = self.staged.passes.forward(
+                        len(self.work.layers), number, y, given[number].beside
+                    )
+                case StepFailed(reason):
+                    raise StageFailedError(f"the step by stages cannot be completed: {reason}")
+                case _:
+                    raise AssertionError("a step ended before its backward pass")
+        if not backward:
+            self.staged.passes.forget()
+            self.staged.runtime.withdraw_step()
+            self.owner.end(self)
+        return torch.cat([outputs[number] for number in range(len(self.parts))])
+
+    def backward(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the gradient of the layers' input, and of parameters by their `id`."""
+        if self.done:
+            raise UsageError("by stages, a forward pass has one backward pass, and this was done")
+        self.done = True
+        if self.given_up or self.work is None:
+            raise UsageError(
+                "the backward pass of a forward pass after which there was another one: by stages, "
+                "each forward pass is followed by its backward pass"
+            )
+        if self._values() != self.values:
+            raise UsageError(
+                "weights of the model's layers were changed between a forward pass and its "
+                "backward pass; change them after the backward pass"
+            )
+        try:
+            result = self._result(dy)
+        except StageFailedError as error:
+            if self.owner.local_after_s is None:
+                raise FleetError(str(error)) from error
+            self.owner.end(self)
+            self.owner.tell(str(error))
+            return self._backward_here(dy)
+        self.owner.end(self)
+        self.staged.refuse_faults(self.work, result)
+        shape = dy.shape
+        dx = [
+            self.staged.passes.backward(
+                0,
+                number,
+                self.staged.work.tensor(
+                    result.dx[number], (len(part.ids), *shape[1:]), self.staged.work.dtype
+                ),
+            )
+            for number, part in enumerate(self.parts)
+        ]
+        found = self.staged.work.gradients_of(result.gradients, self.staged.gradients_dtype)
+        return torch.cat(dx), self.staged.passes.add_gradients(found)
+
+    def _values(self) -> dict[int, bytes]:
+        """Return digests of the tensors that the layers hold."""
+        held = (t for call in self.staged.calls for t in tensors_of(call.layer).values())
+        return {id(tensor): content(tensor) for tensor in held}
+
+    def _result(self, dy: Tensor) -> StepResult:
+        """Give the gradient of the layers' output to the fleet, and wait for what comes of it.
+
+        Raises:
+            StageFailedError: when the fleet cannot do the backward pass.
+        """
+        assert self.work is not None
+        rows, last = [len(part.ids) for part in self.parts], len(self.work.layers)
+        for number, piece in enumerate(torch.split(dy, rows)):
+            made = self.staged.passes.backward(last, number, piece)
+            self.staged.runtime.give(number, self.staged.work.activation(made))
+        while True:
+            match self.staged.next_outcome():
+                case GradientWanted() as wanted:
+                    self.staged.pass_on(wanted, self.work, self.embedded)
+                case StepFailed(reason):
+                    raise StageFailedError(f"the step by stages cannot be completed: {reason}")
+                case StepResult() as result:
+                    return result
+
+    def _backward_here(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the same as `backward`, from layers that are computed again in this process."""
+        assert self.x is not None
+        calls = self.staged.calls
+        trained = trained_parameters(call.layer for call in calls)
+        rows = [len(part.ids) for part in self.parts]
+        dx: list[Tensor] = []
+        total = [torch.zeros_like(parameter) for parameter in trained]
+        for x, one, gradient in zip(
+            torch.split(self.x, rows), self.embedded, torch.split(dy, rows), strict=True
+        ):
+            piece = x.requires_grad_()
+            with torch.enable_grad(), self.staged.autocast():
+                y = piece
+                for call, beside in zip(calls, one.beside, strict=True):
+                    y = call.run({}, y, beside)
+            found = torch.autograd.grad(
+                y, [piece, *trained], gradient.to(y.dtype), allow_unused=True
+            )
+            dx.append(found[0])
+            for mine, made in zip(total, found[1:], strict=True):
+                if made is not None:
+                    mine += made
+        return torch.cat(dx), {id(p): mine for p, mine in zip(trained, total, strict=True)}
+
+
+class _Layers(torch.autograd.Function):
+    """All layers of a model, on a fleet."""
+
+    @staticmethod
+    def forward(ctx: Any, one: _Pass, x: Tensor, *trained: Tensor) -> Tensor:
+        needed = one.trains and any(ctx.needs_input_grad)
+        ctx.one, ctx.trained = one, [id(parameter) for parameter in trained]
+        return one.forward(x, backward=needed).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (dy,) = grads
+        dx, found = ctx.one.backward(dy)
+        return None, dx.to(dy.dtype), *(found.get(key) for key in ctx.trained)

@@ -1,0 +1,1 @@
+"""Linear layers whose products are computed on devices."""

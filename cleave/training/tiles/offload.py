@@ -1,0 +1,308 @@
+"""A model's multiplications on a fleet: `offload`, and `restore`.
+
+`offload` changes the `nn.Linear` layers of a model (and transformers' `Conv1D` and experts) into
+offloaded ones in place: the module objects and parameters stay the same, and the class becomes a
+subclass whose forward and backward send their three GEMMs (forward, input gradient, weight
+gradient) to a fleet. `restore` changes them back.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from torch import nn
+
+from cleave.errors import UsageError
+from cleave.fleet.fleet import Fleet
+from cleave.fleet.local_fallback import Fallback, FallbackFleet, FleetPresence
+from cleave.fleet.product import Multiplier
+from cleave.machine.backends import TorchBackend
+from cleave.planner.plan import Method
+from cleave.training.loop.job import FallbackMode
+from cleave.training.stages.staged_module import go_by_stages, go_plainly, passes_of
+from cleave.training.tiles.offload_choice import OffloadChoice
+from cleave.training.tiles.offload_report import OffloadReport
+from cleave.training.tiles.offloaded_linear import Operands
+
+_log = logging.getLogger(__name__)
+
+
+def offload(
+    model: nn.Module,
+    fleet: Multiplier,
+    *,
+    method: str = "tiles",
+    audit: float = 0.05,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    min_flops: float = 0.0,
+    fallback: str = "wait",
+    fallback_after_s: float = 30.0,
+) -> OffloadReport:
+    """Send a model's linear layers, or whole layers, to a fleet from now on.
+
+    By tiles, every `nn.Linear`, and transformers' `Conv1D` and experts of mixtures, in `model` are
+    changed in place: same object, same parameters, hooks and state dict. The caller's loop,
+    optimizer and autocast work as before. Subclasses of these layers keep their own forward.
+    Adapters of `peft` (LoRA) multiply here, and the layers that they are beside on the fleet.
+
+    By stages, the `forward` of a causal language model of transformers is replaced: devices do the
+    forward and backward passes of its layers, and this process the rest. Each forward pass must be
+    followed by its backward pass before the next one, and each backward pass brings all gradients.
+
+    Args:
+        model: on the CPU, with float32, bfloat16 or float16 weights; by stages with float32 ones,
+            and under autocast numbers travel in bfloat16.
+        fleet: from `cleave.emulated`, or that of a server from `cleave.serve`.
+        method: `tiles` or `stages`.
+        audit: by stages, the chance that a device's part of a step is computed again here.
+        include: by tiles, patterns of the names of modules, as `model.layers.*`; only these go.
+        exclude: patterns of those that stay here in any case.
+        min_flops: by tiles, products of fewer floating-point operations are done here.
+        fallback: what happens while no device is there: `wait`, or `local` to compute here until
+            one is. Either is logged.
+        fallback_after_s: seconds, on the fleet's clock, without devices before `local` begins.
+
+    Returns:
+        What went to the fleet and what stayed here. Where less than 90 % of the parameters that
+        multiply went, Python's `warnings` say so, too.
+
+    Raises:
+        UsageError: when the model has no such layer, is offloaded already, is not on the CPU, or
+            has weights of another dtype.
+    """
+    report = send(
+        model,
+        fleet,
+        method=method,
+        audit=audit,
+        include=include,
+        exclude=exclude,
+        min_flops=min_flops,
+        fallback=fallback,
+        fallback_after_s=fallback_after_s,
+    )
+    if report.shortfall and not include and not exclude:
+        warnings.warn(f"{report.shortfall}; print what offload returns", stacklevel=2)
+    return report
+
+
+def send(
+    model: nn.Module,
+    fleet: Multiplier,
+    *,
+    method: str = "tiles",
+    audit: float = 0.05,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    min_flops: float = 0.0,
+    fallback: str = "wait",
+    fallback_after_s: float = 30.0,
+) -> OffloadReport:
+    """Do what `offload` does, without a warning."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"offload takes a torch module, not {_kind(model)}, as its first argument")
+    if not callable(getattr(fleet, "submit", None)):
+        server = hasattr(fleet, "fleet")
+        advice = "give server.fleet" if server else "give cleave.emulated(8), or server.fleet"
+        raise UsageError(f"the second argument of offload is {_kind(fleet)}, no fleet: {advice}")
+    if not 0 <= audit <= 1:
+        raise UsageError(f"audit is {audit}; give a chance, from 0 to 1")
+    if method not in (Method.TILES.value, Method.STAGES.value):
+        raise UsageError(f"method is {method!r}; use 'tiles' or 'stages'")
+    for option, patterns in (("include", include), ("exclude", exclude)):
+        if isinstance(patterns, str):
+            raise UsageError(
+                f"{option} is {patterns!r}; give a list of patterns, as [{patterns!r}]"
+            )
+    for option, number in (("min_flops", min_flops), ("fallback_after_s", fallback_after_s)):
+        if not isinstance(number, int | float):
+            raise UsageError(f"{option} is {number!r}; give a number")
+    if not 0 <= min_flops < float("inf"):
+        raise UsageError(f"min_flops is {min_flops}; give a number of operations, 0 or more")
+    modes = [mode.value for mode in FallbackMode]
+    if fallback not in modes:
+        raise UsageError(f"fallback is {fallback!r}; use one of {', '.join(modes)}")
+    if not 0 <= fallback_after_s < float("inf"):
+        raise UsageError(f"fallback_after_s is {fallback_after_s}; give seconds, 0 or more")
+    if method == Method.STAGES.value:
+        if include or exclude or min_flops:
+            raise UsageError("include, exclude and min_flops choose layers of method 'tiles'")
+        local = fallback == FallbackMode.LOCAL.value
+        return _offload_by_stages(model, fleet, audit, fallback_after_s if local else None)
+    _refuse_offloaded(model)
+    if passes_of(_without_wrapper(model)) is not None:
+        raise UsageError("the model is offloaded already; call cleave.restore(model) first")
+    chosen = OffloadChoice(model, include, exclude)
+    found = chosen.found()
+    if not found:
+        raise UsageError(
+            f"{type(model).__name__} has no nn.Linear or Conv1D layer to offload"
+            + (" that include and exclude leave" if include or exclude else "")
+        )
+    operands = Operands(_with_fallback(fleet, fallback, fallback_after_s), min_flops)
+    for module, becomes in found.values():
+        object.__setattr__(module, "_cleave", operands)
+        module.__class__ = becomes
+    return replace(chosen.report(found), min_flops=min_flops)
+
+
+def _refuse_offloaded(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if hasattr(module, "_cleave"):
+            raise UsageError(
+                f"layer {name!r} is offloaded already; call cleave.restore(model) first"
+            )
+
+
+def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
+    """Return a fleet that logs when no device is there, and multiplies here if that is wanted."""
+    local = fallback == FallbackMode.LOCAL.value
+    if not isinstance(fleet, Fleet):
+        if local:
+            raise UsageError(f"fallback 'local' needs a fleet of devices, not {_kind(fleet)}")
+        return fleet  # which decides that itself
+    if not local and fleet.clock == "virtual":  # it knows when nobody is due any more
+        return fleet
+    here = Fallback(TorchBackend(), after_s) if local else None
+    return FallbackFleet(fleet, _tell, here, say=_log.warning)
+
+
+def _tell(presence: FleetPresence) -> None:
+    level = logging.INFO if presence is FleetPresence.PRESENT else logging.WARNING
+    _log.log(level, _PRESENCE[presence])
+
+
+_PRESENCE: Final = {
+    FleetPresence.PRESENT: "a device is there; the fleet multiplies again",
+    FleetPresence.ABSENT: "no device is there to multiply; waiting for one",
+    FleetPresence.LOCAL: "no device is there to multiply; multiplying here until one is",
+}
+
+
+def _kind(value: object) -> str:
+    """Say in words what kind of object a value is."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def _offload_by_stages(
+    model: nn.Module, fleet: Multiplier, audit: float, local_after_s: float | None
+) -> OffloadReport:
+    """Replace a model's forward by one that goes by stages."""
+    from transformers import PreTrainedModel
+
+    from cleave.training.stages.staged_forward import StagedForward  # with ONNX and transformers
+
+    inner = _without_wrapper(model)
+    if passes_of(inner) is not None:
+        raise UsageError("the model is offloaded already; call cleave.restore(model) first")
+    if not isinstance(inner, PreTrainedModel):
+        raise UsageError(
+            f"method 'stages' takes a causal language model of transformers, not {_kind(inner)}; "
+            f"offload it by tiles"
+        )
+    if not isinstance(fleet, Fleet):
+        raise UsageError(f"stages need a fleet of devices, not {_kind(fleet)}")
+    _refuse_offloaded(model)
+    if "forward" in vars(inner):
+        raise UsageError(
+            f"the forward of {_kind(inner)} was replaced, as accelerate's prepare does; offload "
+            f"the model first and prepare it afterwards"
+        )
+    for name, parameter in inner.named_parameters():
+        if parameter.device.type != "cpu":
+            raise UsageError(
+                f"parameter {name!r} is on {parameter.device}, and stages need the model in host "
+                f"memory: call model.to('cpu') first"
+            )
+    go_by_stages(inner, StagedForward(inner, fleet, audit, local_after_s))
+    return OffloadReport(Method.STAGES.value, {}, {})
+
+
+def _without_wrapper(model: Any) -> nn.Module:
+    """Return the model that a wrapper of `peft` calls, or the model itself."""
+    inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner
+
+
+@contextmanager
+def offloaded(
+    model: nn.Module,
+    fleet: Multiplier,
+    *,
+    method: str = "tiles",
+    audit: float = 0.05,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    min_flops: float = 0.0,
+    fallback: str = "wait",
+    fallback_after_s: float = 30.0,
+) -> Iterator[nn.Module]:
+    """Offload a model in a `with` block, and make it a plain one again at its end.
+
+    Args:
+        model, fleet, method, audit, include, exclude, min_flops, fallback, fallback_after_s: see
+            `offload`.
+
+    Raises:
+        UsageError: see `offload`.
+    """
+    offload(
+        model,
+        fleet,
+        method=method,
+        audit=audit,
+        include=include,
+        exclude=exclude,
+        min_flops=min_flops,
+        fallback=fallback,
+        fallback_after_s=fallback_after_s,
+    )
+    try:
+        yield model
+    finally:
+        restore(model)
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Change an offloaded model back into a plain one.
+
+    Returns:
+        `model` itself; a model that is not offloaded is returned unchanged.
+    """
+    inner = _without_wrapper(model)
+    if (passes := passes_of(inner)) is not None:
+        passes.close()
+        go_plainly(inner)
+    for module in model.modules():
+        if "_cleave" in module.__dict__:
+            object.__delattr__(module, "_cleave")
+            module.__class__ = type(module).__mro__[1]
+    return model
+
+
+class hold_weights:  # noqa: N801 - reads as a statement
+    """Lets devices keep the weights sent to them, in a context for accumulated micro-batches.
+
+    The weights must not change in it: leave it before the optimizer steps.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._sets: set[Operands] = {
+            module.__dict__["_cleave"] for module in model.modules() if "_cleave" in module.__dict__
+        }
+
+    def __enter__(self) -> None:
+        for operands in self._sets:
+            operands.holding = True
+
+    def __exit__(self, *_: object) -> None:
+        for operands in self._sets:
+            operands.holding = False
+            operands.held.clear()
