@@ -13,7 +13,7 @@ PAGE_SOURCES := $(shell find web_client -type f -not -path '*/node_modules/*' -n
 # keep their bytecode, each compiles them anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo demo-125m example test unit coverage package lint docs setup web clean
+.PHONY: demo demo-125m example test test-all unit coverage package lint docs setup web clean
 
 # Without npm everything but the web pages works.
 setup: $(VENV)/ready $(if $(NPM),web)
@@ -51,9 +51,13 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 15
 	$(if $(NPM),cd web_client && { [ -d node_modules ] || npm ci --no-audit --no-fund; } && npm run check && npm test,true)
 
+# Every example of every property.
+test-all:
+	CLEAVE_TESTS=all $(MAKE) test
+
 # The fast loop: under a minute on two cores.
 unit: setup
-	CLEAVE_FAST_TESTS=1 OMP_NUM_THREADS=1 $(BIN)/pytest --unit -n 2 --dist worksteal
+	CLEAVE_TESTS=unit OMP_NUM_THREADS=1 $(BIN)/pytest --unit -n 2 --dist worksteal
 
 # Lines that the tests run, in the terminal and in htmlcov/index.html.
 coverage: setup

@@ -16,15 +16,14 @@ from hypothesis import HealthCheck, settings
 
 from cleave.training.loop.job import JobSpec
 from cleave.training.loop.records import Record, StepRecord
-from tests.examples import FAST
+from tests.examples import examples
 from tests.log_lines import LogLines, logged
 
 # Machines that run tests are shared and slow: a deadline would test them, not the code, and so
 # would looking how long examples take to draw.
 _PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("cleave", **_PATIENT)
-settings.register_profile("fast", **_PATIENT, max_examples=10)
-settings.load_profile("fast" if os.environ.get(FAST) else "cleave")
+settings.register_profile("cleave", **_PATIENT, max_examples=examples(100))
+settings.load_profile("cleave")
 
 # Torch and its exporter keep a million objects alive; the default looks through them so often that
 # it takes a quarter of an export.

@@ -1,13 +1,18 @@
-"""How many examples of a property are tried: all of them, or few in the fast loop."""
+"""The number of examples of a property."""
 
 from __future__ import annotations
 
 import os
 
-FAST = "CLEAVE_FAST_TESTS"
-"""Set in the environment by `pytest --unit`, also for its workers."""
+AMOUNT = "CLEAVE_TESTS"
+"""Environment variable: `unit` in `make unit`, `all` in `make test-all`, unset in `make test`."""
+
+_DIVISORS = {"unit": 10, "all": 1}
 
 
 def examples(thorough: int) -> int:
-    """Return how many to try: as many as given, or a tenth of that in the fast loop."""
-    return max(3, thorough // 10) if os.environ.get(FAST) else thorough
+    """Return how many examples to try of those that a thorough test tries.
+
+    `make test` tries a third and `make unit` a tenth.
+    """
+    return max(3, thorough // _DIVISORS.get(os.environ.get(AMOUNT, ""), 3))

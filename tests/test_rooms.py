@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 TOP = ("cleave", "cleave_cli", "emulator", "profiles", "simulator")
 NUMBERS = {"cleave.errors", "cleave.files", "cleave.gemm", "profiles"}
@@ -148,23 +146,26 @@ def test_every_module_has_a_room() -> None:
     assert not homeless, f"give these a room in MAY_IMPORT and in docs/architecture.md: {homeless}"
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m != "cleave"])
-def test_a_room_imports_only_what_it_may(module: str) -> None:
+def test_rooms_import_only_what_they_may() -> None:
+    wrong = [fault for module in MODULES if module != "cleave" for fault in _not_allowed(module)]
+    assert not wrong, "\n".join(wrong)
+
+
+def _not_allowed(module: str) -> Iterator[str]:
+    """Yield the imports of a module that its room may not have."""
     room = _room(module)
     assert room is not None
-    wrong = []
     for target, line in _imports(_parse(module)):
         if target.split(".")[0] not in TOP:
             continue
         if target == "cleave":  # the facade: the command line shows its version
             if room != "cleave_cli" and not _names_only_modules(module, line):
-                wrong.append(f"line {line}: the facade `cleave`")
+                yield f"{module}, line {line}: the facade `cleave`"
             continue
         other = _room(target)
         assert other is not None, f"{module} imports {target}, which has no room"
         if other != room and other not in MAY_IMPORT[room]:
-            wrong.append(f"line {line}: {target}")
-    assert not wrong, f"{module} is in {room} and imports {wrong}"
+            yield f"{module}, line {line}: {target}"
 
 
 def test_rooms_are_in_no_circle() -> None:
@@ -209,13 +210,19 @@ def test_the_facade_imports_nothing_that_takes_time() -> None:
             assert names <= {"__future__", "logging", "typing"}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith(PURE)])
-def test_pure_rooms_know_no_arrays(module: str) -> None:
-    heavy = {"numpy", "torch", "scipy", "transformers"}
-    if module.startswith("cleave.planner"):
-        heavy.remove("numpy")  # it calculates with arrays of rates; matrices it never sees
-    found = [f"line {n}: {t}" for t, n in _imports(_parse(module)) if t.split(".")[0] in heavy]
-    assert not found, f"{module} imports {found}"
+def test_pure_rooms_know_no_arrays() -> None:
+    found = []
+    for module in MODULES:
+        heavy = {"numpy", "torch", "scipy", "transformers"}
+        if module.startswith("cleave.planner"):
+            heavy.remove("numpy")  # it calculates with arrays of rates; matrices it never sees
+        if module.startswith(PURE):
+            found += [
+                f"{module}, line {line}: {target}"
+                for target, line in _imports(_parse(module))
+                if target.split(".")[0] in heavy
+            ]
+    assert not found, "\n".join(found)
 
 
 def _run_without(blocked: tuple[str, ...], code: str) -> None:

@@ -25,6 +25,7 @@ from cleave.graphs.errors import LayerGraphError
 from cleave.graphs.layer_graphs import LayerGraphs, export_layer
 from cleave.graphs.layer_parts import LayerPart, tensors_of
 from cleave.machine.graph_session import Array, GraphSession
+from tests.examples import examples
 from tests.graphs.models import small_model
 
 TOKENS = 23
@@ -62,7 +63,7 @@ def masks(draw: st.DrawFn, batch: int, tokens: int) -> Tensor | None:
     return torch.where(seen, 0.0, -1e4) if kind == "added" else seen
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_the_blocks_do_not_change_the_result(data: st.DataObject) -> None:
     batch, tokens, rows = (data.draw(st.integers(1, most)) for most in (3, 20, 20))

@@ -27,6 +27,7 @@ from cleave.machine.graph_provider import (
 )
 from cleave.machine.graph_self_test import LARGEST_ERROR, accuracy, trials
 from cleave.machine.graph_session import GraphError, GraphSession
+from tests.examples import examples
 from tests.onnx_models import adding
 
 Array = npt.NDArray[Any]
@@ -164,7 +165,7 @@ def test_each_trial_notices_fewer_bits_by_itself(name: str) -> None:
 
 
 @given(st.floats(1e-7, 1e-2))
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 def test_the_error_is_what_results_are_off_by(off: float) -> None:
     found = accuracy(_worse(_exactly, lambda array: array * np.float32(1 + off)))
     assert found.error == pytest.approx(off, abs=3e-6)

@@ -12,6 +12,7 @@ from cleave import arrays
 from cleave.arrays import DType
 from cleave.machine.graph_narrowing import narrowed
 from cleave.machine.graph_session import GraphSession
+from tests.examples import examples
 from tests.onnx_models import adding
 
 FLOAT = TensorProto.FLOAT
@@ -41,7 +42,7 @@ def _twice(rows: int | str, depth: int, columns: int, opset: int = 18) -> bytes:
     return model
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.sampled_from([DType.BF16, DType.FP16]),
     st.integers(1, 9),

@@ -34,6 +34,7 @@ from cleave.machine.multiplication import StoredArray
 from cleave.protocol import messages
 from cleave.protocol.codec import decode, encode
 from cleave.protocol.messages import Message
+from tests.examples import examples
 from tests.onnx_models import adding
 
 Shape = Sequence[int | str]
@@ -453,7 +454,7 @@ def _gradients(rows: int, columns: int) -> StoredGraph:
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_sums_in_place_are_equal_to_the_last_bit_and_stay_where_they_are(
     rows: int, columns: int, runs: int, seed: int

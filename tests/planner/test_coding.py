@@ -22,6 +22,7 @@ from cleave.scheduler.instructions import Send
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.workload.registry import find_model
 from cleave.workload.stages import StageSizes
+from tests.examples import examples
 
 SLOW, FAST = LINK_BYTES_PER_S, 2 * LINK_BYTES_PER_S
 
@@ -129,7 +130,7 @@ def _pair(down: float, up: float, policy: CodingPolicy) -> list[DeviceRates]:
 
 
 @given(down=st.floats(1e4, 1e8), up=st.floats(1e4, 1e8), gradient_bytes=st.sampled_from([2, 4]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_the_same_stages_are_never_slower_coded(
     down: float, up: float, gradient_bytes: int
 ) -> None:

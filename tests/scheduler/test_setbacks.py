@@ -47,6 +47,7 @@ from cleave.scheduler.tiles.gemm_job import GemmJob, MatrixRef
 from cleave.scheduler.tiles.scheduler import HOLD_MOST_S, HOLD_S
 from cleave.server.runtime import LiveRuntime
 from cleave.transport.connection import memory_link
+from tests.examples import examples
 from tests.fleet.test_local_fallback import is_right, submit
 from tests.integration.test_verification import device, multiply
 from tests.scheduler.test_admission import HELLO, FakeAuth
@@ -256,7 +257,7 @@ def test_it_is_tried_without_a_job_ever_later_and_comes_back_with_one_run() -> N
     assert home.manager.sessions[1].setbacks.times == 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(seed=st.integers(0, 2**32), failing=st.sampled_from([0.03, 0.3]))
 def test_the_only_device_fails_some_runs_and_every_job_is_done(seed: int, failing: float) -> None:
     home = Home()
@@ -272,7 +273,7 @@ def test_the_only_device_fails_some_runs_and_every_job_is_done(seed: int, failin
     assert home.manager.sessions[1].counters.failures < 3 * failing * home.asked[1] + 20
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_trial_asks_again_for_what_failed(seed: int) -> None:
     home = Home()

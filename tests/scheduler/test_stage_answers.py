@@ -17,6 +17,7 @@ from cleave.scheduler.instructions import Close, ForRuntime, Send, TellStep
 from cleave.scheduler.sessions.session_manager import SessionManager
 from cleave.scheduler.stages.outcomes import StepFailed, StepResult
 from cleave.scheduler.stages.work import StageOrder, StepWork
+from tests.examples import examples
 from tests.scheduler.stage_devices import SUM_ROWS, SymbolicDevice, step_work
 from tests.scheduler.test_stage_runs import come, server
 from tests.scheduler.test_stage_step import check
@@ -142,7 +143,7 @@ def test_each_wrong_answer_to_an_order_has_one_rule(how: str) -> None:
     check(fleet.outcome, work)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(seed=st.integers(0, 2**32), sums=st.sampled_from([SUM_ROWS, 2000]))
 def test_whatever_one_device_answers_a_step_is_right_and_nobody_else_pays(
     seed: int, sums: int

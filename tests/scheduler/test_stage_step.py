@@ -31,6 +31,7 @@ from cleave.scheduler.stages.outcomes import (
 from cleave.scheduler.stages.step import MAX_FAILURES, StageStep
 from cleave.scheduler.stages.work import StepWork, UnitKind, slice_layer
 from cleave.scheduler.tiles.device_memory import Names
+from tests.examples import examples
 from tests.scheduler.stage_devices import (
     LOST,
     MANY_ROWS,
@@ -294,7 +295,7 @@ def test_a_loss_in_slices(kept: KeptBatches) -> None:
         assert not any(isinstance(held, tuple) for held in device.held.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) -> None:
     loss = data.draw(st.booleans())
@@ -351,7 +352,7 @@ def test_devices_that_answer_fail_go_and_come_in_any_order(data: st.DataObject) 
     check(trial.fleet.told[-1], work)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_orders_that_fail_now_and_then_are_done_again_and_each_counts_once(
     data: st.DataObject,

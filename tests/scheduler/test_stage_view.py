@@ -13,6 +13,7 @@ from cleave.planner.stages.model import PlannedStage
 from cleave.scheduler.stages.outcomes import StepResult
 from cleave.scheduler.stages.view import HolderView, StepView
 from cleave.scheduler.stages.work import StageOrder, UnitKind
+from tests.examples import examples
 from tests.scheduler.stage_devices import step_work
 from tests.scheduler.test_stage_runs import come, server
 from tests.scheduler.test_stage_step import LAYERS, Trial
@@ -78,7 +79,7 @@ def test_a_step_from_beginning_to_end(loss: bool) -> None:
         assert all(h == HolderView(h.device, 0, 0, 0, 0) for h in stage.holders)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_devices_come_answer_and_vanish_in_any_order(data: st.DataObject) -> None:
     loss = data.draw(st.booleans(), "loss")
