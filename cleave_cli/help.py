@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, Final
 
-from typer.core import TyperGroup
+import typer
+from typer.core import TyperCommand, TyperGroup
 
 GROUPS: Final = {
     "Start here": {
@@ -47,3 +49,37 @@ class GroupedCommands(TyperGroup):
         for title, commands in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(widest), text) for name, text in commands.items()])
+
+
+def few_options(common: Set[str]) -> type[TyperCommand]:
+    """Return a class of commands whose `--help` lists the common options only.
+
+    `--help-all` lists every option.
+
+    Args:
+        common: names of the parameters that `--help` lists.
+    """
+
+    class FewOptions(TyperCommand):
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            shown = [
+                record
+                for parameter in self.get_params(ctx)
+                if ctx.meta.get(_EVERY) or parameter.name in common | {"help_all", "help"}
+                if (record := parameter.get_help_record(ctx)) is not None
+            ]
+            with formatter.section("Options"):
+                formatter.write_dl(shown)
+
+    return FewOptions
+
+
+def show_every_option(context: typer.Context, asked: bool) -> None:
+    """Print the help with every option and end, as the callback of `--help-all`."""
+    if asked:
+        context.meta[_EVERY] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_EVERY: Final = "cleave.help_all"

@@ -33,7 +33,7 @@ from cleave_cli.commands import (
     status,
     train,
 )
-from cleave_cli.help import GroupedCommands
+from cleave_cli.help import GroupedCommands, few_options
 from cleave_cli.render.say import printable
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 100_000
@@ -75,7 +75,7 @@ app.command("join")(join.join)
 app.command("pair")(pair.pair)
 app.command("dashboard")(dashboard.dashboard)
 app.command("status")(status.status)
-app.command("train")(train.train)
+app.command("train", cls=few_options(train.COMMON))(train.train)
 app.command("export")(export.export)
 app.command("eval")(evaluate.evaluate)
 app.command("generate")(generate.generate)

@@ -53,7 +53,7 @@ def command_of(words: list[str]) -> list[str]:
 
 @cache
 def help_of(*command: str) -> CompletedProcess[str]:
-    return here(*command, "--help")
+    return here(*command, "--help-all" if command == ("train",) else "--help")
 
 
 def test_sub_commands_are_told_from_arguments() -> None:

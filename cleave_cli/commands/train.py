@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from cleave.errors import UsageError
+from cleave.training.loop.job import JobSpec
 from cleave_cli.cluster_options import TABLE, ClusterOptions
 from cleave_cli.fleet_options import DEVICES, FLEET_FILE, FleetOptions
+from cleave_cli.help import show_every_option
 from cleave_cli.operator_link import server_of_this_machine
 from cleave_cli.options import need_train_extra, not_empty, was_given
 from cleave_cli.render.training import Display, make_display
 from cleave_cli.stopping import stops_in_order
 
-if TYPE_CHECKING:
-    pass
-
-_NOT_OF_THE_JOB = (
-    "devices",
-    "fleet",
-    "churn",
-    "coding",
-    "server",
-    "config",
-    "runs",
-    "name",
-    "resume",
-    "restart",
-    "accept_changes",
-    "attach",
-    "grid",
-    "servers",
-    "ray_address",
-    "listen",
-    "verbose",
-    "as_json",
-)
 _EMULATED: Final = ("devices", "fleet", "churn", "coding")
 """Options of devices that are emulated in this process."""
 _PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}
@@ -47,20 +28,21 @@ _PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}
 
 
 def train(
-    model: Annotated[
-        str, typer.Option(help="Model name, as opt-125m, or a Hugging Face folder.")
-    ] = "",
     devices: Annotated[
         int, typer.Option(help="Emulated devices in this process; 0 for plain PyTorch.")
     ] = DEVICES,
     fleet: Annotated[
-        str, typer.Option(help="What they are: paper, home-mix, ..., or a TOML file.")
+        str, typer.Option(help="Fleet to emulate: paper, home-mix, ..., or a TOML file.")
     ] = "paper",
     churn: Annotated[
-        str, typer.Option(help="They come and go: mean virtual seconds on:off, or a name.")
+        str,
+        typer.Option(
+            help="How emulated devices come and go: mean virtual seconds on:off, or a name."
+        ),
     ] = "",
     coding: Annotated[
-        str, typer.Option(help="Count their payloads as coded: auto (on slow links), on, off.")
+        str,
+        typer.Option(help="Count emulated payloads as compressed: auto (on slow links), on, off."),
     ] = "auto",
     server: Annotated[
         str,
@@ -73,108 +55,18 @@ def train(
         Path | None,
         typer.Option(help="Settings: a TOML file, as the config.toml of a run; see docs/scale.md."),
     ] = None,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="Text, folder, JSONL, Parquet or `datasets` name [default: Python's library]"
-        ),
-    ] = "",
-    steps: Annotated[int, typer.Option(help="Optimizer steps in total.")] = 100,
-    batch: Annotated[int, typer.Option(help="Sequences per micro-batch.")] = 4,
-    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 128,
-    packing: Annotated[
-        str,
-        typer.Option(help="Of documents in a sequence: joined, or separate (none sees another)."),
-    ] = "joined",
-    accumulate: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", help="Peak rate; 0 for the published one.")
-    ] = 0.0,
-    warmup_steps: Annotated[int, typer.Option(help="Warm-up; -1 for a tenth of the run.")] = -1,
-    schedule: Annotated[
-        str, typer.Option(help="After the warm-up: cosine, linear, constant, or wsd.")
-    ] = "cosine",
-    floor: Annotated[float, typer.Option(help="Share of the peak at the end.")] = 0.1,
-    decay_steps: Annotated[
-        int, typer.Option(help="Of wsd: its last steps, that fall; -1: a tenth of the run.")
-    ] = -1,
-    lora: Annotated[
-        str,
-        typer.Option(
-            help="Train adapters: r=16,alpha=32,targets=q_proj+v_proj,dora,save=lm_head; bits=4 or "
-            "8: beside frozen weights in so many bits (QLoRA)."
-        ),
-    ] = "",
-    optimizer: Annotated[str, typer.Option(help="adamw, sgd, adafactor, or muon.")] = "adamw",
-    beta1: Annotated[float, typer.Option(help="Of AdamW.")] = 0.9,
-    beta2: Annotated[float, typer.Option(help="Of AdamW.")] = 0.95,
-    momentum: Annotated[float, typer.Option(help="Of sgd and muon.")] = 0.9,
-    weight_decay: Annotated[float, typer.Option(help="On matrices.")] = 0.1,
-    clip: Annotated[float, typer.Option(help="Largest gradient norm; 0 for none.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
-    eval_data: Annotated[
-        str, typer.Option(help="Of held-out losses, as --data [default: 2% of --data]")
-    ] = "",
-    eval_every: Annotated[int, typer.Option(help="Steps between held-out losses; 0: never.")] = 0,
-    eval_batches: Annotated[int, typer.Option(help="Batches per held-out loss.")] = 8,
-    checkpoint_every: Annotated[
-        str, typer.Option(help="Between checkpoints: steps, as 500, or a time, as 10min; 0: none.")
-    ] = "10min",
-    save_total_limit: Annotated[int, typer.Option(help="Latest checkpoints that are kept.")] = 2,
-    keep_best: Annotated[
-        bool, typer.Option("--keep-best", help="And that with the lowest held-out loss.")
-    ] = False,
-    early_stop: Annotated[
-        int, typer.Option(help="Stop after so many held-out losses that are not lowest; 0: never.")
-    ] = 0,
-    report_to: Annotated[
-        str, typer.Option(help="Curves also to: tensorboard, wandb, or tensorboard+wandb.")
-    ] = "",
-    memory: Annotated[
-        str,
-        typer.Option(
-            help="auto, plain, recompute (activations), lean (and step in the backward pass), or "
-            "sharded (recompute; --servers share the weights)."
-        ),
-    ] = "auto",
-    state_dir: Annotated[
-        str, typer.Option(help="Folder for the optimizer's state, in files; else in memory.")
-    ] = "",
-    method: Annotated[
-        str, typer.Option(help="stages (whole layers on devices), tiles, local (PS alone) or auto.")
-    ] = "auto",
-    audit: Annotated[
-        float, typer.Option(help="Chance that the PS repeats a device's part of a stage.")
-    ] = 0.05,
-    offload: Annotated[
-        str,
-        typer.Option(help="By tiles: all, or auto: keep on the PS what it does sooner alone."),
-    ] = "all",
-    journal: Annotated[
-        bool, typer.Option("--journal/--no-journal", help="Resume inside a step after a crash.")
-    ] = False,
-    fallback: Annotated[
-        str, typer.Option(help="Without devices: wait, or local: multiply on the PS.")
-    ] = "wait",
-    fallback_after_s: Annotated[
-        float, typer.Option("--fallback-after", help="Seconds without devices before local.")
-    ] = 30.0,
-    against: Annotated[
-        str, typer.Option(help="Run folder, as of plain PyTorch: show its losses beside these.")
-    ] = "",
     runs: Annotated[str, typer.Option(help="Folder for run folders.")] = "runs",
     name: Annotated[str, typer.Option(help="Name of the run folder; else the time.")] = "",
-    resume: Annotated[str, typer.Option(help="Run folder to go on with.")] = "",
+    resume: Annotated[str, typer.Option(help="Run folder to resume.")] = "",
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="With --resume: from step 1 if none is whole."),
+        typer.Option("--restart", help="With --resume, start over when no checkpoint is intact."),
     ] = False,
     accept_changes: Annotated[
         bool,
         typer.Option(
             "--accept-changes",
-            help="With --resume: go on although the data, tokenizer or model is another.",
+            help="With --resume, continue although the data, tokenizer or model has changed.",
         ),
     ] = False,
     servers: Annotated[
@@ -182,7 +74,7 @@ def train(
     ] = 1,
     ray_address: Annotated[
         str,
-        typer.Option("--ray", help="Start them on the Ray cluster at host:port, or auto."),
+        typer.Option("--ray", help="Start the servers on the Ray cluster at host:port, or auto."),
     ] = "",
     listen: Annotated[
         str,
@@ -196,10 +88,18 @@ def train(
         str, typer.Option(help="Country of the electricity, as DEU: for the run's carbon.")
     ] = "",
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also tiles, traffic by kind, and what coding saved.")
+        bool,
+        typer.Option("--verbose", help="Also print tiles, traffic by kind, and compression."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")] = False,
+    help_all: Annotated[
+        bool,
+        typer.Option(
+            "--help-all", help="List every option.", is_eager=True, callback=show_every_option
+        ),
+    ] = False,
     context: typer.Context = None,  # type: ignore[assignment]
+    **job: Any,
 ) -> None:
     """Train a transformer on a fleet of devices; the losses are those of one machine.
 
@@ -218,10 +118,7 @@ def train(
         for key, value in context.params.items()
         if was_given(context, key) or key == "model"
     }
-    # Options that are settings of the job have its very names.
-    settings: dict[str, Any] = {
-        key: value for key, value in context.params.items() if key not in _NOT_OF_THE_JOB
-    }
+    settings, model = job, job["model"]
     if "offload" in given and "method" not in given:  # an option of tiles
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
@@ -308,6 +205,41 @@ def train(
             train_on_several(request, options, cluster, grid, display)
             return
         _here(request, options, Path(cluster.runs), grid, display)
+
+
+def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
+    """Return the signature of a command with an option for each field of `JobSpec`."""
+    own = [
+        each
+        for each in inspect.signature(command, eval_str=True).parameters.values()
+        if each.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    of_job = []
+    for known in fields(JobSpec):
+        setting = known.metadata["setting"]
+        default = "" if known.default is MISSING else known.default
+        kind: Any = str if isinstance(default, str) else type(default)
+        option = typer.Option(*setting.names, help=setting.help)
+        of_job.append(
+            inspect.Parameter(
+                known.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[kind, option],
+            )
+        )
+    *before, context = own
+    keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in before]
+    return inspect.Signature([context, of_job[0], *keyword_only, *of_job[1:]])
+
+
+train.__signature__ = _with_job_options(train)  # type: ignore[attr-defined]
+
+COMMON: Final = frozenset(
+    {name for name, setting in JobSpec.settings().items() if setting.common}
+    | {"devices", "fleet", "server", "config", "name", "resume", "as_json"}
+)
+"""Options that `cleave train --help` lists."""
 
 
 def _settings_of(path: Path) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from cleave.errors import UsageError
+from cleave.training.loop.job import JobSpec
 from cleave_cli.help import GROUPS
 from cleave_cli.main import app
 
@@ -31,6 +34,22 @@ def test_each_command_takes_a_short_option_for_help(name: str) -> None:
     done = CliRunner().invoke(app, [name, "-h"])
     assert done.exit_code == 0
     assert done.output.startswith("Usage: ")
+
+
+def test_train_lists_twenty_options_and_every_setting_of_a_job_on_request() -> None:
+    few, every = (CliRunner().invoke(app, ["train", f"--help{all}"]) for all in ("", "-all"))
+    assert few.exit_code == every.exit_code == 0
+    options = [option_names(done.output) for done in (few, every)]
+    assert len(options[0] - {"--help", "--help-all"}) == 20
+    assert options[0] < options[1]
+    for name, setting in JobSpec.settings().items():
+        option = setting.names[0].partition("/")[0] if setting.names else f"--{name}"
+        assert option.replace("_", "-") in options[1]
+
+
+def option_names(text: str) -> set[str]:
+    """The first long name of each option in a help text."""
+    return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, Final, Self
 
@@ -95,123 +96,196 @@ MAY_CHANGE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class JobSpec:
-    """What to train and how.
+class Setting:
+    """What is known of a field of `JobSpec`; the options of `cleave train` come from it.
 
     Attributes:
-        model: a name of the registry, or a local Hugging Face folder.
-        data: a text, JSONL or Parquet file, a folder, or a `datasets` name; empty for the default
-            corpus.
-        steps: optimizer steps in total, including a resumed run's earlier ones.
-        batch, seq: sequences per micro-batch, tokens per sequence.
-        packing: see `Packing`.
-        accumulate: micro-batches per step.
-        dtype: see `Precision`; with `fp16` the loss has a scale
-            (`cleave.training.loop.loss_scale`).
-        learning_rate: peak learning rate; 0 for the model's published one, or that of adapters.
-        warmup_steps: steps of linear warm-up; -1 for a tenth of the run, 100 at most.
-        schedule: see `cleave.training.loop.schedule.Decay`.
-        floor: the share of the peak that the learning rate falls to.
-        decay_steps: of `wsd`: its last steps, in which the rate falls; -1 for a tenth of the run.
-        lora: adapters to train beside frozen weights, as `LoraSpec.of` reads them; empty to train
-            all weights.
-        optimizer: see `OptimizerKind`.
-        beta1, beta2: of AdamW's moments.
-        momentum: of SGD and Muon.
-        weight_decay: weight decay of matrices.
-        clip: largest gradient norm; 0 for no clipping.
-        seed: seed of weights and data order.
-        eval_data: what held-out losses are of, as `data`; empty for a part of `data`.
-        eval_every, eval_batches: steps between held-out losses (0: never), and batches in each.
-        checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them, with one
-            more at the end; 0 for none at all.
-        save_total_limit: how many of the latest checkpoints are kept.
-        keep_best: whether the one with the lowest held-out loss is kept as well.
-        early_stop: stop after so many held-out losses that were not the lowest; 0 for never.
-        report_to: what else draws the run's curves, see `cleave.training.loop.trackers`.
-        memory: see `MemoryMode`.
-        state_dir: a folder whose files hold the optimizer's state; empty to keep it in memory.
-        method: see `cleave.planner.plan.Method`.
-        audit: the chance that a device's part of a step by stages is computed again here, see
-            `cleave.training.stages.audits`.
-        offload: see `OffloadMode`; of tiles only.
-        journal: keep finished products on disk between checkpoints
-            (`cleave.training.loop.journal`).
-        fallback: see `FallbackMode`.
-        fallback_after_s: seconds without any device after which `local` begins.
-        against: a run folder whose losses are shown beside this run's; empty for none.
+        help: what the field is, for `--help`.
+        common: whether `cleave train --help` lists it; `--help-all` lists all fields.
+        names: names of the option; none for the name of the field.
+        least, most: the smallest and the largest value.
+        below: values are smaller than this.
+        choices: an enum whose values are the allowed values.
     """
 
-    model: str
-    data: str = ""
-    steps: int = 100
-    batch: int = 4
-    seq: int = 128
-    packing: str = "joined"
-    accumulate: int = 1
-    dtype: str = "fp32"
-    learning_rate: float = 0.0
-    warmup_steps: int = -1
-    schedule: str = "cosine"
-    floor: float = 0.1
-    decay_steps: int = -1
-    lora: str = ""
-    optimizer: str = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.95
-    momentum: float = 0.9
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    seed: int = 0
-    eval_data: str = ""
-    eval_every: int = 0
-    eval_batches: int = 8
-    checkpoint_every: int | str = DEFAULT
-    save_total_limit: int = 2
-    keep_best: bool = False
-    early_stop: int = 0
-    report_to: str = ""
-    memory: str = "auto"
-    state_dir: str = ""
-    method: str = "auto"
-    audit: float = 0.05
-    offload: str = "all"
-    journal: bool = False
-    fallback: str = "wait"
-    fallback_after_s: float = 30.0
-    against: str = ""
+    help: str
+    common: bool = False
+    names: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    below: float | None = None
+    choices: type[Enum] | None = None
+
+    def check(self, option: str, value: Any) -> None:
+        """Refuse a value that the field does not take.
+
+        Raises:
+            UsageError: when the value is too small, too large, or none of the choices.
+        """
+        if self.choices is not None:
+            values = [member.value for member in self.choices]
+            if value not in values:
+                raise UsageError(f"{option} is {value!r}; use one of {', '.join(values)}")
+            return
+        if self.least is None or not isinstance(value, int | float):
+            return
+        most = math.inf if self.most is None else self.most
+        below = math.inf if self.below is None else self.below
+        if not (self.least <= value <= most and value < below):
+            raise UsageError(f"{option} is {value}; give {self._range}")
+
+    @property
+    def _range(self) -> str:
+        if self.most is not None:
+            return f"a number from {self.least} to {self.most}"
+        if self.below is not None:
+            return f"a number from {self.least} to below {self.below}"
+        return f"{self.least} or more"
+
+
+def _setting(default: Any, help: str, *names: str, common: bool = False, **limits: Any) -> Any:
+    """Return a field of `JobSpec`.
+
+    Args:
+        default: its value unless given; `...` for a field that has to be given.
+        help, names, common: see `Setting`.
+        limits: `least`, `most`, `below` and `choices` of `Setting`.
+    """
+    known = {_SETTING: Setting(help, common, names, **limits)}
+    return field(metadata=known) if default is ... else field(default=default, metadata=known)
+
+
+_SETTING: Final = "setting"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What to train and how. `settings` describes each field.
+
+    Example:
+        >>> JobSpec("opt-125m", steps=20, method="stages")
+    """
+
+    model: str = _setting(..., "Model name, as opt-125m, or a Hugging Face folder.", common=True)
+    data: str = _setting(
+        "",
+        "Text, folder, JSONL, Parquet or `datasets` name [default: Python's library]",
+        common=True,
+    )
+    steps: int = _setting(100, "Optimizer steps in total.", common=True, least=1)
+    batch: int = _setting(4, "Sequences per micro-batch.", common=True, least=1)
+    seq: int = _setting(128, "Tokens per sequence.", common=True, least=1)
+    packing: str = _setting(
+        "joined",
+        "How documents share a sequence: joined, or separate (none sees another).",
+        choices=Packing,
+    )
+    accumulate: int = _setting(1, "Micro-batches per step.", common=True, least=1)
+    dtype: str = _setting("fp32", "fp32, bf16 or fp16.", common=True, choices=Precision)
+    learning_rate: float = _setting(
+        0.0,
+        "Peak learning rate; 0 for the published one.",
+        "--learning-rate",
+        "--lr",
+        common=True,
+        least=0,
+    )
+    warmup_steps: int = _setting(-1, "Warm-up steps; -1 for a tenth of the run, at most 100.")
+    schedule: str = _setting(
+        "cosine", "After the warm-up: cosine, linear, constant, or wsd.", choices=Decay
+    )
+    floor: float = _setting(0.1, "Final learning rate, as a share of the peak.", least=0, most=1)
+    decay_steps: int = _setting(
+        -1, "Number of decay steps in the wsd schedule; -1 for a tenth of the run."
+    )
+    lora: str = _setting(
+        "",
+        "Train adapters: r=16,alpha=32,targets=q_proj+v_proj,dora,save=lm_head. With bits=4 or 8 "
+        "the frozen weights are quantized (QLoRA).",
+        common=True,
+    )
+    optimizer: str = _setting("adamw", "adamw, sgd, adafactor, or muon.", choices=OptimizerKind)
+    beta1: float = _setting(0.9, "First beta of AdamW.", least=0, below=1)
+    beta2: float = _setting(0.95, "Second beta of AdamW.", least=0, below=1)
+    momentum: float = _setting(0.9, "Momentum of sgd and muon.", least=0, below=1)
+    weight_decay: float = _setting(0.1, "Weight decay of matrices.", least=0)
+    clip: float = _setting(1.0, "Largest gradient norm; 0 for no clipping.", least=0)
+    seed: int = _setting(0, "Seed of weights, dropout and data order.", common=True)
+    eval_data: str = _setting("", "Data of held-out losses, as --data [default: 2% of --data]")
+    eval_every: int = _setting(
+        0, "Steps between held-out losses; 0 for none.", common=True, least=0
+    )
+    eval_batches: int = _setting(8, "Batches per held-out loss.", least=1)
+    checkpoint_every: int | str = _setting(
+        DEFAULT,
+        "Interval between checkpoints: steps, as 500, or a time, as 10min; 0 for none.",
+        common=True,
+    )
+    save_total_limit: int = _setting(2, "Number of latest checkpoints to keep.", least=1)
+    keep_best: bool = _setting(
+        False, "Also keep the checkpoint with the lowest held-out loss.", "--keep-best"
+    )
+    early_stop: int = _setting(
+        0, "Stop after this many held-out losses without a new lowest; 0 for never.", least=0
+    )
+    report_to: str = _setting("", "Also log to: tensorboard, wandb, or tensorboard+wandb.")
+    memory: str = _setting(
+        "auto",
+        "auto, plain, recompute (activations), lean (and update during the backward pass), or "
+        "sharded (recompute; --servers share the weights).",
+        choices=MemoryMode,
+    )
+    state_dir: str = _setting("", "Folder for the optimizer state, in files; else in memory.")
+    method: str = _setting(
+        "auto",
+        "stages (whole layers on devices), tiles, local (server alone) or auto.",
+        common=True,
+        choices=Method,
+    )
+    audit: float = _setting(
+        0.05,
+        "Probability that the server repeats a device's part of a stage.",
+        least=0,
+        most=1,
+    )
+    offload: str = _setting(
+        "all",
+        "Products sent by tiles: all, or auto (those that the fleet finishes sooner).",
+        choices=OffloadMode,
+    )
+    journal: bool = _setting(False, "Resume inside a step after a crash.", "--journal/--no-journal")
+    fallback: str = _setting(
+        "wait",
+        "Without devices: wait, or local (compute on the server).",
+        choices=FallbackMode,
+    )
+    fallback_after_s: float = _setting(
+        30.0, "Seconds without devices before local.", "--fallback-after", least=0
+    )
+    against: str = _setting(
+        "", "Run folder, for example of plain PyTorch: show its losses next to these."
+    )
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """Return what is known of each field, by name."""
+        return {each.name: each.metadata[_SETTING] for each in fields(cls)}
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name, setting in self.settings().items():
+            option = setting.names[0].partition("/")[0] if setting.names else f"--{_flag(name)}"
+            value = getattr(self, name)
             if isinstance(value, str) and value != value.encode("utf-8", "replace").decode():
                 raise UsageError(
-                    f"--{_flag(name)} is {value!r}, which is not UTF-8; rename the file or folder"
+                    f"{option} is {value!r}, which is not UTF-8; rename the file or folder"
                 )
-        for name in ("steps", "batch", "seq", "accumulate", "eval_batches", "save_total_limit"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 1 or more")
-        for name in ("learning_rate", "weight_decay", "clip", "eval_every", "early_stop"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"--{_flag(name)} is {getattr(self, name)}; give 0 or more")
-        for name in ("beta1", "beta2", "momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(
-                    f"--{name} is {getattr(self, name)}; give a number from 0 to below 1"
-                )
-        if not 0 <= self.floor <= 1:
-            raise UsageError(f"--floor is {self.floor}; give a share of the peak, from 0 to 1")
+            setting.check(option, value)
         if self.optimizer == OptimizerKind.SGD.value and not self.learning_rate:
             raise UsageError(
                 "--optimizer sgd needs --learning-rate: published rates are those of AdamW"
             )
-        if not 0 <= self.audit <= 1:
-            raise UsageError(f"--audit is {self.audit}; give a chance, from 0 to 1")
         Interval.of(self.checkpoint_every)
         self._check_adapters()
-        if not 0 <= self.fallback_after_s < float("inf"):
-            raise UsageError(
-                f"--fallback-after is {self.fallback_after_s}; give seconds, 0 or more"
-            )
         for name in ("eval_data", "keep_best", "early_stop"):
             if getattr(self, name) and not self.eval_every:
                 raise UsageError(
@@ -231,21 +305,6 @@ class JobSpec:
             raise UsageError("--journal keeps products of tiles; leave it out with --method stages")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}; give a number from 0 to 2**63 - 1")
-        for name, kind in (
-            ("packing", Packing),
-            ("dtype", Precision),
-            ("memory", MemoryMode),
-            ("method", Method),
-            ("schedule", Decay),
-            ("optimizer", OptimizerKind),
-            ("offload", OffloadMode),
-            ("fallback", FallbackMode),
-        ):
-            values = [member.value for member in kind]
-            if getattr(self, name) not in values:
-                raise UsageError(
-                    f"--{name} is {getattr(self, name)!r}; use one of {', '.join(values)}"
-                )
 
     def _check_adapters(self) -> None:
         if self.lora and LoraSpec.of(self.lora).bits and self.journal:
