@@ -51,10 +51,11 @@ def export_layer(part: LayerPart) -> LayerGraphs:
     Raises:
         LayerGraphError: when it cannot become a graph; says why.
     """
-    trainable, layer = part.trainable, _Function(part)
     batch = part.x.shape[0]
     if part.x.dim() != 3 or batch < 2 or batch in part.x.shape[1:]:
         raise LayerGraphError(f"its input has the shape {tuple(part.x.shape)}")
+    trainable = part.trainable()
+    layer = _Function(part, trainable)
     inputs = part.inputs()
     sums = {names.total(n): part.held[n] for n in trainable}
     varying = part.varying() | {names.DY}
@@ -93,6 +94,7 @@ class _Function:
     """A layer, or a part of one, as functions of named tensors."""
 
     part: LayerPart
+    trainable: tuple[str, ...]
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return (self._run(given, given[names.X], {}),)
@@ -101,11 +103,10 @@ class _Function:
         def run(x: Tensor, trained: dict[str, Tensor]) -> Tensor:
             return self._run(given, x, trained)
 
-        trainable = self.part.trainable
-        trained = {n: given[names.parameter(n)] for n in trainable}
+        trained = {n: given[names.parameter(n)] for n in self.trainable}
         y, pull, *_ = torch.func.vjp(run, given[names.X], trained)
         dx, gradients = pull(given[names.DY])
-        return (y, dx, *(given[names.total(n)] + gradients[n] for n in trainable))
+        return (y, dx, *(given[names.total(n)] + gradients[n] for n in self.trainable))
 
     def _run(self, given: Mapping[str, Tensor], x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
         held = self.part.parameters(given) | dict(trained)

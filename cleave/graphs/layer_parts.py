@@ -89,10 +89,36 @@ class LayerPart:
         """Say whether it is the whole layer."""
         return self.first is None and self.last is None
 
-    @property
     def trainable(self) -> tuple[str, ...]:
-        """Return the names of its parameters that get a gradient."""
-        return tuple(name for name, tensor in self.held.items() if tensor.requires_grad)
+        """Return the names of the parameters that get a gradient.
+
+        These parameters require a gradient, and the output depends on them. The output does not
+        depend on adapters that are merged or disabled, for example.
+        """
+        wanted = [name for name, tensor in self.held.items() if tensor.requires_grad]
+        found = self.gradients(wanted, torch.ones_like(self.x, dtype=torch.float32))
+        return tuple(name for name in wanted if found[names.new_total(name)] is not None)
+
+    def gradients(self, trainable: Sequence[str], dy: Tensor) -> dict[str, Tensor | None]:
+        """Return the gradients that PyTorch computes in fp32, by the names of the graphs' outputs.
+
+        Args:
+            trainable: names of the parameters.
+            dy: the gradient of the output.
+
+        Returns:
+            The gradients of the input and of the parameters. A gradient is None when the output
+            does not depend on the parameter.
+        """
+        held = {n: t.detach().float() if t.is_floating_point() else t for n, t in self.held.items()}
+        trained = [held[name].requires_grad_() for name in trainable]
+        beside = {n: t.float() if t.is_floating_point() else t for n, t in self.call.beside.items()}
+        x = self.x.detach().float().requires_grad_()
+        with torch.enable_grad():
+            y = self.run(held, x, beside)
+        found = torch.autograd.grad(y, [x, *trained], dy, allow_unused=True)
+        wanted = [names.DX, *(names.new_total(name) for name in trainable)]
+        return dict(zip(wanted, found, strict=True))
 
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]

@@ -303,7 +303,7 @@ def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
         LayerGraphError: when they do not.
     """
     dy = torch.randn(part.x.shape, generator=torch.Generator().manual_seed(0))
-    wanted = _gradients(part, graphs.trainable, dy)
+    wanted = {n: _fp32(t) for n, t in part.gradients(graphs.trainable, dy).items() if t is not None}
     feed = _feed(part) | {names.DY: _fp32(dy)}
     feed |= {names.total(n): np.zeros(part.held[n].shape, np.float32) for n in graphs.trainable}
     forward = GraphSession(graphs.forward, shares_memory=False)
@@ -319,22 +319,6 @@ def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
                 raise LayerGraphError(
                     f"its graph's gradient {name} is {off / scale:.1e} off from PyTorch's"
                 )
-
-
-def _gradients(part: LayerPart, trainable: Sequence[str], dy: Tensor) -> dict[str, Array]:
-    """Return a layer's gradients by PyTorch, by the names of its graphs' outputs."""
-    held = {n: t.detach().float() if t.is_floating_point() else t for n, t in part.held.items()}
-    trained = [held[n].requires_grad_() for n in trainable]
-    beside = {n: t.float() if t.is_floating_point() else t for n, t in part.call.beside.items()}
-    x = part.x.detach().float().requires_grad_()
-    with torch.enable_grad():
-        y = part.run(held, x, beside)
-    found = torch.autograd.grad(y, [x, *trained], dy, allow_unused=True)
-    wanted = [names.DX, *(names.new_total(n) for n in trainable)]
-    return {
-        name: np.zeros(given.shape, np.float32) if made is None else _fp32(made)
-        for name, given, made in zip(wanted, [x, *trained], found, strict=True)
-    }
 
 
 def _feed(part: LayerPart) -> dict[str, Array]:

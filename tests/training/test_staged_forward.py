@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 import cleave
@@ -440,6 +441,53 @@ class Scales(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.mlp(x) * self.trained * self.frozen
         return found
+
+
+def with_merged_adapters(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.merge()
+
+
+def with_disabled_adapters(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.enable_adapters(enabled=False)
+
+
+def with_an_unused_parameter(model: Any) -> None:
+    model.model.layers[0].mlp.unused = torch.nn.Parameter(torch.ones(4, 3))
+
+
+@pytest.mark.parametrize(
+    "change", [with_merged_adapters, with_disabled_adapters, with_an_unused_parameter]
+)
+@pytest.mark.parametrize("here", [False, True])
+def test_a_parameter_that_the_loss_does_not_depend_on_gets_no_gradient(
+    change: Callable[[Any], None],
+    here: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gradient of zeros is another thing: AdamW would apply weight decay and momentum."""
+    model: Any = small_model("llama")
+    with_lora(model)
+    model.lm_head.weight.requires_grad_()  # the loss always depends on it
+    change(model)
+    plain = copy.deepcopy(model)
+    (ids,) = batches(1)
+    gradients(plain, ids)
+    with cleave.emulated(2, seed=1) as fleet:
+        cleave.offload(model, fleet, method="stages", fallback="local", fallback_after_s=0.0)
+        if here:
+            give = fleet.runtime.give
+
+            def lost(*given: Any) -> None:
+                give(*given)
+                losing(fleet)
+
+            monkeypatch.setattr(fleet.runtime, "give", lost)
+        gradients(model, ids)
+    assert_close(model, plain, 3e-6)
 
 
 def test_arrays_without_dimensions_are_sent() -> None:

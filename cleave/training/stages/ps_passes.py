@@ -40,7 +40,7 @@ class PsPasses:
 
     def trains(self, run: int) -> bool:
         """Say whether a run has parameters that are trained."""
-        return bool(self._trained(run))
+        return bool(self.trained(run))
 
     def forward(
         self, run: int, batch: int, x: Tensor, beside: Sequence[Mapping[str, Tensor]]
@@ -73,7 +73,7 @@ class PsPasses:
         if run not in self.runs:
             return dy
         given, y = self._under_way.pop((run, batch))
-        trained = self._trained(run)
+        trained = self.trained(run)
         dx, *found = torch.autograd.grad(y, [given, *trained], dy.to(y.dtype), allow_unused=True)
         for parameter, gradient in zip(trained, found, strict=True):
             if gradient is not None:
@@ -99,7 +99,7 @@ class PsPasses:
     def _add(found: dict[int, Tensor], key: int, gradient: Tensor) -> None:
         found[key] = found[key] + gradient if key in found else gradient
 
-    def _trained(self, run: int) -> Sequence[Tensor]:
+    def trained(self, run: int) -> Sequence[Tensor]:
         layers = (self._calls[number].layer for number in self.runs.get(run, ()))
         return trained_parameters(layers)
 

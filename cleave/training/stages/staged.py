@@ -384,6 +384,16 @@ class StagedModel:
         """Return how the model calls its layers."""
         return self.work.graphs.calls
 
+    def trained_parameters(self) -> list[Tensor]:
+        """Return the parameters of the layers that get a gradient, each once."""
+        graphs = self.work.graphs
+        found: list[Tensor] = []
+        for part, of_part in zip(graphs.parts, graphs.layers, strict=True):
+            found += [part.held[name] for name in of_part.trainable]
+        for run in self.passes.runs:
+            found += self.passes.trained(run)
+        return list(dict.fromkeys(found))
+
     def refuse_faults(self, work: StepWork, result: StepResult) -> None:
         """Audit a step that cannot be done again.
 

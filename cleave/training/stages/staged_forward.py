@@ -48,7 +48,7 @@ from cleave.scheduler.stages.outcomes import (
 )
 from cleave.scheduler.stages.work import StageFailedError, StepWork
 from cleave.training.stages.audits import Auditor
-from cleave.training.stages.ps_passes import described_refusals, trained_parameters
+from cleave.training.stages.ps_passes import described_refusals
 from cleave.training.stages.stage_work import ModelWork, Sent
 from cleave.training.stages.staged import Rows, StagedModel
 from cleave.training.stages.staged_module import plain
@@ -152,7 +152,7 @@ class StagedForward:
         if one.plan is None:
             self.tell("no device is there that can train whole layers")
             return None
-        trained = trained_parameters(call.layer for call in staged.calls)
+        trained = staged.trained_parameters()
 
         def through(x: Tensor) -> Tensor:
             found: Tensor = _Layers.apply(one, x, *trained)  # type: ignore[no-untyped-call]
@@ -311,8 +311,7 @@ class _Pass:
     def prepare(self) -> None:
         """Plan the pass, and see what the layers are called with."""
         plan = self.staged.planned(self.batch)
-        assert isinstance(plan, StagePlan)  # these stages wait for devices
-        self.plan = plan
+        self.plan = plan if isinstance(plan, StagePlan) else None
         self.parts = self.staged.cut(self.batch)
         with torch.set_grad_enabled(self.trains):  # what is trained is noticed
             self.embedded = [self.staged.embed(part) for part in self.parts]
@@ -426,11 +425,10 @@ class _Pass:
     def _backward_here(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the same as `backward`, from layers that are computed again in this process."""
         assert self.x is not None
-        calls = self.staged.calls
-        trained = trained_parameters(call.layer for call in calls)
+        calls, trained = self.staged.calls, self.staged.trained_parameters()
         rows = [len(part.ids) for part in self.parts]
         dx: list[Tensor] = []
-        total = [torch.zeros_like(parameter) for parameter in trained]
+        total: dict[int, Tensor] = {}
         for x, one, gradient in zip(
             torch.split(self.x, rows), self.embedded, torch.split(dy, rows), strict=True
         ):
@@ -443,10 +441,10 @@ class _Pass:
                 y, [piece, *trained], gradient.to(y.dtype), allow_unused=True
             )
             dx.append(found[0])
-            for mine, made in zip(total, found[1:], strict=True):
+            for parameter, made in zip(trained, found[1:], strict=True):
                 if made is not None:
-                    mine += made
-        return torch.cat(dx), {id(p): mine for p, mine in zip(trained, total, strict=True)}
+                    total[id(parameter)] = total.get(id(parameter), 0.0) + made
+        return torch.cat(dx), total
 
 
 class _Layers(torch.autograd.Function):
