@@ -1,4 +1,4 @@
-"""The specification of a training job: everything that decides what is trained, as one value."""
+"""The specification of a training job: all settings that decide what is trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cleave.workload.registry import ModelSpec
 
 
 class Precision(Enum):
-    """The dtype of the multiplications. Weights and optimizer are fp32 in all cases."""
+    """The dtype of matrix products. Weights and optimizer state are always fp32."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -26,11 +26,10 @@ class Precision(Enum):
 class MemoryMode(Enum):
     """How the PS's memory is used.
 
-    PLAIN keeps activations and all gradients. RECOMPUTE computes activations again in the backward
-    pass. LEAN does so as well, and updates each parameter as soon as its gradient is complete; with
-    clipping, the norm of all gradients has to be known before, which takes a pass of its own.
-    SHARDED, of several servers, is RECOMPUTE where each keeps a part of the weights. AUTO is the
-    first of these that fits.
+    PLAIN keeps activations and all gradients. RECOMPUTE recomputes activations in the backward
+    pass. LEAN also recomputes, and updates each parameter as soon as its gradient is complete.
+    With clipping, LEAN needs an extra pass for the gradient norm. SHARDED, for several servers, is
+    RECOMPUTE with the weights split among the servers. AUTO picks the fastest mode that fits.
     """
 
     AUTO = "auto"
@@ -41,9 +40,9 @@ class MemoryMode(Enum):
 
 
 class OffloadMode(Enum):
-    """Which multiplications go to the fleet.
+    """Which matrix products go to the fleet.
 
-    ALL sends every one. AUTO keeps on the PS those that it is predicted to finish sooner alone.
+    ALL sends every product. AUTO keeps on the PS those that it is predicted to finish faster.
     """
 
     ALL = "all"
@@ -51,9 +50,9 @@ class OffloadMode(Enum):
 
 
 class FallbackMode(Enum):
-    """What happens while no device is there.
+    """What happens while no device is connected.
 
-    WAIT pauses training until a device is there. LOCAL multiplies on the PS until then.
+    WAIT pauses training until a device connects. LOCAL multiplies on the PS until then.
     """
 
     WAIT = "wait"
@@ -63,8 +62,8 @@ class FallbackMode(Enum):
 class Packing(Enum):
     """How documents share a sequence.
 
-    JOINED lets tokens attend to the documents before theirs. SEPARATE does not, counts positions
-    from where a document begins, and learns no document's first token.
+    With JOINED, tokens attend to earlier documents. With SEPARATE they do not, positions restart
+    with each document, and the first token of a document is not learned.
     """
 
     JOINED = "joined"
@@ -72,18 +71,17 @@ class Packing(Enum):
 
 
 class OptimizerKind(Enum):
-    """What updates parameters; the values are those of `--optimizer`."""
+    """The optimizer; the values are those of `--optimizer`."""
 
     ADAMW = "adamw"
     SGD = "sgd"
     """With momentum."""
 
     ADAFACTOR = "adafactor"
-    """Keeps a row and a column for the second moments of a matrix (arXiv 1804.04235)."""
+    """Factors the second moments of a matrix by row and column (arXiv 1804.04235)."""
 
     MUON = "muon"
-    """Makes the update of a matrix orthogonal, as torch's `Muon` with the rate of AdamW; AdamW does
-    vectors, embeddings and the LM head."""
+    """torch's `Muon` at AdamW's learning rate for hidden layers' matrices; AdamW for the rest."""
 
 
 MAY_CHANGE: Final = (
@@ -91,7 +89,7 @@ MAY_CHANGE: Final = (
     "early_stop", "report_to", "memory", "state_dir", "method", "audit",
     "offload", "journal", "fallback", "fallback_after_s", "against",
 )  # fmt: skip
-"""Settings that may be others when a run goes on."""
+"""Settings that a resumed run may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,40 +104,38 @@ class JobSpec:
         batch, seq: sequences per micro-batch, tokens per sequence.
         packing: see `Packing`.
         accumulate: micro-batches per step.
-        dtype: see `Precision`; with `fp16` the loss has a scale
-            (`cleave.training.loop.loss_scale`).
-        learning_rate: peak learning rate; 0 for the model's published one, or that of adapters.
+        dtype: see `Precision`; `fp16` scales the loss (`cleave.training.loop.loss_scale`).
+        learning_rate: peak learning rate; 0 for the model's published or adapters' rate.
         warmup_steps: steps of linear warm-up; -1 for a tenth of the run, 100 at most.
         schedule: see `cleave.training.loop.schedule.Decay`.
-        floor: the share of the peak that the learning rate falls to.
-        decay_steps: of `wsd`: its last steps, in which the rate falls; -1 for a tenth of the run.
-        lora: adapters to train beside frozen weights, as `LoraSpec.of` reads them; empty to train
-            all weights.
+        floor: final learning rate as a share of the peak.
+        decay_steps: decay steps of the WSD schedule; -1 for a tenth of the run.
+        lora: adapters for frozen weights, as `LoraSpec.of` reads them; empty to train all weights.
         optimizer: see `OptimizerKind`.
-        beta1, beta2: of AdamW's moments.
-        momentum: of SGD and Muon.
+        beta1, beta2: decay rates of AdamW's moments.
+        momentum: momentum of SGD and Muon.
         weight_decay: weight decay of matrices.
         clip: largest gradient norm; 0 for no clipping.
         seed: seed of weights and data order.
-        eval_data: what held-out losses are of, as `data`; empty for a part of `data`.
+        eval_data: source of held-out text, like `data`; empty for a part of `data`.
         eval_every, eval_batches: steps between held-out losses (0: never), and batches in each.
-        checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them, with one
-            more at the end; 0 for none at all.
-        save_total_limit: how many of the latest checkpoints are kept.
-        keep_best: whether the one with the lowest held-out loss is kept as well.
-        early_stop: stop after so many held-out losses that were not the lowest; 0 for never.
-        report_to: what else draws the run's curves, see `cleave.training.loop.trackers`.
+        checkpoint_every: steps or time between checkpoints, as `Interval.of` reads them; the end
+            of the run adds one. 0 for no checkpoints.
+        save_total_limit: number of latest checkpoints to keep.
+        keep_best: whether to keep the checkpoint with the lowest held-out loss as well.
+        early_stop: stop after this many held-out losses without a new lowest; 0 for never.
+        report_to: other trackers of the run's curves, see `cleave.training.loop.trackers`.
         memory: see `MemoryMode`.
         state_dir: a folder whose files hold the optimizer's state; empty to keep it in memory.
         method: see `cleave.planner.plan.Method`.
-        audit: the chance that a device's part of a step by stages is computed again here, see
+        audit: probability that the PS recomputes a device's part of a step by stages, see
             `cleave.training.stages.audits`.
-        offload: see `OffloadMode`; of tiles only.
+        offload: see `OffloadMode`; applies to tiles only.
         journal: keep finished products on disk between checkpoints
             (`cleave.training.loop.journal`).
         fallback: see `FallbackMode`.
         fallback_after_s: seconds without any device after which `local` begins.
-        against: a run folder whose losses are shown beside this run's; empty for none.
+        against: a run folder whose losses are shown next to this run's; empty for none.
     """
 
     model: str
@@ -270,7 +266,7 @@ class JobSpec:
         return Interval.of(self.checkpoint_every)
 
     def check_model(self, spec: ModelSpec) -> None:
-        """Refuse a job that this model cannot do.
+        """Refuse a job that does not fit a model.
 
         Raises:
             UsageError: when the sequence is longer than the model's positions.
