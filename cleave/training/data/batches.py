@@ -115,13 +115,12 @@ class LoaderState:
 class BatchLoader:
     """Batches of packed tokens, in an order that depends on the seed only.
 
-    Sequence i is tokens[i * seq : (i + 1) * seq + 1]. Neighboring sequences share one token: the
-    last label of the first and the first input of the second. Each epoch returns every sequence
-    once, in a new permutation. A batch may span two epochs. An incomplete last sequence and
-    sequences without a learned token are left out.
+    Sequence i is tokens[i * seq : (i + 1) * seq + 1]: a sequence's last label is the first input of
+    the next. Each epoch returns every sequence once, in a new permutation. A batch may span two
+    epochs. An incomplete last sequence and sequences without a learned token are left out.
 
-    Documents within a sequence are joined or separate. Batches of separate documents have
-    positions, and a document's first token is not learned, as no context precedes it.
+    With `separate`, batches have positions, and a document's first token is not learned, as no
+    context precedes it.
     """
 
     def __init__(
@@ -226,9 +225,8 @@ def build_corpus(
     The hash of a document's text assigns about `validation_fraction` of all documents to
     validation, and equal documents to the same split. If a split then has fewer than `min_tokens`
     tokens, as with a single document, the last part of all tokens becomes the validation split.
-
-    With `held_out`, another source, all of its text is the validation split and all of `source` is
-    the training split.
+    With `held_out`, all of that source is the validation split and all of `source` the training
+    split.
 
     Reading stops after about `max_tokens` tokens of each source. `progress` is called with one line
     at a time. The default source is cached in `cache_dir` (default: the user's cache folder).

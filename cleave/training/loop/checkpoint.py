@@ -6,9 +6,8 @@
 A checkpoint is written under a temporary name and renamed once it is safely on disk, so a folder
 with the final name is complete. A folder of checkpoints has one writer at a time.
 
-A checkpoint may still be damaged, for example by the disk. Loading skips a damaged checkpoint but
-never deletes it, as it may be the only one left. An unreadable checkpoint does not count as
-damaged, and no older one replaces it.
+The disk may still damage a checkpoint. Loading skips a damaged one but never deletes it, as it may
+be the only one left. An unreadable checkpoint is an error: no older one replaces it.
 """
 
 import hashlib
@@ -104,17 +103,15 @@ def save_checkpoint(
 
     Tensors are streamed one by one; a contiguous tensor on the CPU is not copied. Tied tensors (the
     same memory under several names) are stored once and are tied again when loaded. `meta` is
-    anything that JSON can hold.
+    anything that JSON can hold. A tensor on the device `meta` has its values elsewhere: `fetch`
+    returns them by name, again if the caller retries.
 
     Of the checkpoints up to this step, the `keep` latest remain, and the latest one before the step
     `sound_before`. Checkpoints of later steps, left by a resumed run, are never removed.
 
-    A tensor on the device `meta` has its values elsewhere: `fetch` returns them by name when they
-    are written, and again if the caller retries.
-
     Raises CleaveError when the checkpoint cannot be written, DiskFullError for lack of space;
-    earlier checkpoints are then unchanged.
-    Raises TypeError or ValueError for unsupported arguments, before anything is written.
+    earlier checkpoints are then unchanged. Raises TypeError or ValueError for invalid arguments,
+    before anything is written.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step {step} must be at least 0 and keep {keep} at least 1")

@@ -24,7 +24,7 @@ class HeldOut:
     Attributes:
         best: the lowest loss.
         since: number of losses since the lowest.
-        sound_before: first step of the current series of losses that are not finite, if any.
+        sound_before: first step of the current non-finite losses; None if the latest is finite.
     """
 
     best: float = inf

@@ -27,9 +27,9 @@ class MemoryMode(Enum):
     """How the PS's memory is used.
 
     PLAIN keeps activations and all gradients. RECOMPUTE recomputes activations in the backward
-    pass. LEAN also recomputes, and updates each parameter as soon as its gradient is complete.
-    With clipping, LEAN needs an extra pass for the gradient norm. SHARDED, for several servers, is
-    RECOMPUTE with the weights split among the servers. AUTO picks the fastest mode that fits.
+    pass. LEAN also updates each parameter as soon as its gradient is complete; with clipping it
+    needs an extra pass for the norm. SHARDED, for several servers, is RECOMPUTE with the weights
+    split among the servers. AUTO picks the fastest mode that fits.
     """
 
     AUTO = "auto"
@@ -62,8 +62,8 @@ class FallbackMode(Enum):
 class Packing(Enum):
     """How documents share a sequence.
 
-    With JOINED, tokens attend to earlier documents. With SEPARATE they do not, positions restart
-    with each document, and the first token of a document is not learned.
+    JOINED lets tokens attend to earlier documents. SEPARATE does not, restarts positions with each
+    document, and does not learn a document's first token.
     """
 
     JOINED = "joined"
@@ -128,11 +128,9 @@ class JobSpec:
         memory: see `MemoryMode`.
         state_dir: a folder whose files hold the optimizer's state; empty to keep it in memory.
         method: see `cleave.planner.plan.Method`.
-        audit: probability that the PS recomputes a device's part of a step by stages, see
-            `cleave.training.stages.audits`.
+        audit: probability that the PS audits a device's part of a step by stages.
         offload: see `OffloadMode`; applies to tiles only.
-        journal: keep finished products on disk between checkpoints
-            (`cleave.training.loop.journal`).
+        journal: whether to keep finished products on disk (`cleave.training.loop.journal`).
         fallback: see `FallbackMode`.
         fallback_after_s: seconds without any device after which `local` begins.
         against: a run folder whose losses are shown next to this run's; empty for none.
@@ -299,7 +297,7 @@ class JobSpec:
         for name, value in values.items():
             if name not in known:
                 raise UsageError(f"a job has no setting {name!r}; it has {', '.join(known)}")
-            flag = known[name] == "bool"  # and in Python a bool is an int
+            flag = known[name] == "bool"  # Python's bool is also an int
             if not isinstance(value, types[str(known[name])]) or isinstance(value, bool) != flag:
                 raise UsageError(f"setting {name!r} of a job is {value!r}, not {known[name]}")
         if "model" not in values:

@@ -2,19 +2,17 @@
 
 Training is deterministic: a run resumed from a checkpoint computes the same products of the same
 matrices in the same order. With a journal, products finished since that checkpoint come from disk
-instead of the fleet. The journal's file lies in a folder of its own in the run folder:
+instead of the fleet. The journal has its own folder in the run folder:
 
     folder/step-000120.blocks    products finished since the checkpoint of step 120
 
 A product is identified by its step, its place within the step, and a checksum of its inputs:
-shapes, dtypes and the bytes of both operands. If the checksum differs, the product is computed
-again. So a stale or foreign journal never yields a wrong product. A thread appends records. A
-record that a crash cut short ends the file; a damaged product is not used.
+shapes, dtypes and the bytes of both operands. So a stale or foreign journal never yields a wrong
+product. A record that a crash cut short ends the file; a damaged product is not used.
 
-The file grows until the next checkpoint, which makes its products unnecessary. A step adds far
-more bytes than a checkpoint has. So `outgrown` asks for an early checkpoint once the journal is
-larger than a checkpoint. This bounds disk space and the time to resume, and checkpoints cost no
-more than the journal.
+The next checkpoint makes the journal's products unnecessary. As a step adds far more bytes than a
+checkpoint has, `outgrown` asks for an early checkpoint once the journal is larger than one. This
+bounds disk space and the time to resume, and checkpoints cost no more than the journal.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from cleave.training.loop.disk import DiskFullError, Patience, cannot_write, is_
 
 _MAGIC: Final = b"CLEAVEJ1"
 _HEADER: Final = struct.Struct("<II20sdQI")  # step, place, key, seconds, payload bytes and crc32
-_CRC: Final = struct.Struct("<I")  # of the header before it
+_CRC: Final = struct.Struct("<I")  # of the preceding header
 _RECORD_BYTES: Final = _HEADER.size + _CRC.size
 _NAME: Final = re.compile(r"step-\d{6,}\.blocks")
 
@@ -65,8 +63,7 @@ class JournalCounters:
 
     Attributes:
         written, written_bytes: products appended, and their bytes.
-        spent_s: seconds of the training thread for checksums, copies, reading and waiting for the
-            disk.
+        spent_s: seconds of the training thread for checksums, copies, reads and disk waits.
         write_s: seconds of the writing thread.
         taken, taken_bytes: products that came from the journal, and their bytes.
         saved_s: seconds that the fleet had taken for the products in `taken`.
@@ -398,7 +395,7 @@ class _Journaled:
 
     @property
     def done(self) -> bool:
-        """See `Pending.done`."""
+        """Return whether the product is finished."""
         return self.future.done
 
     def result(self) -> Buffer:
@@ -416,11 +413,11 @@ class JournaledFleet:
     journal: Journal
 
     def operand(self, buffer: Buffer) -> Operand:
-        """See `Fleet.operand`."""
+        """Return a buffer's operand, as `Fleet.operand` does."""
         return self.fleet.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """See `Fleet.submit`."""
+        """Start ``out = a @ b``, or read the product from disk."""
         return self.journal.multiply(self.fleet, a, b, out)
 
 

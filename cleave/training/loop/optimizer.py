@@ -88,12 +88,11 @@ class Optimizer:
         rule: the update rule.
         clip: largest norm of all gradients together; 0 for no clipping.
         scale: the loss scale; None for no scaling.
-        ranks: the servers that train this model. Several servers cannot update in the backward
-            pass, as they sum their gradients first.
-        in_backward: whether to update each parameter during the backward pass, as soon as its
-            gradient is complete, and then free the gradient. The update is the same, with memory
-            for one gradient at a time. Clipping or a loss scale doubles the pass: the first run
-            finds the norm, or an overflow.
+        ranks: the servers that train this model. Several servers sum their gradients first, so
+            they cannot update in the backward pass.
+        in_backward: whether to update each parameter in the backward pass, once its gradient is
+            complete, and free the gradient. The update is the same, with memory for one gradient
+            at a time. With clipping or a loss scale, a first pass finds the norm or an overflow.
         files: files for the optimizer's state; None to keep it in memory.
         weights: gathers the weights, if servers share them.
 

@@ -39,8 +39,7 @@ class StepRecord:
         ps_s: wall seconds of the PS's own work (everything but waiting for the fleet).
         verify_s: processor seconds for checking results.
         downlink_bytes, uplink_bytes: bytes of encoded messages.
-        floor_bytes: bytes if every operand and result of every GEMM were transferred once; for
-            stages see `StepWork.floor_bytes`.
+        floor_bytes: bytes to transfer each GEMM operand and result once, or `StepWork.floor_bytes`.
         tiles, blocks, reissued: planned tiles, returned blocks, reissued tasks.
         local_gemms: GEMMs multiplied on the PS because no device could.
         journal_bytes: bytes of products written to the journal.

@@ -37,8 +37,7 @@ class JobRequest:
         name: the name of a new run folder; empty to derive it from the time.
         restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
         begin: with `resume`, whether to begin at step 1 if the run never wrote a checkpoint.
-        accept_changes: with `resume`, whether to accept changed data, see
-            `cleave.training.loop.trainer.train`.
+        accept_changes: with `resume`, whether to accept changed data, see `trainer.train`.
     """
 
     job: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Training, from a job to a trained model. Reads from top to bottom."""
+"""Training, from a job to a trained model."""
 
 from __future__ import annotations
 
@@ -574,15 +574,13 @@ class Trainer:
         return self.journal is not None and self.journal.outgrown(self._checkpoint_bytes())
 
     def _kept(self) -> Kept:
-        """Return the GEMMs that the PS kept, or that `--offload auto` would have kept."""
         return self.fleet.kept() if self.fleet else Kept(0, 0, 0.0, ())
 
     def train_step(self) -> StepRecord:
         """Do one optimizer step.
 
         Raises:
-            AbandonedError: when training stops or a server has no device left; the state is then
-                as before the step.
+            AbandonedError: when training stops or a server has no device left; the step is undone.
             DivergedError: when the loss or the gradients are not finite.
         """
         before, began_s = self._counters(), time.perf_counter()
@@ -751,7 +749,6 @@ class Trainer:
             return None
 
     def _validation(self) -> Iterable[Batch]:
-        """Return the held-out batches."""
         job = self.job
         return validation_batches(
             self.corpus.validation,
@@ -826,7 +823,6 @@ class Trainer:
             )
 
     def _meta(self) -> dict[str, Any]:
-        """Return a checkpoint's metadata."""
         loader = self.loader.state()
         return {
             "job": self.job.to_dict(),
@@ -879,7 +875,7 @@ class Trainer:
         weights = trained_parameters(self.model) if first or self.weights is not None else {}
         if self.weights is not None:
             weights = self.weights.owned(weights)
-        if first and not self.job.lora:  # adapters: the model's folder has fixed tensors
+        if first and not self.job.lora:  # with adapters, the model's folder has these
             weights = {**weights, **fixed_tensors(self.model)}
         return {
             **{WEIGHTS + name: values for name, values in weights.items()},
@@ -923,8 +919,7 @@ class Trainer:
         """Remove records, plot and best checkpoints of steps after the resumed one.
 
         Args:
-            comparable: whether earlier held-out losses are of the same text as later ones. If so,
-                the lowest of them is restored.
+            comparable: whether earlier held-out losses are of the same text; if so, restore them.
         """
         self.write(lambda: self.folder.rewind(self.step))
         if not self.ranks.rank:
@@ -1029,8 +1024,7 @@ def _changes(
     """Return the names of the fingerprints that have changed since a checkpoint.
 
     Raises:
-        CleaveError: when settings have changed, or fingerprints have and that is not accepted:
-            losses would differ.
+        CleaveError: when settings have changed, or fingerprints have and that is not accepted.
     """
     meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
     saved: dict[str, Any] = meta.get("job", {})
