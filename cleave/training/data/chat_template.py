@@ -16,9 +16,7 @@ _PROBE: Final = "PROBE-7f3a9c"
 
 
 class ChatTemplate:
-    """Renders conversations with the chat template of a model folder.
-
-    Loads the tokenizer when it renders the first conversation.
+    """Renders conversations with a folder's chat template; loads the tokenizer on first use.
 
     Args:
         folder: the model folder.
@@ -68,10 +66,7 @@ class ChatTemplate:
         return self._loaded
 
     def _wants_parts(self) -> bool:
-        """Return True if the template renders a list of text parts but no plain string.
-
-        Templates of vision models do this.
-        """
+        """Return True if the template renders text only in lists of parts, as of vision models."""
 
         def shows(content: Any) -> bool:
             asked = [{"role": "user", "content": content}]

@@ -58,9 +58,7 @@ def read_documents(source: str | None) -> Iterator[Document]:
 
 
 def check_source(source: str) -> None:
-    """Check that a source exists, without reading it.
-
-    The name of a data set is not looked up.
+    """Check that a source exists, without reading it or looking up a data set's name.
 
     Raises:
         UsageError: when no such source exists.

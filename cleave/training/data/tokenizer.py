@@ -86,9 +86,7 @@ class TextTokenizer:
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def encode_answers(self, document: Conversation | Completion) -> Tokens:
-        """Return the ids of a conversation, or of a prompt and its completion.
-
-        Tokens outside answers are marked as not learned, see `Tokens`.
+        """Return the ids of a conversation or completion, with tokens outside answers marked.
 
         Raises:
             UsageError: when no chat template can render the conversation.

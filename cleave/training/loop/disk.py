@@ -1,7 +1,7 @@
 """Waiting for disk space: when the disk of a run folder is full, training waits and reports it.
 
-A full disk loses nothing of a run as long as the data stays in memory. So a write without space
-is retried unchanged until it succeeds. A failed write leaves the previous contents unchanged.
+A full disk loses nothing while the data stays in memory, so a write is retried until it succeeds.
+A failed write leaves the previous contents unchanged.
 """
 
 from __future__ import annotations

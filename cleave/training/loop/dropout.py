@@ -1,7 +1,6 @@
 """Dropout that depends on the seed, the step and the sequence only.
 
-Equal runs drop the same values. So do resumed runs, repeated steps, and runs whose sequences are
-split over several servers.
+So resumed runs, repeated steps and runs over several servers drop the same values.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ class Chance:
 
     @contextmanager
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Return a context manager that seeds one pass, forward and backward.
-
-        It seeds torch's generator as well, and restores the generator's state afterwards.
+        """Return a context that seeds a pass, forward and backward; restores torch's generator.
 
         Args:
             step: number of steps done before this one.
@@ -74,7 +71,7 @@ class SeededDropout(nn.Dropout):
         self._name = name
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop values; inputs not divisible by sequence, as an expert's, use torch's generator."""
+        """Drop values; use torch's generator if the rows cannot be divided among the sequences."""
         rows = self._chance.rows
         if not (self.training and rows) or input.shape[0] % len(rows):
             return super().forward(input)

@@ -39,10 +39,7 @@ def check_norm(norm: float) -> None:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether no element is NaN or infinite.
-
-    Reads the tensor once without a copy, in a twentieth of the time of `isfinite().all()`.
-    """
+    """Return whether no element is NaN or infinite, 20 times faster than `isfinite().all()`."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return all(bool(end.isfinite()) for end in torch.aminmax(tensor.detach()))

@@ -105,7 +105,7 @@ class JobSpec:
         packing: see `Packing`.
         accumulate: micro-batches per step.
         dtype: see `Precision`; `fp16` scales the loss (`cleave.training.loop.loss_scale`).
-        learning_rate: peak learning rate; 0 for the model's published or adapters' rate.
+        learning_rate: peak learning rate; 0 for the published rate, or the adapters' default.
         warmup_steps: steps of linear warm-up; -1 for a tenth of the run, 100 at most.
         schedule: see `cleave.training.loop.schedule.Decay`.
         floor: final learning rate as a share of the peak.

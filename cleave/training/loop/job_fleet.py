@@ -69,7 +69,7 @@ class JobFleet:
         clock: returns seconds.
         stop: returns whether training is stopping.
         reports: the callbacks.
-        packed: how the model separates documents; None if a sequence is one document.
+        packed: how the model separates documents; None if they are joined.
         by_tiles: whether to rule out steps by stages.
 
     Attributes:

@@ -7,8 +7,9 @@ instead of the fleet. The journal has its own folder in the run folder:
     folder/step-000120.blocks    products finished since the checkpoint of step 120
 
 A product is identified by its step, its place within the step, and a checksum of its inputs:
-shapes, dtypes and the bytes of both operands. So a stale or foreign journal never yields a wrong
-product. A record that a crash cut short ends the file; a damaged product is not used.
+shapes, dtypes and the bytes of both operands. If the checksum differs, the product is computed
+again, so a stale journal never yields a wrong product. A record that a crash cut short ends the
+file; a damaged product is not used.
 
 The next checkpoint makes the journal's products unnecessary. As a step adds far more bytes than a
 checkpoint has, `outgrown` asks for an early checkpoint once the journal is larger than one. This
@@ -221,10 +222,7 @@ class Journal:
         self.counters.spent_s += spent_s
 
     def covered(self, base: int) -> None:
-        """Begin a new file once a checkpoint of step `base` is safely on disk.
-
-        If the step after `base` was begun and abandoned, its finished products are kept.
-        """
+        """Begin a new file at a checkpoint; keep finished products of an abandoned next step."""
         if not self.on:
             discard(self.folder)
             return

@@ -149,7 +149,7 @@ class Optimizer:
 
         Raises:
             DivergedError: when the loss or the gradients are not finite. Nothing is updated then,
-                unless a single pass updates during the backward pass: earlier parameters are.
+                except parameters updated earlier in a single backward pass.
         """
         self._begin(rate)
         if self.in_backward:
@@ -343,10 +343,7 @@ class Optimizer:
     # --- checkpoints ---
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return this server's optimizer state for a checkpoint, by name.
-
-        It is empty before the first step.
-        """
+        """Return this server's optimizer state by name; empty before the first step."""
         state = {}
         for name, optimizer in self._optimizers.items():
             for key, value in optimizer.state.get(self.parameters[name], {}).items():
@@ -395,10 +392,9 @@ def _completed(sums: GradientSums, name: str, parameter: Tensor) -> None:
 
 
 def _hidden_matrices(model: Any) -> set[int]:
-    """Return the `id`s of the weights of linear layers, except the LM head's.
+    """Return the `id`s of linear layers' weights, except the LM head's and a tied embedding's.
 
-    Excludes embeddings, a tied head, and 2-D parameters outside linear layers, as in state space
-    models.
+    Excludes 2-D parameters outside linear layers, as in state space models.
     """
     found = {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
     for get in ("get_input_embeddings", "get_output_embeddings"):

@@ -39,7 +39,7 @@ class StepRecord:
         ps_s: wall seconds of the PS's own work (everything but waiting for the fleet).
         verify_s: processor seconds for checking results.
         downlink_bytes, uplink_bytes: bytes of encoded messages.
-        floor_bytes: bytes to transfer each GEMM operand and result once, or `StepWork.floor_bytes`.
+        floor_bytes: bytes if GEMM operands and results move once; by stages `StepWork.floor_bytes`.
         tiles, blocks, reissued: planned tiles, returned blocks, reissued tasks.
         local_gemms: GEMMs multiplied on the PS because no device could.
         journal_bytes: bytes of products written to the journal.
@@ -260,10 +260,7 @@ Record: TypeAlias = (
 
 
 def to_dict(record: Record) -> dict[str, Any]:
-    """Return the record as written, with its event's name first.
-
-    Numbers that are not finite, which JSON lacks, are None.
-    """
+    """Return the record as written, event name first; None replaces numbers that are not finite."""
     values = asdict(record).items()
     return {
         "event": record.EVENT,

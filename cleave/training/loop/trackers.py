@@ -20,7 +20,7 @@ _WANDB_ID: Final = "wandb-run-id"
 
 
 class TrackerKind(Enum):
-    """Trackers; users give the values, joined by +."""
+    """Available trackers; users give the values, joined by +."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
@@ -39,7 +39,7 @@ class Tracker(Protocol):
 
 
 def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
-    """Parse a value of `--report-to`, such as `tensorboard+wandb`; empty for empty text.
+    """Parse a value of `--report-to`, such as `tensorboard+wandb`; an empty tuple for "".
 
     Raises:
         UsageError: when a tracker is unknown or its package is not installed.

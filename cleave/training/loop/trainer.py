@@ -161,7 +161,7 @@ class Dataset:
 
 
 def prepare(job: JobSpec, context: TrainContext) -> Dataset:
-    """Find a job's model and read its data. Writes only the cache and `state_dir`.
+    """Find a job's model and read its data. Writes only to the cache and to `state_dir`.
 
     Raises:
         CleaveError: for every problem that the user can solve.
@@ -236,8 +236,7 @@ def train(
 def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
     """Return a context manager that locks a run folder against other processes.
 
-    With several servers, rank 0 holds the lock. After a restart of the servers, it waits for the
-    old processes to exit.
+    With several servers, rank 0 locks it, and waits for processes of an earlier start to exit.
 
     Raises:
         CleaveError: on every server, when another process uses the folder.
@@ -705,10 +704,7 @@ class Trainer:
         return self.optimizer.scale.factor if self.optimizer.scale is not None else 1.0
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over learned tokens.
-
-        In training, adds the experts' load-balancing loss if the model's config asks for it.
-        """
+        """Return the mean loss over learned tokens; training adds any auxiliary loss of experts."""
         narrow = _NARROW.get(Precision(self.job.dtype))
         kept = self.weights is None  # shared weights are freed, so their casts are not cached
         with torch.autocast("cpu", narrow, enabled=narrow is not None, cache_enabled=kept):
