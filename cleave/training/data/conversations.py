@@ -104,10 +104,9 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
 
 
 def clean(value: Any) -> Any:
-    """Return a JSON value with "?" in place of each surrogate code point.
+    """Return a JSON value with "?" for each surrogate code point, which no tokenizer accepts.
 
-    JSON can contain surrogates, and no tokenizer accepts them. Strings in lists and objects are
-    cleaned as well, and so are field names.
+    Strings in lists and objects are cleaned as well, and so are field names.
     """
     match value:
         case str():

@@ -16,7 +16,6 @@ class StartRecord:
     Attributes:
         step: the last completed step; 0 at the beginning.
         steps: steps in total.
-        run_folder: the run folder.
     """
 
     EVENT: ClassVar[str] = "start"
@@ -32,7 +31,6 @@ class StepRecord:
     Attributes:
         step: step number, counted from 1.
         loss: mean cross-entropy over the step's tokens, before its update.
-        tokens: tokens in this step.
         clock: the clock of `fleet_s`: `virtual` or `wall`.
         wall_s: wall seconds of the whole step.
         fleet_s: seconds on the fleet's clock spent waiting for GEMMs or a step by stages.
@@ -145,7 +143,6 @@ class DoneRecord:
     Attributes:
         steps: the last completed step.
         first_loss, loss: losses of this process's first and last step; NaN if it did none.
-        run_folder: the run folder.
         stopped: whether the run was stopped before its last step.
         offload: `all` or `auto`.
         gemms: GEMMs submitted to the fleet, including those that the PS kept.

@@ -122,7 +122,7 @@ class RunFolder:
 
         Raises:
             UsageError: when another process uses the folder.
-            CleaveError: when a subfolder is a link, or the folder was not written by Cleave.
+            CleaveError: when a subfolder is a link, or the lock file is not Cleave's.
         """
         try:
             for name in OWN_FOLDERS:
@@ -178,7 +178,7 @@ class RunFolder:
             ) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append one whole line to metrics.jsonl; on return the operating system has it.
+        """Append one line to metrics.jsonl, whole or not at all. On return the OS has it.
 
         NaN and infinity, which JSON lacks, are written as null; numpy and torch scalars as numbers.
         After a crash, call `rewind` before the first `append`.

@@ -177,8 +177,7 @@ class JobRunner:
         """Return the job's model and steps; 0 steps for a model's use.
 
         Raises:
-            UsageError: when the job cannot be run (see `JobRequest.spec`), its data does not exist,
-                or its name is taken.
+            UsageError: when the job cannot run, its data does not exist, or its name is taken.
         """
         if USE in arguments:
             use = _use(arguments)

@@ -325,9 +325,7 @@ def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequ
 
 
 def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
-    """Refuse to resume a run that would silently start over at step 1.
-
-    A journal of the first steps allows a resume without a checkpoint.
+    """Refuse to resume a run that would silently start over, without a journal of its first steps.
 
     Raises:
         CleaveError: when the run has nothing to resume from.
