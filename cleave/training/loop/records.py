@@ -39,7 +39,7 @@ class StepRecord:
         downlink_bytes, uplink_bytes: bytes of encoded messages.
         floor_bytes: bytes if GEMM operands and results move once; by stages `StepWork.floor_bytes`.
         tiles, blocks, reissued: planned tiles, returned blocks, reissued tasks.
-        local_gemms: GEMMs multiplied on the PS because no device could.
+        local_gemms: GEMMs multiplied on the PS by `cleave.fleet.local_fallback`.
         journal_bytes: bytes of products written to the journal.
         journal_s: seconds that the journal cost in this step.
         journal_saved_s: seconds originally spent on products that now came from the journal.
