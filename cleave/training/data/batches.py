@@ -19,12 +19,12 @@ from cleave.training.data.conversations import Completion, Conversation, Documen
 from cleave.training.data.documents import read_documents
 
 Tokens = npt.NDArray[np.int32]
-"""A 1-D array of token ids. The first of a document is there as `id | START`. One that is not
-learned, as of a question, is there as `~id`, which is negative. So both stay with their token
-wherever it is cut."""
+"""A 1-D array of token ids with marks: `id | START` is the first token of a document.
+A token that is not learned, such as one of a question, is stored as `~id`, which is negative.
+"""
 
 START = 2**30
-"""Marks the first token of a document; no vocabulary is so large."""
+"""The bit that marks a document's first token; no vocabulary is this large."""
 
 
 class Batch(NamedTuple):
@@ -32,9 +32,9 @@ class Batch(NamedTuple):
 
     Attributes:
         ids: int64, shape (batch, seq).
-        labels: shaped alike: the token after each, or IGNORED where that is not learned.
-        positions: shaped alike: of each token in its document, counted from where the document
-            or the sequence begins; None where documents are joined.
+        labels: the next token of each, or IGNORED where that is not learned; same dtype and shape.
+        positions: position of each token in its document, counted from the start of the document
+            or of the sequence; same shape. None where documents are joined.
     """
 
     ids: torch.Tensor
@@ -43,9 +43,9 @@ class Batch(NamedTuple):
 
 
 IGNORED = -100
-"""A label that counts for nothing, as everywhere in torch and transformers."""
+"""The label that the loss ignores, as in torch and transformers."""
 
-# 1 GiB of int32 in memory: a bound for streamed data sets, which may have no end.
+# 1 GiB of int32: bounds memory, as a streamed data set may be endless.
 MAX_TOKENS = 2**28
 
 _PIECE_CHARS = 2**20
@@ -53,7 +53,7 @@ _BATCH_CHARS = 2**22
 
 
 class Encoder(Protocol):
-    """The part of a tokenizer that building a corpus needs."""
+    """The part of a tokenizer's interface that `build_corpus` needs."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -69,24 +69,24 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Packed tokens (1-D int32), with an end-of-text token after every document."""
+    """Packed tokens of both splits (1-D int32), with an end-of-text token after each document."""
 
     train: Tokens
     validation: Tokens
 
     @property
     def largest_id(self) -> int:
-        """Return the largest id of a token in both splits."""
+        """Return the largest token id in both splits."""
         parts = (np.where(each < 0, ~each, each) & ~START for each in (self.train, self.validation))
         return max(int(part.max(initial=0)) for part in parts)
 
     def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
-        """Refuse data in which nothing can be learned, or nothing be judged by.
+        """Refuse data without a sequence to learn from or to evaluate on.
 
         Args:
-            seq: tokens of a sequence; it takes one more, for the last label.
-            separate: whether documents of a sequence are kept apart.
-            judged: whether held-out losses are wanted; else the validation split needs no answer.
+            seq: tokens per sequence; a sequence needs one more, for its last label.
+            separate: whether documents within a sequence are separate.
+            judged: whether the validation split needs a token to learn as well.
 
         Raises:
             UsageError: when a split has no whole sequence, or none with a token to learn.
@@ -106,7 +106,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class LoaderState:
-    """The position of a BatchLoader: so many sequences of `epoch` have been returned."""
+    """The position of a BatchLoader: `position` sequences of `epoch` have been returned."""
 
     epoch: int
     position: int
@@ -115,13 +115,12 @@ class LoaderState:
 class BatchLoader:
     """Batches of packed tokens, in an order that depends on the seed only.
 
-    Sequence i is tokens[i * seq : (i + 1) * seq + 1]: neighbours share one token, which is a label
-    of the first and an input of the second. Each epoch returns every sequence once, in a new
-    permutation; a batch may span two epochs. An incomplete last sequence is left out, and so is one
-    of which nothing is learned.
+    Sequence i is tokens[i * seq : (i + 1) * seq + 1]: a sequence's last label is the first input of
+    the next. Each epoch returns every sequence once, in a new permutation. A batch may span two
+    epochs. An incomplete last sequence and sequences without a learned token are left out.
 
-    Documents of a sequence are joined, or separate: then batches have positions, and no document's
-    first token is learned, for nothing of it is seen before.
+    With `separate`, batches have positions, and a document's first token is not learned, as no
+    context precedes it.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class BatchLoader:
         return self._count
 
     def next_batch(self) -> Batch:
-        """Return the next batch. The batches never end."""
+        """Return the next batch. Batches never run out."""
         rows = np.empty(self._batch, np.int64)
         filled = 0
         while filled < self._batch:
@@ -166,9 +165,9 @@ class BatchLoader:
         return LoaderState(self._epoch, self._position)
 
     def restore(self, state: LoaderState) -> None:
-        """Go on as the loader that returned `state` would, given the same data and arguments.
+        """Continue as the loader that returned `state` would, given the same data and arguments.
 
-        Raises UsageError for a state that is impossible with this data.
+        Raises UsageError for a state that does not exist in this data.
         """
         if state.epoch < 0 or not 0 <= state.position < self._count:
             raise UsageError(
@@ -186,10 +185,10 @@ class BatchLoader:
 def validation_batches(
     tokens: Tokens, batch: int, seq: int, limit: int | None = None, *, separate: bool = False
 ) -> Iterator[Batch]:
-    """Return at most `limit` batches like `BatchLoader`'s, a fixed choice from all of `tokens`.
+    """Return at most `limit` batches like `BatchLoader`'s, evenly spaced over `tokens`.
 
-    Batches are full. Only if there are fewer than `batch` sequences, one smaller batch holds them
-    all. Raises UsageError when there is no sequence at all.
+    All batches are full. Only if `tokens` hold fewer than `batch` sequences, one smaller batch
+    holds them all. Raises UsageError when there is no sequence at all.
     """
     _check_sizes(batch, seq)
     chosen = _learned_rows(tokens, seq, separate=separate)
@@ -205,7 +204,7 @@ def validation_batches(
 
 
 def python_fingerprint() -> str:
-    """Return a short name for this build of Python, and so for its standard library's source."""
+    """Return a short hash of the Python build, which determines its library's source."""
     build = f"{sys.implementation.name} {sys.version}"
     return hashlib.sha256(build.encode()).hexdigest()[:12]
 
@@ -221,19 +220,16 @@ def build_corpus(
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """Read `source` (see `read_documents`), encode it and split it into training and validation.
+    """Read `source` (see `read_documents`), encode it, and split it into training and validation.
 
-    The hash of a document's text decides whether it goes to validation, as about
-    `validation_fraction` of all documents do; equal documents get into the same split. If that
-    leaves either split fewer than `min_tokens` tokens (one sequence, plus one), as with a single
-    document, the last part of all tokens becomes the validation split instead.
+    The hash of a document's text assigns about `validation_fraction` of all documents to
+    validation, and equal documents to the same split. If a split then has fewer than `min_tokens`
+    tokens, as with a single document, the last part of all tokens becomes the validation split.
+    With `held_out`, all of that source is the validation split and all of `source` the training
+    split.
 
-    With `held_out`, another source, all of its text is the validation split and all of `source` the
-    training split.
-
-    Reading stops after about `max_tokens` tokens of each source; `progress`, which is called with
-    one line at a time, says so. The default source is cached in `cache_dir` (default: that of the
-    user).
+    Reading stops after about `max_tokens` tokens of each source. `progress` is called with one line
+    at a time. The default source is cached in `cache_dir` (default: the user's cache folder).
 
     Raises UsageError when the source cannot be read or has too little text for both splits.
     """
@@ -281,7 +277,7 @@ def _sequence_count(tokens: Tokens, seq: int) -> int:
 
 
 def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
-    """Return the numbers of the sequences of which something is learned."""
+    """Return the numbers of the sequences that have a learned token."""
     count = _sequence_count(tokens, seq)
     labels = tokens[1 : count * seq + 1].reshape(count, seq)
     learned = (labels >= 0) & (labels < START) if separate else labels >= 0
@@ -306,30 +302,30 @@ def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int, *, separat
 
 
 def learned_tokens(labels: torch.Tensor) -> int:
-    """Return how many labels count."""
+    """Return the number of labels that are learned."""
     return int((labels != IGNORED).sum())
 
 
 def ids_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return token ids, whether they are learned or not; see `Tokens`."""
+    """Return token ids without marks; see `Tokens`."""
     return torch.where(marked < 0, ~marked, marked) & ~START
 
 
 def labels_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return labels: token ids, and IGNORED where one is not learned; see `Tokens`."""
+    """Return the token ids, or IGNORED for tokens that are not learned; see `Tokens`."""
     return torch.where(marked < 0, IGNORED, marked & ~START)
 
 
 def starts_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return which tokens are the first of a document; see `Tokens`."""
+    """Return a mask of the tokens that are the first of a document; see `Tokens`."""
     return torch.where(marked < 0, ~marked, marked) >= START
 
 
 def positions_of(begins: torch.Tensor) -> torch.Tensor:
-    """Return the position of each token in its document, counted from where that or its row begins.
+    """Return each token's position, counted from the start of its document or of its row.
 
     Args:
-        begins: which tokens are the first of a document, shape (batch, seq).
+        begins: mask of the tokens that are the first of a document, shape (batch, seq).
     """
     places = torch.arange(begins.shape[1]).expand(begins.shape)
     return places - torch.where(begins, places, 0).cummax(dim=1).values
@@ -340,7 +336,7 @@ def positions_of(begins: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A document, or a part of one's text, for one split; `last` if the document ends with it."""
+    """A document or a part of its text, for one split; `last` marks the document's end."""
 
     document: Document
     validation: bool
@@ -352,7 +348,7 @@ class _Piece:
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
-    """Return the tokens of each document, without tokens for its beginning and end."""
+    """Return the tokens of each document, without begin and end tokens."""
     texts = [document for document in documents if isinstance(document, str)]
     of_texts = iter(tokenizer.encode_batch(texts))
     return [
@@ -362,12 +358,12 @@ def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[
 
 
 def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
-    """Return the tokens before a document, which are not learned; a chat template has its own."""
+    """Return the begin tokens of a document, not learned; chat templates add their own."""
     return np.empty(0, np.int32) if isinstance(document, Conversation) else ~tokenizer.begin_ids
 
 
 def end_of(document: Document, tokenizer: Encoder) -> Tokens:
-    """Return the token after a document; where a conversation ends, its template has said."""
+    """Return a document's end token; not learned after a conversation, whose template ends it."""
     eos = tokenizer.eos_id
     return np.array([~eos if isinstance(document, Conversation) else eos], np.int32)
 
@@ -403,7 +399,7 @@ def _encode(
 
 
 def _marked(tokens: Tokens) -> Tokens:
-    """Return the tokens with which a document begins, the first of them marked."""
+    """Return a document's first tokens with the first one marked."""
     marked = tokens.copy()
     first = marked[:1]
     marked[:1] = np.where(first < 0, ~(~first | START), first | START)
@@ -411,7 +407,7 @@ def _marked(tokens: Tokens) -> Tokens:
 
 
 def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
-    """Cut long texts where a line begins: encoding takes many times the text's memory."""
+    """Cut long texts at line breaks: encoding takes many times the text's memory."""
     for document in documents:
         text = document if isinstance(document, str) else document.text
         digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
@@ -446,7 +442,7 @@ def _packed(parts: Sequence[Tokens]) -> Tokens:
 
 
 def _whole(corpus: Corpus) -> Tokens:
-    """Return the tokens of both splits, those for training first."""
+    """Return the tokens of both splits, training first."""
     return _packed([corpus.train, corpus.validation])
 
 
@@ -474,7 +470,7 @@ def _cached(
     encode: Callable[[], Corpus],
     tell: Callable[[str], None],
 ) -> Corpus:
-    """Return the corpus kept in `folder`; encode and keep it if it is missing or damaged."""
+    """Return the corpus cached in `folder`; encode and cache it if missing or damaged."""
     paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
     arrays = [_load_tokens(path, vocab_size) for path in paths]
     if arrays[0] is not None and arrays[1] is not None:
@@ -503,4 +499,4 @@ def _load_tokens(path: Path, vocab_size: int) -> Tokens | None:
 
 
 def _silent(message: str) -> None:
-    """Ignore a line of progress."""
+    """Ignore a progress line."""

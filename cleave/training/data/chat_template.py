@@ -10,18 +10,16 @@ from typing import Any, Final
 from cleave.errors import UsageError
 from cleave.training.data.conversations import Marked, Message
 
-# Templates for training mark answers so; see "Assistant masking" in the docs of transformers.
+# How training templates mark answers; see "Assistant masking" in the transformers docs.
 _MARKS_ANSWERS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE: Final = "PROBE-7f3a9c"
 
 
 class ChatTemplate:
-    """Renders conversations as the tokenizer of a folder says.
-
-    The tokenizer is loaded when the first conversation is rendered.
+    """Renders conversations with a folder's chat template; loads the tokenizer on first use.
 
     Args:
-        folder: of the model.
+        folder: the model folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,20 +33,20 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Args:
-            messages: of the conversation; their contents are strings, or None.
-            tools: that the assistant may call.
+            messages: the messages; contents are strings or None.
+            tools: descriptions of the tools that the assistant may call.
             prompt: whether the text ends where the assistant's next answer begins.
 
         Raises:
-            UsageError: when the template cannot render it.
+            UsageError: when the template cannot render the conversation.
         """
         return str(self._apply(messages, tools, tokenize=False, add_generation_prompt=prompt))
 
     def marked(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Marked | None:
-        """Return the tokens of a conversation with those of answers, as the template marks them.
+        """Return a conversation's token ids and answer mask; None if the template marks no answers.
 
         Raises:
-            UsageError: when the template cannot render it.
+            UsageError: when the template cannot render the conversation.
         """
         if not _MARKS_ANSWERS.search(str(self._tokenizer.get_chat_template(tools=tools))):
             return None
@@ -68,16 +66,13 @@ class ChatTemplate:
         return self._loaded
 
     def _wants_parts(self) -> bool:
-        """Return True where the template shows a text in a list of parts, and no plain string.
-
-        Templates of models that see images are written so.
-        """
+        """Return True if the template renders text only in lists of parts, as of vision models."""
 
         def shows(content: Any) -> bool:
             asked = [{"role": "user", "content": content}]
             try:
                 return _PROBE in self._loaded.apply_chat_template(asked, tokenize=False)
-            except Exception:  # noqa: BLE001  what templates raise is no closed list
+            except Exception:  # noqa: BLE001  templates raise errors of any kind
                 return False
 
         return not shows(_PROBE) and shows([{"type": "text", "text": _PROBE}])
@@ -88,7 +83,7 @@ class ChatTemplate:
             given = [_in_parts(each) if self._in_parts else each for each in messages]
             listed = None if tools is None else list(tools)
             return tokenizer.apply_chat_template(given, tools=listed, **how)
-        except Exception as error:  # what templates raise is no closed list
+        except Exception as error:  # templates raise errors of any kind
             raise UsageError(
                 f"The chat template in {str(self._folder)!r} cannot render a conversation "
                 f"({str(error).splitlines()[0] if str(error) else type(error).__name__}): "

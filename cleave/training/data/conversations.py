@@ -1,4 +1,4 @@
-"""Examples of which only the answers are learned: conversations, and prompts with completions."""
+"""Examples with learned answers only: conversations, and prompts with completions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ ASSISTANT: Final = "assistant"
 """The role whose messages are learned."""
 
 FIELDS: Final = (("messages",), ("prompt", "completion"), ("text",), ("content",))
-"""The fields that hold a document of a record; the first that are all there count."""
+"""Fields that hold a record's document; the first tuple with all fields present counts."""
 
 FIELDS_TEXT: Final = '"messages", "prompt" with "completion", "text" or "content"'
-"""The same, in words."""
+"""`FIELDS` in words."""
 
 Message: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = Callable[[Sequence[Message], Sequence[Any] | None, bool], str]
-"""Renders messages, with the tools that they may call; True: up to where an answer begins."""
+"""Renders messages, given the tools. True ends the text where an answer begins."""
 
 Marked: TypeAlias = tuple[Sequence[int], Sequence[int]]
-"""The ids of a rendered conversation, and for each whether it is in an answer: 1 or 0."""
+"""Token ids of a rendered conversation, and a mask of answer tokens (1 or 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Conversation:
     """Messages of a chat; those of the assistant are learned.
 
     Attributes:
-        messages: each with a `role` and a `content`, as chat templates take them.
-        tools: that the assistant may call, as chat templates take them; None for none.
-        where: the file and line that it comes from, for messages of errors.
+        messages: messages with a `role` and a `content`, in the format of chat templates.
+        tools: tools that the assistant may call, in the format of chat templates, or None.
+        where: source file and line, for error messages.
     """
 
     messages: tuple[Message, ...]
@@ -42,20 +42,20 @@ class Conversation:
 
     @property
     def text(self) -> str:
-        """Return what tells it from others."""
+        """Return a text that identifies the conversation."""
         return json.dumps([self.messages, self.tools], sort_keys=True, default=str)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A prompt, and the completion that is learned with the end of the text."""
+    """A prompt and its completion; the completion and the end of the text are learned."""
 
     prompt: str
     completion: str
 
     @property
     def text(self) -> str:
-        """Return both, one after the other."""
+        """Return the prompt followed by the completion."""
         return self.prompt + self.completion
 
 
@@ -66,12 +66,12 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
     """Return the document in a record of a file or data set.
 
     Args:
-        record: the fields by name.
-        where: the file and line that the record comes from.
+        record: fields by name.
+        where: source file and line of the record.
 
     Raises:
-        UsageError: when the record has no document; the message continues a sentence that
-            begins with the record's place.
+        UsageError: when the record has no document. The message continues a sentence that begins
+            with the record's place.
     """
     fields = next((f for f in FIELDS if all(record.get(name) is not None for name in f)), None)
     match fields:
@@ -104,10 +104,9 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
 
 
 def clean(value: Any) -> Any:
-    """Return a value of JSON in which "?" replaces each half of a surrogate pair.
+    """Return a JSON value with "?" for each surrogate code point, which no tokenizer accepts.
 
-    JSON can spell such halves, and no tokenizer takes them. Strings within lists and objects are
-    cleaned as well, and so are the names of an object's fields.
+    Strings in lists and objects are cleaned as well, and so are field names.
     """
     match value:
         case str():
@@ -136,11 +135,11 @@ def _has_role(value: Any) -> bool:
 
 
 def _message(message: Mapping[str, Any], number: int) -> Message:
-    """Return a message whose content is a string, or None where it only calls tools.
+    """Return a message whose content is a string, or None if it only calls tools.
 
     Args:
-        message: whose content may be a list of text parts as well.
-        number: of the message in its conversation, for messages of errors.
+        message: a message whose content may also be a list of text parts.
+        number: number of the message in its conversation, for error messages.
 
     Raises:
         UsageError: when the content is anything else.
@@ -175,7 +174,7 @@ def _text_of_part(part: Any, number: int) -> str:
 
 
 def _tools(tools: Any) -> tuple[Any, ...] | None:
-    """Return descriptions of tools; they may be given as JSON, as columns of one type need it."""
+    """Return tool descriptions; a table column may hold them as JSON text."""
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
@@ -196,13 +195,12 @@ def _kind(value: object) -> str:
 
 
 def rendered(conversation: Conversation, template: Template) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text of a conversation, and where its answers are.
+    """Return the text of a conversation, and the ranges of its answers.
 
-    An answer is what a template adds for a message of the assistant to what it ends a prompt with,
-    so it has the token that ends a turn.
+    An answer is what follows the generation prompt, so it includes the end-of-turn token.
 
     Args:
-        conversation: what is rendered.
+        conversation: the conversation.
         template: renders messages.
 
     Raises:
@@ -222,20 +220,20 @@ def rendered(conversation: Conversation, template: Template) -> tuple[str, list[
     return text, answers
 
 
-_MARK: Final = "ANSWER-7f3a9c"  # in the place of an answer, to see where a template writes it
+_MARK: Final = "ANSWER-7f3a9c"  # placeholder that shows where a template writes an answer
 
 
 def _located(
     conversation: Conversation, number: int, text: str, template: Template
 ) -> tuple[int, int]:
-    """Return where an answer is, also if it begins the chat or is rendered otherwise when last.
+    """Return the range of an answer that begins the chat, or that renders differently when last.
 
-    Templates of reasoning models render the last answer with its thoughts, or with an empty place
-    for them, and earlier ones without. So the answer is found by rendering another in its place.
+    Templates of reasoning models render thoughts, or an empty place for them, in the last answer
+    only. So the answer is located by rendering a placeholder instead of it.
 
     Args:
         conversation: the whole conversation.
-        number: of the assistant's message.
+        number: index of the assistant's message.
         text: the rendered conversation.
         template: renders messages.
 
@@ -247,7 +245,7 @@ def _located(
     marked = {**messages[number], "content": _MARK}
     head, *tails = template((*earlier, marked, *later), tools, False).split(_MARK)
     _, *ends = template((*earlier, marked), tools, False).split(_MARK)
-    # A chat that this answer begins has nothing before it: what opens an answer is seen after it.
+    # An answer that begins the chat has no prompt before it, so render the opening after it.
     given = earlier or (marked,)
     base, opened = template(given, tools, False), template(given, tools, True)
     if not (len(tails) == len(ends) == 1 and opened.startswith(base)):
@@ -265,7 +263,7 @@ def _located(
 
 
 def _shared(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 

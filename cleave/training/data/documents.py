@@ -1,4 +1,4 @@
-"""Documents from files, folders, JSONL, Parquet, data sets and Python's own source."""
+"""Documents from files, folders, JSONL, Parquet, data sets and Python's standard library."""
 
 import importlib.util
 import itertools
@@ -23,8 +23,8 @@ _TEXT_SUFFIXES = frozenset((
 _SUFFIXES = _TEXT_SUFFIXES | {".jsonl", ".parquet"}
 _COMPRESSED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4"))
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-# Not library source: what is installed beside it, its tests, tables of code points, and what
-# differs between two builds of the same version.
+# Not library source: installed packages, tests, code point tables, and files that differ between
+# builds of the same version.
 _NOT_LIBRARY = re.compile(
     r"(site-packages|dist-packages|test|tests|idlelib|lib2to3|encodings|__pycache__|config-.*"
     r"|_sysconfigdata.*)"
@@ -34,20 +34,20 @@ _NOT_LIBRARY = re.compile(
 def read_documents(source: str | None) -> Iterator[Document]:
     """Return the documents of `source` in a fixed order, without blank ones.
 
-    For None, these are the source files of Python's standard library, one document per module.
+    None stands for the source files of Python's standard library, one document per module.
     Otherwise `source` is one of:
 
-    * a `.jsonl` file: of every line the field "messages", or "prompt" and "completion", or "text",
-      or "content"; see `cleave.training.data.conversations`;
-    * a `.json` file: the same of each object of its list, or of each line where it has no list;
-    * a `.parquet` file: the columns of these names;
+    * a `.jsonl` file: one record per line, with the field "messages", or "prompt" and "completion",
+      or "text", or "content"; see `cleave.training.data.conversations`;
+    * a `.json` file: a list of such records, or one record per line;
+    * a `.parquet` file: columns of these names;
     * any other file: one document, UTF-8;
-    * a folder: its text, `.jsonl` and `.parquet` files and those of its subfolders, sorted by
-      path, without hidden ones and without text files that are not UTF-8;
+    * a folder: its text, `.jsonl` and `.parquet` files, including subfolders, sorted by path.
+      Hidden files and text files that are not UTF-8 are skipped;
     * else the name of a data set, whose "train" split is streamed with the package `datasets`.
 
-    Raises UsageError: at once when there is no such source, while iterating when it turns out
-    broken or empty.
+    Raises UsageError: at once when no such source exists, or while iterating when it is broken or
+    empty.
     """
     if source is None:
         return _nonempty(_standard_library(), "Python's standard library")
@@ -58,19 +58,17 @@ def read_documents(source: str | None) -> Iterator[Document]:
 
 
 def check_source(source: str) -> None:
-    """Refuse what `read_documents` would refuse at once, without reading anything.
-
-    Whether a data set of that name exists is not asked.
+    """Check that a source exists, without reading it or looking up a data set's name.
 
     Raises:
-        UsageError: when there is no such source.
+        UsageError: when no such source exists.
     """
     if _path_of(source) is None and importlib.util.find_spec("datasets") is None:
         raise _no_data_sets(source)
 
 
 def _path_of(source: str) -> Path | None:
-    """Return the file or folder that a source is; None for what may be the name of a data set.
+    """Return a source's file or folder; None if it may be the name of a data set.
 
     Raises:
         UsageError: when it is neither.
@@ -121,7 +119,7 @@ def _read_folder(folder: Path) -> Iterator[Document]:
 
 
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Return all files below `root`, sorted, without files and folders not `wanted` by name."""
+    """Return all files below `root`, sorted; skip files and folders whose name is not `wanted`."""
 
     def fail(error: OSError) -> None:
         raise _unreadable(Path(error.filename or root), error) from error
@@ -148,7 +146,7 @@ def _read_file(path: Path) -> Iterator[Document]:
 
 
 def _decoded(path: Path) -> str | None:
-    """Return the text of a file, or None when it is not UTF-8."""
+    """Return the text of a file, or None if it is not UTF-8."""
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError:
@@ -170,7 +168,7 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
 
 
 def _read_json(path: Path) -> Iterator[Document]:
-    """Yield the documents of a list of objects; of any other file, those of its lines."""
+    """Yield the documents of a JSON list of records; of any other file, those of its lines."""
     if (text := _decoded(path)) is None:
         raise _not_utf8(path)
     if not text.lstrip().startswith("["):
@@ -240,7 +238,7 @@ def _read_dataset(name: str) -> Iterator[Document]:
         import datasets
     except ImportError:
         raise _no_data_sets(name) from None
-    # What a loader of arbitrary data sets raises is no closed list, hence the broad excepts.
+    # Loaders of data sets raise errors of any kind, hence the broad excepts.
     try:
         rows = iter(datasets.load_dataset(name, split="train", streaming=True))
     except Exception as error:
@@ -256,10 +254,10 @@ def _no_data_sets(name: str) -> UsageError:
 
 
 def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
-    """Yield the document in a row of a table; none where all of its fields are missing.
+    """Yield the document in a table row; none if all its fields are null.
 
-    The rows of a table all have the same fields, also within messages and tools. Where a record
-    has no such field, the table has a null.
+    A table has the same columns in all rows, also within messages and tools, and fills missing
+    fields with nulls.
     """
     held = [row[name] for names in FIELDS if set(names) <= row.keys() for name in names]
     if not held or any(value is not None for value in held):
@@ -267,9 +265,9 @@ def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value of a table without the fields that are null, also within lists and objects.
+    """Return a table value without null fields, also within lists and objects.
 
-    The content of a message stays: chat templates tell by it that a message only calls tools.
+    A message's null content stays: to chat templates it means that the message only calls tools.
     """
     match value:
         case dict():

@@ -1,4 +1,4 @@
-"""Tokenizers: the built-in one, trained on Python's own source, and those of model folders."""
+"""Tokenizers: the built-in one, trained on Python's standard library, and those of models."""
 
 import hashlib
 import json
@@ -22,14 +22,14 @@ from cleave.training.data.documents import read_documents
 _END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_ID = 0  # the trainer numbers special tokens first
 _BYTES = 256
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # as sentencepiece names a token of one byte
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # sentencepiece's name of a single-byte token
 _TRAINING_CHARS = 8_000_000
-# Where a model folder does not say which token ends a text.
+# For model folders that do not name their end-of-text token.
 _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
 class TextTokenizer:
-    """A tokenizer: text to token ids and back."""
+    """Converts text to token ids and back."""
 
     def __init__(
         self, tokenizer: Tokenizer, eos_id: int, template: ChatTemplate | None = None
@@ -37,13 +37,13 @@ class TextTokenizer:
         """Wrap a copy of `tokenizer`.
 
         Args:
-            tokenizer: of the `tokenizers` library.
+            tokenizer: a tokenizer of the `tokenizers` library.
             eos_id: the token put after every document.
             template: renders conversations; None refuses them.
         """
         self._template = template
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        # A model folder may carry these, meant for batches of its own use.
+        # A model folder's settings may truncate and pad.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._eos_id = eos_id
@@ -53,12 +53,12 @@ class TextTokenizer:
         begun = f" {self._begin}" if self._begin else ""
         recipe = f"{eos_id}{begun}\n{self._library}"
         self._fingerprint = hashlib.sha256(recipe.encode()).hexdigest()
-        # What is left of it without special tokens is offsets without the spaces of words.
+        # Without special tokens, it would only trim spaces from token offsets.
         self._tokenizer.post_processor = None
 
     @property
     def vocab_size(self) -> int:
-        """Return the largest id plus one: how many rows an embedding needs."""
+        """Return the largest id plus one: the number of rows of an embedding."""
         return self._vocab_size
 
     @property
@@ -67,17 +67,17 @@ class TextTokenizer:
 
     @property
     def begin_ids(self) -> Tokens:
-        """Return the tokens that the tokenizer puts before every text, as `<s>`; often none."""
+        """Return the tokens before every text, such as `<s>`; often none."""
         return np.array(self._begin, np.int32)
 
     @property
     def library_tokenizer(self) -> Tokenizer:
-        """Return a copy of what the `tokenizers` library has of it."""
+        """Return a copy as a `Tokenizer` of the `tokenizers` library."""
         return Tokenizer.from_str(self._library)
 
     @property
     def fingerprint(self) -> str:
-        """Return the SHA-256, in hex, of everything that decides which ids a text gets."""
+        """Return the SHA-256, in hex, of everything that determines a text's ids."""
         return self._fingerprint
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
@@ -86,12 +86,10 @@ class TextTokenizer:
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def encode_answers(self, document: Conversation | Completion) -> Tokens:
-        """Return the ids of a conversation, or of a prompt and its completion.
-
-        Those that are not in answers are marked as not learned, see `Tokens`.
+        """Return the ids of a conversation or completion, with tokens outside answers marked.
 
         Raises:
-            UsageError: when there is no chat template, or it cannot render the conversation.
+            UsageError: when no chat template can render the conversation.
         """
         if isinstance(document, Conversation):
             try:
@@ -109,7 +107,7 @@ class TextTokenizer:
         return self._learned(*rendered(document, template))
 
     def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
-        """Return the ids of a text; those without a character of an answer are not learned."""
+        """Return a text's ids; tokens without a character of an answer are not learned."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
@@ -119,10 +117,10 @@ class TextTokenizer:
         return np.where(learned, ids, ~ids)
 
     def question(self, text: str) -> str:
-        """Return a user's message up to where the assistant's answer begins, as chat models expect.
+        """Return a user's message rendered up to the start of the assistant's answer.
 
         Raises:
-            UsageError: when there is no chat template.
+            UsageError: when the tokenizer has no chat template.
         """
         return self._chat_template()([{"role": "user", "content": text}], None, True)
 
@@ -135,9 +133,9 @@ class TextTokenizer:
         return self._template
 
     def is_byte(self, token: int) -> bool:
-        """Return True for a byte of a character that has no token; see `decode`.
+        """Return True for a single-byte token, used for characters without a token of their own.
 
-        One that is no part of a character changes what the bytes before it decode to.
+        A byte that is not part of a character changes how the bytes before it are decoded.
         """
         return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
@@ -146,7 +144,7 @@ class TextTokenizer:
 
         Args:
             ids: the tokens.
-            special: whether special tokens are a part of the text.
+            special: whether to include special tokens in the text.
         """
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special)
 
@@ -158,9 +156,9 @@ def default_tokenizer(
 ) -> TextTokenizer:
     """Return a byte-level BPE of `vocab_size` tokens, trained on Python's standard library.
 
-    It is the same on every run of the same Python. Training takes seconds, and the result is kept
-    in `cache_dir` (default: that of the user). If that cannot be written,
-    `progress`, which is called with one line at a time, says so, and the next run trains again.
+    The result is the same on every run of the same Python build. It is cached in `cache_dir`
+    (default: the user's cache folder). If that cannot be written, `progress` is called with a line
+    about it, and the next run trains again.
 
     Raises UsageError for a vocabulary that is too small for all bytes, or too large for the text.
     """
@@ -188,9 +186,9 @@ def default_tokenizer(
 
 
 def folder_tokenizer(folder: Path) -> TextTokenizer:
-    """Return the tokenizer of a Hugging Face model folder. Nothing is downloaded or run from it.
+    """Return the tokenizer of a Hugging Face model folder, without downloads or code from it.
 
-    Raises UsageError when the folder has no readable tokenizer, or no end-of-text token is known.
+    Raises UsageError when the folder has no readable tokenizer, or no known end-of-text token.
     """
     if not folder.is_dir():
         raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
@@ -207,7 +205,7 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def _template_of(folder: Path) -> ChatTemplate | None:
-    """Return what renders conversations for the model of a folder; None where nothing does."""
+    """Return the chat template of a model folder, or None."""
     stated = _json_object(folder / "tokenizer_config.json").get("chat_template")
     if not stated and not (folder / "chat_template.jinja").is_file():
         return None
@@ -215,7 +213,7 @@ def _template_of(folder: Path) -> ChatTemplate | None:
 
 
 def _begin_of(tokenizer: Tokenizer) -> list[int]:
-    """Return what a tokenizer puts before every text."""
+    """Return the token ids that a tokenizer puts before every text."""
     alone = tokenizer.encode("a", add_special_tokens=False).ids
     whole = tokenizer.encode("a", add_special_tokens=True).ids
     before = (n for n in range(len(whole)) if whole[n : n + len(alone)] == alone)
@@ -246,12 +244,12 @@ def _train(vocab_size: int) -> Tokenizer:
 
 
 def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
-    """Return the tokenizer kept at `path`, or None if it is missing or damaged."""
+    """Return the tokenizer cached at `path`, or None if it is missing or damaged."""
     if not path.exists():
         return None
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception:  # noqa: BLE001  the library raises nothing more special
+    except Exception:  # noqa: BLE001  the library raises no narrower class
         return None
     if tokenizer.token_to_id(_END_OF_TEXT) != _END_OF_TEXT_ID:
         return None
@@ -263,7 +261,7 @@ def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
 def _from_file(path: Path) -> tuple[Tokenizer, int | None]:
     try:
         return Tokenizer.from_file(str(path)), None
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises no narrower class
         raise UsageError(
             f"{str(path)!r} cannot be read as a tokenizer ({error}): copy it anew from its source."
         ) from error
@@ -283,9 +281,9 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
         wrapped = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # what it raises on files it does not know is no closed list
+    except Exception as error:  # unknown files raise errors of any kind
         raise UsageError(f"{missing}: {advice}.") from error
-    # Where its files are not there, transformers makes an empty tokenizer and says nothing.
+    # If files are missing, transformers silently makes an empty tokenizer.
     declared: dict[str, str] = wrapped.vocab_files_names
     absent = [name for name in declared.values() if not (folder / name).exists()]
     absent = [name for name in absent if name != "tokenizer.json"]
@@ -301,7 +299,7 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
 
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """Return the id of the end-of-text token, from the folder's files or by its usual names."""
+    """Return the end-of-text token id, from the folder's files or by its usual names, or None."""
     names: list[Any] = [
         _json_object(folder / file).get("eos_token")
         for file in ("tokenizer_config.json", "special_tokens_map.json")
@@ -320,7 +318,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one if there is none."""
+    """Return the object in a JSON file; an empty one if missing or damaged."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,14 +1,13 @@
-"""Checkpoints: everything that a run needs to go on, written so that no crash can spoil them.
+"""Checkpoints: everything that a run needs to resume, written to survive crashes.
 
     folder/step-000123/tensors.safetensors    parameters, optimizer state
     folder/step-000123/meta.json              format version, checksum, and the caller's own meta
 
 A checkpoint is written under a temporary name and renamed once it is safely on disk, so a folder
-with the right name is complete. A folder of checkpoints has one writer at a time.
+with the final name is complete. A folder of checkpoints has one writer at a time.
 
-A checkpoint may still be damaged, by the disk for example. It is then passed over but never
-deleted: it may be all that is left. A checkpoint that cannot be read at the moment is not damaged,
-and no older one is used instead.
+The disk may still damage a checkpoint. Loading skips a damaged one but never deletes it, as it may
+be the only one left. An unreadable checkpoint is an error: no older one replaces it.
 """
 
 import hashlib
@@ -36,9 +35,9 @@ _FORMAT = 1
 _TENSORS = "tensors.safetensors"
 _META = "meta.json"
 WEIGHTS = "model."
-"""Before the names of parameters among a checkpoint's tensors."""
+"""Prefix of parameter names among a checkpoint's tensors."""
 _TEMPORARY = ".tmp-"
-# ".replaced": the old checkpoint of a step while that step is written a second time.
+# ".replaced": a step's old checkpoint while the step is written again.
 _NAME = re.compile(r"step-(\d{6,})(\.replaced)?")
 _DTYPES = {
     torch.float64: "F64",
@@ -59,7 +58,7 @@ class DamagedCheckpointError(CleaveError):
 
     Attributes:
         path: the checkpoint's folder.
-        reason: what is wrong with it.
+        reason: description of the damage.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -73,7 +72,7 @@ class DamagedCheckpointError(CleaveError):
 
 @dataclass(frozen=True, eq=False)
 class LoadedCheckpoint:
-    """What `save_checkpoint` was given: the step, tensors on the CPU by name, and the meta."""
+    """A loaded checkpoint: step, tensors on the CPU by name, and metadata."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -82,7 +81,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class _Header:
-    """The contents of meta.json. `aliases` maps a name to the stored name it shares memory with."""
+    """The contents of meta.json. `aliases` maps a tied tensor's name to its stored name."""
 
     step: int
     tensors_sha256: str
@@ -102,17 +101,17 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of `step` into `folder` and return its path.
 
-    Tensors are streamed one by one: a contiguous one on the CPU is not copied. Tied tensors (the
+    Tensors are streamed one by one; a contiguous tensor on the CPU is not copied. Tied tensors (the
     same memory under several names) are stored once and are tied again when loaded. `meta` is
-    anything that JSON can hold. Afterwards the `keep` latest of the checkpoints up to this step
-    remain, and the latest one before the step `sound_before`. Checkpoints of later steps, which
-    exist if the run was resumed from an earlier one, are never removed. A tensor on the device
-    `meta` has its values elsewhere: `fetch` is called with its name when its turn has come, again
-    if the caller tries a second time.
+    anything that JSON can hold. A tensor on the device `meta` has its values elsewhere: `fetch`
+    returns them by name, again if the caller retries.
 
-    Raises CleaveError when it cannot be written, DiskFullError for lack of space; the earlier
-    checkpoints are then as they were.
-    Raises TypeError or ValueError, before anything is written, for what cannot be stored.
+    Of the checkpoints up to this step, the `keep` latest remain, and the latest one before the step
+    `sound_before`. Checkpoints of later steps, left by a resumed run, are never removed.
+
+    Raises CleaveError when the checkpoint cannot be written, DiskFullError for lack of space;
+    earlier checkpoints are then unchanged. Raises TypeError or ValueError for invalid arguments,
+    before anything is written.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step {step} must be at least 0 and keep {keep} at least 1")
@@ -126,7 +125,7 @@ def save_checkpoint(
     temporary = folder / f"{_TEMPORARY}{final.name}-{secrets.token_hex(4)}"
     try:
         own_folder(folder)
-        for leftover in folder.glob(f"{_TEMPORARY}*"):  # of a crash: gigabytes that nobody reads
+        for leftover in folder.glob(f"{_TEMPORARY}*"):  # left by a crash
             shutil.rmtree(leftover, ignore_errors=True)
         new_folder(temporary)
         with BufferedWriter(new_file(temporary / _TENSORS)) as file:
@@ -163,23 +162,23 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     """Read the checkpoint in the folder `path`, and verify every byte of its tensors.
 
     The tensors may be backed by the file: copy them into the model before you delete it. Raises
-    DamagedCheckpointError when it is not whole or not finite, CleaveError when it cannot be read or
+    DamagedCheckpointError when it is damaged or not finite, CleaveError when it cannot be read or
     was written by a newer version.
     """
     header = _verified_header(path)
     tensors = _read_tensors(path, header)
-    if name := first_not_finite(tensors):  # as earlier versions wrote them
+    if name := first_not_finite(tensors):  # earlier versions wrote such checkpoints
         raise DamagedCheckpointError(path, f"{name!r} is not finite: the run had diverged")
     return LoadedCheckpoint(header.step, tensors, header.meta)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the path of the newest whole checkpoint in `folder`, or None if there is none.
+    """Return the path of the newest intact checkpoint in `folder`, or None.
 
-    Damaged ones are passed over with a warning (`warnings.warn`), unfinished ones silently. Every
-    byte is read to verify the checkpoint; use `load_latest` to verify and load it in one pass.
+    Skips damaged checkpoints with a warning (`warnings.warn`), unfinished ones silently. Verifies
+    every byte of the checkpoint; use `load_latest` to verify and load it in one pass.
 
-    Raises CleaveError when one cannot be read, which does not mean that it is damaged.
+    Raises CleaveError when a checkpoint cannot be read, which does not mean that it is damaged.
     """
     for path in _newest_first(folder):
         try:
@@ -194,10 +193,10 @@ def latest_checkpoint(folder: Path) -> Path | None:
 def load_latest(
     folder: Path, passed_over: Callable[[DamagedCheckpointError], None] | None = None
 ) -> LoadedCheckpoint | None:
-    """Load the newest whole checkpoint in `folder`; return None if there is none.
+    """Load the newest intact checkpoint in `folder`, or return None.
 
-    Damaged ones are passed over: `passed_over` is called with each, or a warning is given if it is
-    None. Raises CleaveError as `latest_checkpoint` does.
+    Skips damaged checkpoints and calls `passed_over` with each, or warns if it is None. Raises
+    CleaveError as `latest_checkpoint` does.
     """
     while True:
         faults: list[DamagedCheckpointError] = []
@@ -211,7 +210,7 @@ def load_latest(
                 faults.append(error)
         if not removed:
             break
-        # The run that writes them removed one meanwhile, so there is a newer one.
+        # The writing run removed one meanwhile, so a newer one exists.
     for fault in faults:
         if passed_over is None:
             warnings.warn(str(fault), stacklevel=2)
@@ -221,12 +220,12 @@ def load_latest(
 
 
 def held_steps(folder: Path) -> list[int]:
-    """Return the steps whose checkpoints a folder has, latest first."""
+    """Return the steps whose checkpoints are in a folder, latest first."""
     return sorted({_step_of(path) for path in _newest_first(folder)}, reverse=True)
 
 
 def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
-    """Remove the checkpoints of the steps that are not wanted; warn where one cannot be removed."""
+    """Remove the checkpoints of `unwanted` steps; warn if one cannot be removed."""
     for path in _newest_first(folder):
         if unwanted(_step_of(path)):
             _remove(path)
@@ -254,7 +253,7 @@ def set_aside(path: Path) -> Path:
 def _untie(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors to store, and for each other name the stored one with the same memory."""
+    """Return the tensors to store, and the stored name of each other tied tensor."""
     stored: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -273,10 +272,10 @@ def _write_tensors(
     tensors: Mapping[str, torch.Tensor],
     fetch: Callable[[str], torch.Tensor] | None,
 ) -> str:
-    """Write the safetensors format to `file`; return the SHA-256 of what was written.
+    """Write the safetensors format to `file`; return the SHA-256 of the bytes.
 
-    The library's own writer is not used because the checksum would need a second pass over the
-    file, and because its errors do not tell a full disk from others.
+    The library's own writer would need a second pass over the file for the checksum, and its errors
+    do not identify a full disk.
     """
     # Widest elements first keeps every tensor aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -309,7 +308,7 @@ def _write_tensors(
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the elements in row-major order, without a copy if they lie so on the CPU already."""
+    """Return a tensor's bytes in row-major order; no copy if it is contiguous on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
@@ -320,7 +319,7 @@ def _sync(file: BinaryIO) -> None:
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:
-    """Rename `temporary` to `final`. At every moment a whole checkpoint of that step exists."""
+    """Rename `temporary` to `final`. A complete checkpoint of the step exists throughout."""
     if not final.exists():
         temporary.rename(final)
         return
@@ -350,7 +349,7 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _remove_older(folder: Path, step: int, keep: int, sound_before: int | None) -> None:
     older = [path for path in _newest_first(folder) if _step_of(path) <= step]
-    # Where a crash left both a checkpoint and what it replaced, the two are one.
+    # A crash can leave both a checkpoint and the one it replaced; count them once.
     distinct = [path for path in older if not path.suffix or path.with_suffix("") not in older]
     sound = [
         path for path in distinct if sound_before is not None and _step_of(path) < sound_before
@@ -366,7 +365,7 @@ def _step_of(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint; it is renamed first, so that a crash leaves no half of one."""
+    """Delete a checkpoint. It is renamed first, so that a crash leaves no partial one."""
     doomed = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
         path.rename(doomed)

@@ -1,8 +1,7 @@
-"""Waiting for space: when the disk of a run folder is full, training waits and says so.
+"""Waiting for disk space: when the disk of a run folder is full, training waits and reports it.
 
-A full disk loses nothing of a run as long as the data stays in memory. So a write that finds no
-space is tried again, unchanged, until it succeeds. A write that fails leaves what was there before
-unchanged.
+A full disk loses nothing while the data stays in memory, so a write is retried until it succeeds.
+A failed write leaves the previous contents unchanged.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from typing import Final, TypeVar
 from cleave.errors import CleaveError
 
 FIRST_RETRY_S: Final = 1.0
-"""After a write that found no space; each further one waits twice as long."""
+"""Delay after the first failed write; it doubles with each further one."""
 
 MOST_RETRY_S: Final = 60.0
-"""But no longer than this: a checkpoint is gigabytes, written up to where the space ends."""
+"""Longest delay: a retry may write gigabytes of a checkpoint before space ends."""
 
 STOPPING_S: Final = 60.0
-"""How long a run that is to stop tries to write what is left."""
+"""How long a stopping run retries its remaining writes."""
 
 _SLICE_S: Final = 0.5
-# The last is a limit on the size of a file, which the system or an administrator sets.
+# EFBIG: the system or an administrator limits file sizes.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _T = TypeVar("_T")
 
 
 class DiskFullError(CleaveError):
-    """There is no space for a write; what was there before is unchanged."""
+    """A write found no disk space; the previous contents are unchanged."""
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error says that there is no space left."""
+    """Return whether an error means that no disk space is left."""
     return error.errno in _FULL
 
 
@@ -49,7 +48,7 @@ def cannot_write(path: Path, error: OSError) -> CleaveError:
 
 
 def remedy(error: OSError) -> str:
-    """Return what to do about a write that failed, in words."""
+    """Return advice for a failed write."""
     match error.errno:
         case number if number in _FULL:
             return "free some space there"
@@ -64,13 +63,13 @@ def remedy(error: OSError) -> str:
 
 
 class Patience:
-    """Repetition of writes for as long as the disk is full. Used by one thread at a time.
+    """Retries writes while the disk is full. Used by one thread at a time.
 
     Args:
-        tell: called with True and a text when the disk is full, with False and a text when there is
+        tell: called with True and a text when the disk is full, with False and a text when it has
             space again.
-        stop: returns whether the run is to stop; writes are then tried for `STOPPING_S` more.
-        sleep: waits for so many seconds.
+        stop: returns whether the run is stopping; writes are then retried for `STOPPING_S` more.
+        sleep: sleeps for the given seconds.
 
     Attributes:
         waited_s: seconds waited so far.
@@ -88,10 +87,10 @@ class Patience:
         self._sleep = sleep
 
     def insist(self, write: Callable[[], _T]) -> _T:
-        """Do a write, again and again until there is space; return its result.
+        """Retry a write until the disk has space; return its result.
 
         Raises:
-            DiskFullError: when the run is to stop and there is still no space.
+            DiskFullError: when the run is stopping and the disk still has no space.
         """
         pause_s, stopping_s, told = FIRST_RETRY_S, 0.0, False
         while True:
@@ -111,12 +110,12 @@ class Patience:
             pause_s = min(2 * pause_s, MOST_RETRY_S)
 
     def _pause(self, pause_s: float) -> float:
-        """Wait; return how many of the seconds came after the run was asked to stop."""
+        """Wait; return the number of seconds waited after the run was asked to stop."""
         stopping_s = 0.0
         while pause_s > 0:
             if self._stop():
                 stopping_s += _SLICE_S
-                pause_s = min(pause_s, FIRST_RETRY_S)  # somebody waits for it to stop
+                pause_s = min(pause_s, FIRST_RETRY_S)  # a user is waiting for the run to stop
             self._sleep(_SLICE_S)
             self.waited_s += _SLICE_S
             pause_s -= _SLICE_S

@@ -1,7 +1,6 @@
-"""Dropout that depends on the seed, the step and the sequence, and on nothing else.
+"""Dropout that depends on the seed, the step and the sequence only.
 
-Two equal runs drop the same values. So do a run that was resumed, a run whose step was done again,
-and a run whose sequences other servers shared.
+So resumed runs, repeated steps and runs over several servers drop the same values.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from torch import Tensor, nn
 
 @dataclass(slots=True)
 class Chance:
-    """Decides what a model's passes draw at random.
+    """Seeds the random draws of a model's passes.
 
     Attributes:
         seed: the seed of the run.
-        rows: for each sequence of the pass under way, what its draws depend on; empty between
-            passes.
+        rows: seed texts of the current pass's sequences; empty between passes.
     """
 
     seed: int
@@ -31,7 +29,7 @@ class Chance:
 
     @classmethod
     def of(cls, model: nn.Module, seed: int) -> Self:
-        """Replace a model's dropout modules by ones that depend on the sequence alone."""
+        """Replace a model's dropout modules by ones that are seeded per sequence."""
         chance = cls(seed)
         for parent_name, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):
@@ -42,10 +40,7 @@ class Chance:
 
     @contextmanager
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Return a context manager that seeds one pass, forward and backward.
-
-        Everything else that draws from torch's generator is seeded as well, and the generator has
-        its old state afterwards.
+        """Return a context that seeds a pass, forward and backward; restores torch's generator.
 
         Args:
             step: number of steps done before this one.
@@ -62,12 +57,12 @@ class Chance:
 
 
 class SeededDropout(nn.Dropout):
-    """Dropout that draws each sequence's values from a generator of its own.
+    """Dropout that draws each sequence's values from its own generator.
 
     Args:
         p: the probability that a value is dropped.
-        chance: which sequences the pass under way has.
-        name: of the module, so that no two drop alike.
+        chance: seeds of the current pass's sequences.
+        name: name of the module, so that no two modules drop alike.
     """
 
     def __init__(self, p: float, chance: Chance, name: str) -> None:
@@ -76,8 +71,7 @@ class SeededDropout(nn.Dropout):
         self._name = name
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop values; an input that does not hold the same number of tokens of each sequence, as
-        that of an expert, is drawn from torch's own generator."""
+        """Drop values; use torch's generator if the rows cannot be divided among the sequences."""
         rows = self._chance.rows
         if not (self.training and rows) or input.shape[0] % len(rows):
             return super().forward(input)

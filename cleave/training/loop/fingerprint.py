@@ -1,4 +1,4 @@
-"""Digests of what a run was begun with, by which a resumed run notices what has changed."""
+"""Digests of a run's inputs, by which a resumed run detects changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.training.data.batches import Corpus
 from cleave.training.data.tokenizer import TextTokenizer
 
 FINGERPRINTS: Final = "fingerprints"
-"""What a checkpoint calls them."""
+"""Key of the fingerprints in a checkpoint's metadata."""
 
 _WORDS: Final = {
     "text": "training text",
@@ -22,19 +22,19 @@ _WORDS: Final = {
     "template": "chat template",
     "model": "model configuration",
 }
-# Saving a configuration again changes these, and a model is built the same whatever they are.
+# Saving a configuration again changes these, and they do not affect the model.
 _NOT_OF_THE_MODEL: Final = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """Digests of what decides a run's numbers, in hex.
+    """Digests, in hex, of the inputs that determine a run's results.
 
     Attributes:
-        text, held_out: of the tokens, so of the documents and of how they are read.
-        tokenizer: what decides which tokens a text has.
-        template: the chat template; empty without one.
-        model: the configuration in the model's folder; empty for a model that has none.
+        text, held_out: digests of the tokens, which depend on documents and on how they are read.
+        tokenizer: digest of everything that determines a text's tokens.
+        template: digest of the chat template; empty without one.
+        model: digest of the configuration in the model's folder; empty for a registry model.
     """
 
     text: str
@@ -45,12 +45,12 @@ class Fingerprints:
 
     @classmethod
     def of(cls, corpus: Corpus, tokenizer: TextTokenizer, folder: Path | None) -> Self:
-        """Return those of a run that is to begin or go on.
+        """Return the fingerprints of a run.
 
         Args:
             corpus: the tokens.
             tokenizer: the tokenizer.
-            folder: the model's folder; None for a model of the registry.
+            folder: the model's folder; None for a registry model.
         """
         return cls(
             text=hashlib.sha256(corpus.train.data).hexdigest(),
@@ -61,13 +61,13 @@ class Fingerprints:
         )
 
     def changed(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the names of those that a checkpoint has otherwise; it may lack some."""
+        """Return the names of fingerprints that differ from saved ones; some may be missing."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return [name for name in mine if name in saved and saved[name] != mine[name]]
 
 
 def in_words(names: list[str]) -> str:
-    """Return what has changed, as a list in words."""
+    """Return a list of the changes, in words."""
     return " and ".join(f"another {_WORDS[name]}" for name in names)
 
 
@@ -86,7 +86,7 @@ def _of_config(path: Path) -> str:
 
 
 def _json_of(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one without it: who loads the model refuses it."""
+    """Return a JSON file's object; an empty one if unreadable, as loading the model will fail."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Nothing that is not finite is used or saved: losses, gradients, weights, optimizer state."""
+"""Checks that losses, gradients, weights and optimizer state are finite."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cleave.errors import CleaveError
 
 
 class DivergedError(CleaveError):
-    """Tells that a loss, a gradient or a weight of a run is not finite."""
+    """A loss, a gradient or a weight of a run is not finite."""
 
 
 def check_loss(loss: float) -> None:
-    """Refuse to go on with a loss that is not finite.
+    """Check that a loss is finite.
 
     Raises:
         DivergedError: when it is not.
@@ -26,28 +26,25 @@ def check_loss(loss: float) -> None:
 
 
 def check_norm(norm: float) -> None:
-    """Refuse to update parameters by gradients that are not finite.
+    """Check that gradients are finite, by their norm.
 
     Args:
-        norm: of the gradients, which is finite only where all of them are.
+        norm: norm of the gradients, finite only if all of them are.
 
     Raises:
-        DivergedError: when it is not.
+        DivergedError: when it is not finite.
     """
     if not math.isfinite(norm):
         raise DivergedError(f"the norm of its gradients is {norm}")
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Say whether no element is NaN or infinite.
-
-    It reads the tensor once and copies nothing, and so takes a twentieth of `isfinite().all()`.
-    """
+    """Return whether no element is NaN or infinite, 20 times faster than `isfinite().all()`."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return all(bool(end.isfinite()) for end in torch.aminmax(tensor.detach()))
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """Return the name of the first tensor with an element that is not finite; empty for none."""
+    """Return the name of the first tensor with an element that is not finite, or ""."""
     return next((name for name, tensor in tensors.items() if not is_finite(tensor)), "")

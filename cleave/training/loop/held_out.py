@@ -1,4 +1,4 @@
-"""The held-out losses of a run: which is the lowest, and for how long."""
+"""The held-out losses of a run, and the lowest of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, float]:
-    """Return the held-out losses up to a step, by step; infinity where one was not finite."""
+    """Return the held-out losses up to a step, by step; infinity for one that is not finite."""
     return {
         record["step"]: inf if record["eval_loss"] is None else float(record["eval_loss"])
         for record in records
@@ -19,12 +19,12 @@ def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, floa
 
 @dataclass(slots=True)
 class HeldOut:
-    """Follows held-out losses.
+    """Tracks held-out losses.
 
     Attributes:
-        best: the lowest.
-        since: how many came after it.
-        sound_before: after this step it was not finite, and has not been since; None if it is.
+        best: the lowest loss.
+        since: number of losses since the lowest.
+        sound_before: first step of the current non-finite losses; None if the latest is finite.
     """
 
     best: float = inf
@@ -33,14 +33,14 @@ class HeldOut:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
-        """Return where a run stood after a step, by its records."""
+        """Return the state after a step, from a run's records."""
         found = cls()
         for after, loss in losses_of(records, step).items():
             found.lowest(loss, after)
         return found
 
     def lowest(self, loss: float, step: int) -> bool:
-        """Take the loss after a step; say whether it is the lowest, as none is not finite."""
+        """Add the loss after a step; return whether it is the lowest. Only a finite loss can be."""
         if isfinite(loss):
             self.sound_before = None
         elif self.sound_before is None:

@@ -9,7 +9,7 @@ from typing import Final
 from cleave.errors import UsageError
 
 DEFAULT: Final = "10min"
-"""Unless a job says otherwise: what a crash may cost, whatever a step takes."""
+"""Default interval: the training time that a crash may lose."""
 
 _UNITS_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h)")
@@ -18,11 +18,11 @@ _MOST_DIGITS: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval in steps or in seconds; if both are 0, there are no checkpoints.
+    """An interval in steps or in seconds; if both are 0, no checkpoints are written.
 
     Attributes:
         steps: optimizer steps.
-        seconds: time after which the end of the next step gets a checkpoint.
+        seconds: the first step that ends after this time gets a checkpoint.
     """
 
     steps: int = 0
@@ -30,10 +30,10 @@ class Interval:
 
     @classmethod
     def of(cls, text: int | str) -> Interval:
-        """Read `500` (steps), `90s`, `10min`, `2h`, or `0` (no checkpoints).
+        """Parse `500` (steps), `90s`, `10min`, `2h`, or `0` (no checkpoints).
 
         Raises:
-            UsageError: when it is none of these.
+            UsageError: for any other text.
         """
         said = str(text).strip()
         if said.isascii() and said.isdigit() and len(said) <= _MOST_DIGITS:
@@ -54,8 +54,8 @@ class Interval:
         """Return whether a checkpoint is due after a step.
 
         Args:
-            step: how many steps are done, counted from the run's first.
-            since_s: seconds since the last checkpoint, or since the run began or went on.
+            step: number of steps done, counted from the run's first.
+            since_s: seconds since the last checkpoint, or since the run started or resumed.
         """
         if self.steps:
             return step % self.steps == 0

@@ -1,4 +1,4 @@
-"""The specification of a training job: everything that decides what is trained, as one value."""
+"""The specification of a training job: all settings that decide what is trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.workload.registry import ModelSpec
 
 
 class Precision(Enum):
-    """The dtype of the multiplications. Weights and optimizer are fp32 in all cases."""
+    """The dtype of matrix products. Weights and optimizer state are always fp32."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -27,11 +27,10 @@ class Precision(Enum):
 class MemoryMode(Enum):
     """How the PS's memory is used.
 
-    PLAIN keeps activations and all gradients. RECOMPUTE computes activations again in the backward
-    pass. LEAN does so as well, and updates each parameter as soon as its gradient is complete; with
-    clipping, the norm of all gradients has to be known before, which takes a pass of its own.
-    SHARDED, of several servers, is RECOMPUTE where each keeps a part of the weights. AUTO is the
-    first of these that fits.
+    PLAIN keeps activations and all gradients. RECOMPUTE recomputes activations in the backward
+    pass. LEAN also updates each parameter as soon as its gradient is complete; with clipping it
+    needs an extra pass for the norm. SHARDED, for several servers, is RECOMPUTE with the weights
+    split among the servers. AUTO picks the fastest mode that fits.
     """
 
     AUTO = "auto"
@@ -42,9 +41,9 @@ class MemoryMode(Enum):
 
 
 class OffloadMode(Enum):
-    """Which multiplications go to the fleet.
+    """Which matrix products go to the fleet.
 
-    ALL sends every one. AUTO keeps on the PS those that it is predicted to finish sooner alone.
+    ALL sends every product. AUTO keeps on the PS those that it is predicted to finish faster.
     """
 
     ALL = "all"
@@ -52,9 +51,9 @@ class OffloadMode(Enum):
 
 
 class FallbackMode(Enum):
-    """What happens while no device is there.
+    """What happens while no device is connected.
 
-    WAIT pauses training until a device is there. LOCAL multiplies on the PS until then.
+    WAIT pauses training until a device connects. LOCAL multiplies on the PS until then.
     """
 
     WAIT = "wait"
@@ -64,8 +63,8 @@ class FallbackMode(Enum):
 class Packing(Enum):
     """How documents share a sequence.
 
-    JOINED lets tokens attend to the documents before theirs. SEPARATE does not, counts positions
-    from where a document begins, and learns no document's first token.
+    JOINED lets tokens attend to earlier documents. SEPARATE does not, restarts positions with each
+    document, and does not learn a document's first token.
     """
 
     JOINED = "joined"
@@ -73,18 +72,17 @@ class Packing(Enum):
 
 
 class OptimizerKind(Enum):
-    """What updates parameters; the values are those of `--optimizer`."""
+    """The optimizer; the values are those of `--optimizer`."""
 
     ADAMW = "adamw"
     SGD = "sgd"
     """With momentum."""
 
     ADAFACTOR = "adafactor"
-    """Keeps a row and a column for the second moments of a matrix (arXiv 1804.04235)."""
+    """Factors the second moments of a matrix by row and column (arXiv 1804.04235)."""
 
     MUON = "muon"
-    """Makes the update of a matrix orthogonal, as torch's `Muon` with the rate of AdamW; AdamW does
-    vectors, embeddings and the LM head."""
+    """torch's `Muon` at AdamW's learning rate for hidden layers' matrices; AdamW for the rest."""
 
 
 MAY_CHANGE: Final = (
@@ -92,7 +90,7 @@ MAY_CHANGE: Final = (
     "early_stop", "report_to", "memory", "state_dir", "method", "audit",
     "offload", "journal", "fallback", "fallback_after_s", "against",
 )  # fmt: skip
-"""Settings that may be others when a run goes on."""
+"""Settings that a resumed run may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +327,7 @@ class JobSpec:
         return Interval.of(self.checkpoint_every)
 
     def check_model(self, spec: ModelSpec) -> None:
-        """Refuse a job that this model cannot do.
+        """Refuse a job that does not fit a model.
 
         Raises:
             UsageError: when the sequence is longer than the model's positions.
@@ -362,7 +360,7 @@ class JobSpec:
         for name, value in values.items():
             if name not in known:
                 raise UsageError(f"a job has no setting {name!r}; it has {', '.join(known)}")
-            flag = known[name] == "bool"  # and in Python a bool is an int
+            flag = known[name] == "bool"  # Python's bool is also an int
             if not isinstance(value, types[str(known[name])]) or isinstance(value, bool) != flag:
                 raise UsageError(f"setting {name!r} of a job is {value!r}, not {known[name]}")
         if "model" not in values:

@@ -1,9 +1,8 @@
-"""How one job uses its fleet: by stages, by tiles or not at all, looked at again before each step.
+"""How one job uses its fleet: by stages, by tiles or not at all, decided before each step.
 
-By tiles the model's linear layers multiply on the fleet. By stages devices do the passes of whole
-layers. With `--method auto` both are ready, and each step goes the way that is predicted to be the
-fastest with the devices that are there; graphs of layers are made when the first device comes that
-could run them.
+By tiles, the fleet multiplies for the model's linear layers. By stages, devices run whole layers.
+With `--method auto` both are ready, and each step uses the method predicted to be fastest on the
+connected devices. Layer graphs are built when the first device connects that can run them.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from cleave.workload.registry import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class FleetReports:
-    """Holds what a job's fleet calls to report, and to ask whether the step was applied.
+    """Callbacks of a job's fleet.
 
     Attributes:
-        note: called with what a user should know.
-        presence: called when devices come, or none is there any more.
-        stuck: called with the reason when no device can do a product.
-        applied: says whether the step under way has updated some parameters already.
+        note: called with messages for the user.
+        presence: called when devices connect, or the last one leaves.
+        stuck: called with the reason when no device can compute a product.
+        applied: returns whether the current step has already updated some parameters.
     """
 
     note: Callable[[str], None]
@@ -58,26 +57,26 @@ class FleetReports:
 
 
 class JobFleet:
-    """Decides, before each step, how one job uses its fleet; wraps it for tiles.
+    """Decides, before each step, how one job uses its fleet; wraps the fleet for tiles.
 
     Args:
         job: the job.
-        spec: its model's sizes.
-        model: the model, as transformers made it; its linear layers are changed in place.
+        spec: sizes of its model.
+        model: the model, as built by transformers; its linear layers are changed in place.
         fleet: the devices.
-        journal: keeps products, if any.
+        journal: keeps products; None without one.
         checkpointing: whether layers keep only their inputs for the backward pass.
-        clock: in seconds.
-        stop: says whether training is to stop.
-        reports: what it calls to report.
-        packed: what tells the model's documents apart; None where a sequence is one.
-        by_tiles: whether no step may go by stages.
+        clock: returns seconds.
+        stop: returns whether training is stopping.
+        reports: the callbacks.
+        packed: how the model separates documents; None if they are joined.
+        by_tiles: whether to rule out steps by stages.
 
     Attributes:
-        staged: what trains the model by stages, once it was prepared.
+        staged: trains the model by stages; None until prepared.
 
     Raises:
-        LayerGraphError: with `--method stages` where no layer can become a graph.
+        LayerGraphError: with `--method stages` when no layer can become a graph.
     """
 
     def __init__(
@@ -108,12 +107,12 @@ class JobFleet:
         self._tiles_forecaster = TilesForecaster(gemms, DType(job.dtype), fleet)
         self._quantized = bool(job.lora and LoraSpec.of(job.lora).bits)
         method = Method(job.method)
-        # The journal keeps products, and stages have none; nor do they travel in fp16.
+        # Stages have no products for the journal, and no fp16.
         by_tiles |= journal is not None or job.dtype == Precision.FP16.value
         self._looks = method is Method.AUTO and not by_tiles
-        if method is Method.STAGES:  # layers are looked at before they are changed
+        if method is Method.STAGES:  # inspects layers before they are changed
             self.staged = self._new_staged()
-        # Layers that no device can do as a whole may go by tiles.
+        # Layers that no device can run as a whole may use tiles.
         mixed = self.staged is not None and bool(self.staged.passes.runs)
         if mixed or method in (Method.TILES, Method.AUTO):
             leaving = Leaving(stop, reports.applied, TorchBackend(), clock)
@@ -130,13 +129,13 @@ class JobFleet:
 
     @property
     def clock(self) -> str:
-        """Return `virtual` or `wall`: the clock that the fleet's seconds count on."""
+        """Return the clock of the fleet's seconds: `virtual` or `wall`."""
         return self._fleet.clock
 
     def capacity(self) -> float:
-        """Return what can be done now, in FLOP/s: by the devices, or here where none is there."""
+        """Return the FLOP/s of the devices, or of the PS if it computes without devices."""
         _, devices = self._fleet.runtime.fleet_rates()
-        if self._job.method == Method.STAGES.value:  # nobody else can do its steps
+        if self._job.method == Method.STAGES.value:  # tile-only devices cannot do its steps
             devices = list(self._fleet.runtime.stage_devices().values())
         if devices or self._job.fallback != FallbackMode.LOCAL.value:
             return sum(rates.flops_per_s for rates in devices)
@@ -149,7 +148,7 @@ class JobFleet:
         return PsCompute(speed.flops_per_s, 0.0)
 
     def predicted_s(self, batches: Sequence[Batch]) -> float:
-        """Return how long a step of these micro-batches is predicted to take."""
+        """Return the predicted seconds of a step of these micro-batches."""
         if self._looks:
             self._look()
         if self.staged is not None:
@@ -171,15 +170,15 @@ class JobFleet:
         """Add the gradients of a step's mean loss to the parameters by stages.
 
         Args:
-            batches: the step's micro-batches.
-            learned: the tokens that the mean is of, where others do more of them.
+            batches: the step's micro-batches, or this server's part of them.
+            learned: number of learned tokens in the whole step, if other servers do a part of it.
 
         Returns:
-            That loss, or what these tokens add to it; or why the model itself is to compute the
-            step, whose linear layers multiply on the fleet where that is faster.
+            That loss, or these tokens' contribution to it; or why the caller must compute the step
+            with the model itself.
 
         Raises:
-            AbandonedError: when training is to stop.
+            AbandonedError: when training stops.
             FleetError: when the fleet cannot do the step.
         """
         if self._looks:
@@ -187,17 +186,17 @@ class JobFleet:
         if self.staged is None:
             return NotByStages("the job does not train by stages")
         loss = self.staged.gradients(_rows(batches, self._packed), learned)
-        if isinstance(loss, NotByStages):  # arrays of stages would take the memory for tiles
+        if isinstance(loss, NotByStages):  # frees memory for tiles
             self.staged.close()
         return loss
 
     def _own_products(self, training: Set[int]) -> AbstractContextManager[None]:
-        """Return a context for what the server multiplies itself in a step by stages.
+        """Return a context for the server's own products in a step by stages.
 
-        Devices that train layers have no memory left for it; others may take it by tiles.
+        With no device but the `training` ones, the server multiplies alone: they lack the memory.
 
         Args:
-            training: the devices that do.
+            training: the devices that train layers.
         """
         _, there = self._fleet.runtime.fleet_rates()
         if self._selection is None or any(rates.device not in training for rates in there):
@@ -205,25 +204,25 @@ class JobFleet:
         return self._selection.left_alone()
 
     def counting_tasks(self) -> AbstractContextManager[None]:
-        """Return a context in which the tasks of a step are counted."""
+        """Return a context that counts the tasks of a step."""
         return self._fleet.runtime.counting_tasks()
 
     def counters(self) -> FleetCounters:
-        """Return what the fleet did so far."""
+        """Return the fleet's counters."""
         return (self._fallback or self._fleet).counters()
 
     def kept(self) -> Kept:
-        """Return what stayed on the PS, or what `--offload auto` would have kept there."""
+        """Return the GEMMs that the PS kept, or that `--offload auto` would have kept."""
         return self._selection.kept() if self._selection else Kept(0, 0, 0.0, ())
 
     def close(self) -> None:
-        """Withdraw what is still under way."""
+        """Withdraw work in flight."""
         if self.staged is not None:
             self.staged.close()
         self._fleet.abandon()
 
     def _look(self) -> None:
-        """Make the graphs of the layers once a device is there that could run them."""
+        """Build the layer graphs once a device is connected that can run them."""
         if self._fleet.runtime.stage_devices():
             self._looks = False
             self.staged = self._new_staged()
@@ -238,7 +237,7 @@ class JobFleet:
             self._reports.note(said)
 
     def _new_staged(self) -> StagedModel | None:
-        """Make what trains the model by stages, from its plain layers; None where it cannot be."""
+        """Build the staged model from the plain layers; None if impossible."""
         restore(self._model)
         if self._checkpointing:
             disable_checkpointing(self._model)
@@ -262,7 +261,7 @@ class JobFleet:
 
 
 def _rows(batches: Sequence[Batch], packed: PackedBy | None) -> Rows:
-    """Return the sequences of several micro-batches as those of one."""
+    """Concatenate several micro-batches into one."""
     ids, labels, positions = (
         None if parts[0] is None else torch.cat(parts) for parts in zip(*batches, strict=True)
     )
@@ -272,7 +271,7 @@ def _rows(batches: Sequence[Batch], packed: PackedBy | None) -> Rows:
 
 
 def _fallback(job: JobSpec) -> Fallback | None:
-    """Return what multiplies while no device is there; None to wait."""
+    """Return the fallback that multiplies while no device is connected; None to wait."""
     if job.fallback != FallbackMode.LOCAL.value:
         return None
     return Fallback(TorchBackend(), job.fallback_after_s)

@@ -1,21 +1,19 @@
-"""The block journal: finished products on disk, so that a killed run goes on inside a step.
+"""The block journal: finished products on disk, so that a killed run resumes within a step.
 
-Training is deterministic: a run that is resumed from a checkpoint asks for the same products of the
-same matrices in the same order. With a journal, products that were finished since that checkpoint
-come from disk and not from the fleet. The file lies in a folder of its own in the run folder:
+Training is deterministic: a run resumed from a checkpoint computes the same products of the same
+matrices in the same order. With a journal, products finished since that checkpoint come from disk
+instead of the fleet. The journal has its own folder in the run folder:
 
     folder/step-000120.blocks    products finished since the checkpoint of step 120
 
-A product is identified by its step, its place within the step, and a checksum of everything that it
-depends on: shapes, dtypes and the bytes of both operands. If that differs, the product is computed
-anew. So a journal may be out of date or of another run, but it never yields a wrong product.
-Records are appended in a thread of their own. A record that a crash cut short ends the file; a
-damaged one is not used.
+A product is identified by its step, its place within the step, and a checksum of its inputs:
+shapes, dtypes and the bytes of both operands. If the checksum differs, the product is computed
+again, so a stale journal never yields a wrong product. A record that a crash cut short ends the
+file; a damaged product is not used.
 
-The file grows until the next checkpoint, which makes its products unnecessary. It holds far more
-per step than a checkpoint does. So `outgrown` asks for an early checkpoint as soon as the journal
-is larger than a checkpoint would be: this bounds disk space and the time to resume, and checkpoints
-cost no more than the journal.
+The next checkpoint makes the journal's products unnecessary. As a step adds far more bytes than a
+checkpoint has, `outgrown` asks for an early checkpoint once the journal is larger than one. This
+bounds disk space and the time to resume, and checkpoints cost no more than the journal.
 """
 
 from __future__ import annotations
@@ -45,12 +43,12 @@ from cleave.training.loop.disk import DiskFullError, Patience, cannot_write, is_
 
 _MAGIC: Final = b"CLEAVEJ1"
 _HEADER: Final = struct.Struct("<II20sdQI")  # step, place, key, seconds, payload bytes and crc32
-_CRC: Final = struct.Struct("<I")  # of the header before it
+_CRC: Final = struct.Struct("<I")  # of the preceding header
 _RECORD_BYTES: Final = _HEADER.size + _CRC.size
 _NAME: Final = re.compile(r"step-\d{6,}\.blocks")
 
 QUEUE_BYTES: Final = 256 * 2**20
-"""What may wait to be written; the training thread waits when that is more."""
+"""Maximum size of the write queue; beyond it the training thread waits."""
 
 LEAST_BYTES: Final = 64 * 2**20
 """A journal below this size is not worth an early checkpoint."""
@@ -62,15 +60,14 @@ _JUDGED_STEPS: Final = 4
 
 @dataclass(slots=True)
 class JournalCounters:
-    """Counts what a journal has done so far.
+    """Counters of a journal.
 
     Attributes:
         written, written_bytes: products appended, and their bytes.
-        spent_s: seconds of the training thread for checksums, copies, reading and waiting for the
-            disk.
+        spent_s: seconds of the training thread for checksums, copies, reads and disk waits.
         write_s: seconds of the writing thread.
         taken, taken_bytes: products that came from the journal, and their bytes.
-        saved_s: seconds that the fleet had taken for the products that came from the journal.
+        saved_s: seconds that the fleet had taken for the products in `taken`.
     """
 
     written: int = 0
@@ -84,7 +81,7 @@ class JournalCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Tells where a product is in the file, and the checksum of what it depends on."""
+    """Position of a product in the file, with the checksums of its bytes and its inputs."""
 
     offset: int
     nbytes: int
@@ -95,7 +92,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """Holds a product that is to be written."""
+    """A product to be written."""
 
     step: int
     place: int
@@ -109,7 +106,7 @@ class Journal:
 
     Args:
         folder: the folder of its file; made when needed.
-        base: step of the checkpoint that the run starts or goes on from. Products journaled since
+        base: step of the checkpoint that the run starts or resumes from. Products journaled since
             that checkpoint are used; other journal files are removed.
         say: called with one sentence when the journal switches itself off.
         clock: returns seconds, as `time.perf_counter` does.
@@ -152,7 +149,7 @@ class Journal:
     # --- the file ---
 
     def _open(self, base: int) -> tuple[Path, FileIO]:
-        """Open a checkpoint's file and read its whole records; remove other files."""
+        """Open a checkpoint's file and read its intact records; remove other files."""
         path = _file_of(self.folder, base)
         try:
             own_folder(self.folder)
@@ -177,7 +174,7 @@ class Journal:
         return path, file
 
     def _set_aside(self, path: Path) -> None:
-        """Rename a file that does not begin as a journal does: nothing of it is overwritten."""
+        """Rename a file without a journal's magic bytes, so that it is not overwritten."""
         if path.is_symlink() or not path.is_file() or is_ours(path, _MAGIC):
             return
         aside, number = path.with_name(f"{path.name}.other"), 1
@@ -188,7 +185,7 @@ class Journal:
         self._say(f"{path} is damaged or no journal; it is kept as {aside.name}")
 
     def _read(self, file: FileIO) -> int:
-        """Note what a file holds; return how many of its bytes are whole records."""
+        """Index a file's records; return the number of bytes up to the last intact one."""
         self._entries.clear()
         if file.read(len(_MAGIC)) != _MAGIC:
             return 0
@@ -204,31 +201,28 @@ class Journal:
             offset = end + _RECORD_BYTES
             if offset + nbytes > size:
                 break
-            # A later record of the same product was computed because the first did not fit.
+            # A later record replaces an earlier one, whose inputs did not match.
             self._entries[step, place] = _Entry(offset, nbytes, payload_crc, key, took_s)
             end = offset + nbytes
         return end
 
     @property
     def held(self) -> int:
-        """Return how many products of an earlier run can still be taken."""
+        """Return the number of products of an earlier run that can still be used."""
         return len(self._entries)
 
     def outgrown(self, checkpoint_bytes: int) -> bool:
-        """Return whether a checkpoint of so many bytes is due, because the journal is larger."""
-        if self._entries:  # a checkpoint would throw away what is still to be taken
+        """Return whether the journal is larger than a checkpoint, so that one is due."""
+        if self._entries:  # a checkpoint would discard products not yet used
             return False
         return self.on and self._size_bytes > max(LEAST_BYTES, checkpoint_bytes)
 
     def charge(self, spent_s: float) -> None:
-        """Count seconds spent because of the journal, as on an early checkpoint."""
+        """Add seconds to the journal's cost, such as those of an early checkpoint."""
         self.counters.spent_s += spent_s
 
     def covered(self, base: int) -> None:
-        """Begin a new file, as a checkpoint of step `base` is safely on disk.
-
-        If the step after it was begun and given up, its finished products are kept.
-        """
+        """Begin a new file at a checkpoint; keep finished products of an abandoned next step."""
         if not self.on:
             discard(self.folder)
             return
@@ -245,11 +239,11 @@ class Journal:
         before.close()
 
     def _carry_over(self, before: FileIO, base: int) -> None:
-        """Copy the products of later steps from another file, as far as there is space."""
+        """Copy the products of later steps from another file, as far as the disk has space."""
         self._read(before)
         kept = [entry for (step, _), entry in self._entries.items() if step >= base]
         self._entries.clear()
-        with suppress(OSError):  # what is cut short is not read
+        with suppress(OSError):  # a record cut short is ignored
             for entry in kept:
                 before.seek(entry.offset - _RECORD_BYTES)
                 record = before.read(_RECORD_BYTES + entry.nbytes)
@@ -268,17 +262,17 @@ class Journal:
     # --- steps ---
 
     def begin(self, step: int) -> None:
-        """Note that the step after `step` begins."""
+        """Start the step after `step`."""
         self._step, self._place = step, 0
         for place in [place for place in self._entries if place[0] < step]:
-            del self._entries[place]  # not asked for this time
+            del self._entries[place]  # not requested this time
         counters = self.counters
         self._at_begin = (counters.spent_s, counters.taken)
         self._waited_s = self._patience.waited_s
         self._began_s = self._clock()
 
     def end(self) -> None:
-        """Note that the step is over; switch off if the journal costs more than it could save."""
+        """End the step; switch off if the journal costs more than it could save."""
         if not self.on:
             return
         wall_s = self._clock() - self._began_s
@@ -286,36 +280,36 @@ class Journal:
         counters = self.counters
         try:
             self._patience.insist(self._writer.check)
-        except DiskFullError as error:  # the run is to stop
+        except DiskFullError as error:  # the run is stopping
             self._switch_off(str(error))
             return
-        # What is written after a step's end counts for the next step.
+        # Writes after a step's end count for the next step.
         write_s, counters.write_s = counters.write_s, self._writer.write_s
         if self._writer.failure:
             self._switch_off(f"it cannot be written ({self._writer.failure})")
         elif counters.taken == taken and self._patience.waited_s == self._waited_s:
-            # A step that was partly taken from disk, or waited for space there, says nothing.
+            # A step that read products from disk, or waited for disk space, is not representative.
             spent_s = counters.spent_s - spent_s
             self._judged.append((wall_s - spent_s, spent_s + counters.write_s - write_s))
             self._writer.sync()
             self._judge()
 
     def _judge(self) -> None:
-        """Switch off if writing has cost more than the steps themselves."""
+        """Switch off if the last steps' journaling cost more than the steps themselves."""
         step_s = sum(step for step, _ in self._judged) / len(self._judged)
         cost_s = sum(cost for _, cost in self._judged) / len(self._judged)
         if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
             self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
 
     def _switch_off(self, reason: str) -> None:
-        """Write no more products, and say why."""
+        """Stop writing products, and report why."""
         self.on = False
         self._say(f"the journal is off: {reason}; a killed run goes on from its last checkpoint")
 
     # --- products ---
 
     def multiply(self, fleet: Multiplier, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start ``out = a @ b`` as `Fleet.submit` does, or take the product from disk."""
+        """Start ``out = a @ b`` as `Fleet.submit` does, or read the product from disk."""
         place = (self._step, self._place)
         self._place += 1
         entry = self._entries.pop(place, None)
@@ -330,7 +324,7 @@ class Journal:
                 return Finished(out)
             began_s = self._clock()
         future = fleet.submit(a, b, out)
-        if future.done or not self.on:  # the PS did it at once: nothing to save
+        if future.done or not self.on:  # computed on the PS: not worth writing
             return future
         submitted_s = self._clock()
         key = self._key(a, b, out)  # while the fleet multiplies
@@ -340,7 +334,7 @@ class Journal:
     def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
         """Queue a finished product for writing."""
         now_s = self._clock()
-        # Of products in flight together, each counts the time since the one before ended.
+        # A product in flight with others counts the time since the previous one ended.
         took_s = now_s - max(began_s, self._last_end_s)
         self._last_end_s = now_s
         if not self.on or self._writer.failure:
@@ -349,7 +343,7 @@ class Journal:
         product = _Product(*place, key, took_s, np.array(out.array, order="C"))
         try:
             self._patience.insist(lambda: self._writer.put(product))
-        except DiskFullError as error:  # the run is to stop
+        except DiskFullError as error:  # the run is stopping
             self._switch_off(str(error))
             return
         self._size_bytes += _RECORD_BYTES + product.elements.nbytes
@@ -369,14 +363,14 @@ class Journal:
         return True
 
     def _key(self, a: Side, b: Side, out: Buffer) -> bytes:
-        """Return the checksum of everything that a product depends on, in 20 bytes."""
+        """Return the 20-byte checksum of a product's inputs."""
         said = f"{a.transposed} {b.transposed} {out.dtype.value}".encode()
         return hashlib.sha1(
             self._digest(a.operand) + self._digest(b.operand) + said, usedforsecurity=False
         ).digest()
 
     def _digest(self, operand: Operand) -> bytes:
-        """Return the checksum of a matrix, made once however often it is multiplied."""
+        """Return the checksum of a matrix, computed once per operand."""
         digest = self._digests.get(operand)
         if digest is None:
             buffer = operand.buffer
@@ -389,7 +383,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class _Journaled:
-    """Is a product under way that is journaled once it is waited for."""
+    """A product in flight; the journal writes it once its result is read."""
 
     journal: Journal
     future: Pending
@@ -399,7 +393,7 @@ class _Journaled:
 
     @property
     def done(self) -> bool:
-        """See `Pending.done`."""
+        """Return whether the product is finished."""
         return self.future.done
 
     def result(self) -> Buffer:
@@ -411,29 +405,29 @@ class _Journaled:
 
 @dataclass(frozen=True, slots=True)
 class JournaledFleet:
-    """Journals the products of a fleet, for `cleave.training.tiles.offload`."""
+    """A fleet whose products are journaled, for `cleave.training.tiles.offload`."""
 
     fleet: Multiplier
     journal: Journal
 
     def operand(self, buffer: Buffer) -> Operand:
-        """See `Fleet.operand`."""
+        """Return a buffer's operand, as `Fleet.operand` does."""
         return self.fleet.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """See `Fleet.submit`."""
+        """Start ``out = a @ b``, or read the product from disk."""
         return self.journal.multiply(self.fleet, a, b, out)
 
 
 class _Writer:
-    """Appends products to a file in a thread of its own, with bounded memory.
+    """Appends products to a file in its own thread, with bounded memory.
 
-    While the disk is full it tries the present write again, and `put` and `check` raise an error.
+    While the disk is full, it retries the current write, and `put` and `check` raise an error.
 
     Attributes:
-        path, file: the file to append to; the file object stands at its end.
+        path, file: the file to append to; the file object is positioned at the end.
         write_s: seconds spent on writing.
-        failure: why nothing can be written any more; empty while it can.
+        failure: why writing failed for good; empty before that.
     """
 
     def __init__(
@@ -442,7 +436,7 @@ class _Writer:
         self.path = path
         self.file = file
         self._full: OSError | None = None
-        self._dropped = 0  # how often everything was dropped
+        self._dropped = 0  # number of `forget` calls
         self.write_s = 0.0
         self.failure = ""
         self._limit_bytes = queue_bytes
@@ -456,11 +450,10 @@ class _Writer:
         self._thread.start()
 
     def put(self, product: _Product) -> None:
-        """Queue a product for writing; wait while too much is queued.
+        """Queue a product for writing; wait while the queue is full.
 
         Raises:
-            DiskFullError: when too much is queued because the disk is full; the product is not
-                queued.
+            DiskFullError: when the queue is full because the disk is; the product is not queued.
         """
         nbytes = product.elements.nbytes
 
@@ -476,23 +469,23 @@ class _Writer:
             self._change.notify_all()
 
     def check(self) -> None:
-        """Raise an error while the disk is full.
+        """Check that the disk is not full.
 
         Raises:
-            DiskFullError: when it is.
+            DiskFullError: when it is full.
         """
         with self._change:
             if self._full and not self.failure:
                 raise cannot_write(self.path, self._full)
 
     def sync(self) -> None:
-        """Have what was appended written so that it survives a power loss."""
+        """Queue an fsync, so that earlier writes survive a power loss."""
         with self._change:
             self._queue.append(None)
             self._change.notify_all()
 
     def forget(self) -> None:
-        """Drop what is queued, and stop using the file."""
+        """Drop queued writes, and wait until the writer no longer uses the file."""
         with self._change:
             self._queue.clear()
             self._queued_bytes = 0
@@ -501,7 +494,7 @@ class _Writer:
             self._change.wait_for(lambda: not self._busy)
 
     def drain(self) -> None:
-        """Wait until what is queued is written or cannot be written."""
+        """Wait until queued products are written, or drop them if they cannot be."""
         with self._change:
             self._change.wait_for(
                 lambda: self.failure or self._full or not (self._queue or self._busy)
@@ -509,7 +502,7 @@ class _Writer:
         self.forget()
 
     def close(self) -> None:
-        """Write what is queued and end."""
+        """Write what is queued and end the thread."""
         with self._change:
             self._closing = True
             self._change.notify_all()
@@ -528,11 +521,11 @@ class _Writer:
                 while not self.failure and not self._written(product):
                     with self._change:
                         self._change.wait(_RETRY_S)
-                        if self._closing:  # a killed run would have lost it as well
+                        if self._closing:  # losing it is safe: it is computed again
                             self.failure = "the disk is full"
                         elif self._dropped > dropped:
                             break
-            except OSError as error:  # said at the end of the step
+            except OSError as error:  # reported at the end of the step
                 self.failure = error.strerror or str(error)
             finally:
                 with self._change:
@@ -550,7 +543,7 @@ class _Writer:
         except OSError as error:
             if not is_full(error):
                 raise
-            with suppress(OSError):  # it is cut off when it is read, at the latest
+            with suppress(OSError):  # reading the file cuts off the rest anyway
                 self.file.truncate(end)
             self.file.seek(end)
             with self._change:
@@ -562,7 +555,7 @@ class _Writer:
         return True
 
     def _write(self, product: _Product | None) -> None:
-        """Write a product, or sync the file where there is none."""
+        """Write a product, or sync the file for None."""
         if product is None:
             os.fsync(self.file.fileno())
             return
@@ -583,10 +576,10 @@ def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
     """Read bytes of a file.
 
     Raises:
-        CleaveError: when it cannot be read.
+        CleaveError: when the file cannot be read.
     """
     try:
-        with path.open("rb") as file:  # its own: the writer's stands at the end
+        with path.open("rb") as file:  # the writer's file object must stay at the end
             file.seek(offset)
             return file.read(nbytes)
     except OSError as error:
@@ -597,7 +590,7 @@ def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
 
 
 def holds_beginning(folder: Path) -> bool:
-    """Return whether a journal has products of a run's first steps, before any checkpoint."""
+    """Return whether a journal has products from before a run's first checkpoint."""
     try:
         return _file_of(folder, 0).stat().st_size > len(_MAGIC)
     except FileNotFoundError:
@@ -614,7 +607,7 @@ def _file_of(folder: Path, base: int) -> Path:
 
 
 def discard(folder: Path) -> None:
-    """Remove a journal, if there is one."""
+    """Remove a journal, if it exists."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():

@@ -1,8 +1,8 @@
-"""The factor of the loss in fp16, without which small gradients would be zero.
+"""The loss scale for fp16, which keeps small gradients from underflowing.
 
-The rule of `torch.amp.GradScaler`, with its numbers, and for updates of one parameter at a time: a
-step whose gradients overflow is left out and halves the factor; many in a row that do not double
-it. See Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740), section 3.2.
+It follows the rule and the constants of `torch.amp.GradScaler`, for updates of one parameter at a
+time. A step whose gradients overflow is skipped and halves the scale; many steps in a row without
+overflow double it. See Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740), 3.2.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any, Final
 from cleave.errors import CleaveError
 
 LOSS_SCALE: Final = "loss_scale"
-"""The name of its state in a checkpoint."""
+"""Key of the loss scale's state in a checkpoint."""
 
 _GROWTH: Final = 2.0
 _BACKOFF: Final = 0.5
 _GROWS_AFTER: Final = 2000  # steps without overflow
-_LEAST: Final = 2.0**-14  # where gradients overflow below it, the loss scale is not the reason
+_LEAST: Final = 2.0**-14  # below it, the loss scale cannot cause an overflow
 
 
 @dataclass(slots=True)
 class LossScale:
-    """What the loss is multiplied by before its backward pass, and gradients are divided by after.
+    """The factor of the loss in its backward pass; gradients are divided by it afterwards.
 
     Attributes:
-        factor: it; a power of two, so that it changes no bit of a number that is not too small.
-        since_overflow: steps done since it changed.
-        updates: steps that updated parameters, in all.
+        factor: the scale; a power of two, so that scaling rounds only numbers that underflow.
+        since_overflow: steps since the factor last changed.
+        updates: total number of steps that updated parameters.
     """
 
     factor: float = 65536.0
@@ -38,16 +38,16 @@ class LossScale:
 
     @property
     def exhausted(self) -> bool:
-        """Say whether a smaller factor would help no more."""
+        """Return whether the scale is so small that it cannot cause the overflow."""
         return self.factor < _LEAST
 
     def overflowed(self) -> None:
-        """Note that a step's gradients are not finite."""
+        """Halve the scale after a step whose gradients are not finite."""
         self.factor *= _BACKOFF
         self.since_overflow = 0
 
     def updated(self) -> None:
-        """Note that a step updated the parameters."""
+        """Count a step that updated the parameters; double the scale after many."""
         self.updates += 1
         self.since_overflow += 1
         if self.since_overflow == _GROWS_AFTER:
@@ -55,7 +55,7 @@ class LossScale:
             self.since_overflow = 0
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it."""
+        """Return the state for a checkpoint."""
         return {
             "factor": self.factor,
             "since_overflow": self.since_overflow,
@@ -63,7 +63,7 @@ class LossScale:
         }
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on as a checkpoint was left.
+        """Load the state of a checkpoint.
 
         Raises:
             CleaveError: when the checkpoint has no such state.

@@ -23,7 +23,7 @@ from cleave.workload.step import GemmKind, StepGemm, step_gemms
 def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
     """Return the matrix products of a job's step by tiles.
 
-    Frozen weights have no gradients, and quantized weights never go by tiles.
+    Frozen weights have no weight gradients, and quantized weights never go by tiles.
     """
     found = step_gemms(spec, job.batch * job.accumulate, job.seq)
     if not job.lora:
@@ -47,10 +47,10 @@ class TilesForecaster:
     fleet: Fleet
 
     def forecast(self, forecaster: StepForecaster) -> Forecast:
-        """Return the forecast; it says why when no device can compute the products.
+        """Return the forecast; if no device can compute the products, the forecast says why.
 
         Args:
-            forecaster: of the same model and batch.
+            forecaster: forecaster for the same model and batch.
         """
         _, devices = self.fleet.runtime.fleet_rates()
         able = [device for device in devices if self.dtype.value in device.dtypes]
@@ -73,9 +73,9 @@ def choose_without_stages(
 
     Args:
         job: the job.
-        spec: the sizes of its model.
+        spec: sizes of its model.
         tiles: forecasts its steps by tiles.
-        ps: the parameter server.
+        ps: speed of the parameter server.
     """
     adapters = None
     if job.lora:

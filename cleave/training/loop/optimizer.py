@@ -1,6 +1,6 @@
-"""Updates of parameters with clipping, applied after or in the backward pass.
+"""Parameter updates with clipping, applied after or during the backward pass.
 
-Where several servers train one model, each updates the parameters that it owns.
+With several servers, each updates the parameters that it owns.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from cleave.training.servers.shared_weights import SharedWeights
 _EPS = 1e-8
 _MATRIX = 2  # dimensions
 _T = TypeVar("_T")
-_STATE = "optimizer."  # before the names of its state in a checkpoint
+_STATE = "optimizer."  # prefix of optimizer state names in a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """What updates parameters, and how.
+    """The optimizer and its settings.
 
     Attributes:
         kind: which optimizer.
-        weight_decay: of matrices.
-        betas: of AdamW's moments; the default is OPT's (arXiv 2205.01068, section 2.2).
-        momentum: of SGD and Muon.
+        weight_decay: weight decay of matrices.
+        betas: decay rates of AdamW's moments; OPT's by default (arXiv 2205.01068, section 2.2).
+        momentum: momentum of SGD and Muon.
     """
 
     kind: OptimizerKind = OptimizerKind.ADAMW
@@ -47,7 +47,7 @@ class UpdateRule:
     momentum: float = 0.9
 
     def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
-        """Return an optimizer of one parameter, whose rate is set before each step.
+        """Return an optimizer of one parameter; its learning rate is set before each step.
 
         Args:
             parameter: the parameter.
@@ -75,7 +75,7 @@ class UpdateRule:
 
 
 def update_rule(job: JobSpec) -> UpdateRule:
-    """Return how a job updates parameters."""
+    """Return a job's update rule."""
     betas = job.beta1, job.beta2
     return UpdateRule(OptimizerKind(job.optimizer), job.weight_decay, betas, job.momentum)
 
@@ -85,20 +85,19 @@ class Optimizer:
 
     Args:
         model: the model, with fp32 parameters.
-        rule: how each is updated.
-        clip: largest norm of all gradients together; 0 for none.
-        scale: of the loss whose gradients these are; None where it has none.
-        ranks: the servers that train this model; more than one cannot update in the backward pass,
-            as their gradients are summed first.
-        in_backward: whether to update each parameter in the backward pass, as soon as its gradient
-            is complete, and free the gradient. The update is the same, with memory for one gradient
-            at a time. With clipping the norm is needed first, so the pass is done twice; likewise
-            with a scale of the loss, as no parameter may be updated where any gradient overflowed.
-        files: where its state is kept; None for memory.
-        weights: what gathers the weights, where each server keeps those that it owns.
+        rule: the update rule.
+        clip: largest norm of all gradients together; 0 for no clipping.
+        scale: the loss scale; None for no scaling.
+        ranks: the servers that train this model. Several servers sum their gradients first, so
+            they cannot update in the backward pass.
+        in_backward: whether to update each parameter in the backward pass, once its gradient is
+            complete, and free the gradient. The update is the same, with memory for one gradient
+            at a time. With clipping or a loss scale, a first pass finds the norm or an overflow.
+        files: files for the optimizer's state; None to keep it in memory.
+        weights: gathers the weights, if servers share them.
 
     Attributes:
-        applied: whether the step under way has updated some parameters already.
+        applied: whether the current step has already updated some parameters.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class Optimizer:
         if weights is not None:
             self._owners = weights.owners
         self._sums: GradientSums | None = None
-        self._found: list[str] = []  # parameters that have a gradient on any server
+        self._found: list[str] = []  # parameters with a gradient on any server
         hidden = _hidden_matrices(model)
         self._optimizers = {
             name: rule.optimizer(parameter, hidden=id(parameter) in hidden)
@@ -142,16 +141,15 @@ class Optimizer:
 
         Args:
             rate: the learning rate.
-            backward: computes gradients of the whole batch and returns the loss. It is called twice
-                when updating in the backward pass with clipping, and must then do the same both
-                times.
+            backward: computes gradients of the whole batch and returns the loss. Updating in the
+                backward pass with clipping or a loss scale calls it twice, with equal results.
 
         Returns:
-            What `backward` returned.
+            The result of `backward`.
 
         Raises:
             DivergedError: when the loss or the gradients are not finite. Nothing is updated then,
-                but in a backward pass without clipping what came before the first such gradient.
+                except parameters updated earlier in a single backward pass.
         """
         self._begin(rate)
         if self.in_backward:
@@ -163,15 +161,15 @@ class Optimizer:
         return loss
 
     def step_whole(self, rate: float, gradients: Callable[[], float | _T]) -> float | _T:
-        """Do one update with gradients that do not come from a backward pass here.
+        """Do one update with gradients that do not come from a backward pass on this server.
 
         Args:
             rate: the learning rate.
-            gradients: sets the gradients of all parameters and returns the loss; or sets none and
-                returns something else, and nothing is updated.
+            gradients: sets the gradients of all parameters and returns the loss. If it returns
+                anything else, it sets none, and nothing is updated.
 
         Returns:
-            What `gradients` returned.
+            The result of `gradients`.
 
         Raises:
             DivergedError: when the loss or the gradients are not finite; nothing is updated then.
@@ -191,7 +189,7 @@ class Optimizer:
             optimizer.param_groups[0]["lr"] = rate
 
     def begin_passes(self, passes: int) -> None:
-        """Begin the passes of a step whose weights are shared; see `SharedWeights.begin`."""
+        """Begin the passes of a step with shared weights; see `SharedWeights.begin`."""
         weights = self._weights
         assert weights is not None
         parameters = {name: self.parameters[name] for name in weights.order}
@@ -199,9 +197,9 @@ class Optimizer:
 
     @contextmanager
     def last_pass(self) -> Iterator[None]:
-        """Send gradients to the servers that own them, as the last backward pass completes them.
+        """Return a context that sends each gradient to its owner as the backward pass completes it.
 
-        A context; one without effect where this server has no others, or all share the weights.
+        Has no effect with one server, or when servers share the weights.
         """
         sums = self._sums
         if sums is None:
@@ -213,14 +211,14 @@ class Optimizer:
 
     @property
     def waited_s(self) -> float:
-        """Return how long the backward pass of this step has waited for other servers."""
+        """Return how long this step's backward pass has waited for other servers, in seconds."""
         exchanging = self._weights or self._sums
         return exchanging.waited_s if exchanging is not None else 0.0
 
     def add_up(self) -> None:
-        """Add up the gradients of all servers: their owners have the sums then.
+        """Sum the gradients of all servers; each owner then has the sums of its parameters.
 
-        Each server calls this once a step, also when its own part of it failed.
+        Each server calls this once a step, even if its own part of the step failed.
         """
         exchanging = self._weights or self._sums
         assert exchanging is not None
@@ -250,7 +248,7 @@ class Optimizer:
         """Scale gradients down to the largest norm, as `torch.nn.utils.clip_grad_norm_` does.
 
         Raises:
-            DivergedError: when the norm is not finite, also where nothing is scaled.
+            DivergedError: when the norm is not finite, even without clipping.
         """
         owned = [self.parameters[name] for name in self._optimizers]
         norm = nn.utils.get_total_norm([p.grad for p in owned if p.grad is not None])
@@ -262,7 +260,7 @@ class Optimizer:
             nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
 
     def _unscale(self, scale: LossScale) -> bool:
-        """Divide all gradients by the scale of the loss; say whether all of them are finite."""
+        """Divide all gradients by the loss scale; return whether all servers' are finite."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1 / scale.factor)
@@ -274,7 +272,7 @@ class Optimizer:
         return False
 
     def _update(self, name: str) -> None:
-        """Update one parameter; its state, which the first update makes, goes to a file."""
+        """Update one parameter; move optimizer state that the first update makes to a file."""
         self.applied = True
         optimizer = self._optimizers[name]
         optimizer.step()
@@ -283,7 +281,7 @@ class Optimizer:
 
     def _step_in_backward(self, backward: Callable[[], float]) -> float:
         scale, unscaled = 1.0, 1 / self.scale.factor if self.scale is not None else 1.0
-        known = bool(self.clip) or self.scale is not None  # the norm, before the first update
+        known = bool(self.clip) or self.scale is not None  # the norm, before any update
         if known:
             squares: list[Tensor] = []
             overflowed = False
@@ -331,7 +329,7 @@ class Optimizer:
 
     @contextmanager
     def _hooked(self, hooks: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
-        """Call a function with each parameter whose gradient is complete."""
+        """Return a context that calls a hook with each parameter whose gradient is complete."""
         handles = [
             self.parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for name, hook in hooks.items()
@@ -345,10 +343,7 @@ class Optimizer:
     # --- checkpoints ---
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state that this server has for a checkpoint, by name.
-
-        It is empty before the first step.
-        """
+        """Return this server's optimizer state by name; empty before the first step."""
         state = {}
         for name, optimizer in self._optimizers.items():
             for key, value in optimizer.state.get(self.parameters[name], {}).items():
@@ -360,7 +355,7 @@ class Optimizer:
         """Load the state of a checkpoint.
 
         Raises:
-            CleaveError: when it lacks a parameter's state.
+            CleaveError: when the checkpoint lacks a parameter's state.
         """
         held: dict[str, dict[str, Tensor]] = {}
         for full, value in tensors.items():
@@ -373,7 +368,7 @@ class Optimizer:
                     f"the checkpoint has no optimizer state of {name!r}; it is not of this model, "
                     f"or was not written by cleave"
                 )
-            # Copied one parameter at a time: the values may lie in the checkpoint's file.
+            # Copied, as the values may lie in the checkpoint's file.
             state: dict[str, Any] = {key: value.clone() for key, value in held[name].items()}
             if self._files is not None:
                 self._files.move(state)
@@ -381,10 +376,10 @@ class Optimizer:
 
 
 def _overflowed(scale: LossScale) -> None:
-    """Leave out a step whose gradients overflow in fp16.
+    """Skip a step whose gradients overflow in fp16.
 
     Raises:
-        DivergedError: when the scale of the loss cannot be what makes them overflow.
+        DivergedError: when the loss scale is too small to cause the overflow.
     """
     scale.overflowed()
     if scale.exhausted:
@@ -392,15 +387,14 @@ def _overflowed(scale: LossScale) -> None:
 
 
 def _completed(sums: GradientSums, name: str, parameter: Tensor) -> None:
-    """Note a complete gradient, as a hook of its parameter."""
+    """Report a complete gradient, as a hook of its parameter."""
     sums.complete(name)
 
 
 def _hidden_matrices(model: Any) -> set[int]:
-    """Return the `id` of the weights of linear layers, but for those of the LM head.
+    """Return the `id`s of linear layers' weights, except the LM head's and a tied embedding's.
 
-    Embeddings are no such layers, of tokens, positions or else; nor are 2-D parameters that no
-    matrix product has, as those of state space models. A head that is tied is an embedding.
+    Excludes 2-D parameters outside linear layers, as in state space models.
     """
     found = {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
     for get in ("get_input_embeddings", "get_output_embeddings"):

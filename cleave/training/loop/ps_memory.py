@@ -1,4 +1,4 @@
-"""How a training run uses the memory of the PS: what it keeps, and what it computes again."""
+"""Memory use of the PS in a training run: what is kept, and what is recomputed."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from cleave.training.lora.spec import LoraSpec
 if TYPE_CHECKING:
     from torch import nn
 
-_WEIGHT_BYTES: Final = 4  # of a parameter
+_WEIGHT_BYTES: Final = 4  # per parameter, like the next two
 _GRADIENT_BYTES: Final = 4
-_STATE_BYTES: Final = 8  # of it: two moments
+_STATE_BYTES: Final = 8  # two moments
 _HERE: Final = (Method.TILES.value, Method.LOCAL.value)
 _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
-"""The share of the memory that these may take, without activations."""
+"""Largest share of total memory for each mode, without activations."""
 
 
 def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
-    """Return how memory is used: what the job says, or the fastest way that fits.
+    """Return the job's memory mode; for `AUTO`, the fastest mode that fits.
 
     Args:
         job: the job.
-        model: the model, with the parameters that are trained marked so.
-        servers: how many share gradients and the optimizer's state, see `GradientSums`, and the
-            weights, see `SharedWeights`.
+        model: the model; trained parameters require gradients.
+        servers: number of servers, which share gradients and the optimizer's state (see
+            `GradientSums`) and, with `SHARDED`, the weights (see `SharedWeights`).
 
     Returns:
         Any mode but `AUTO`.
 
     Raises:
-        UsageError: when several servers are to be lean, or weights cannot be shared.
+        UsageError: when several servers ask for `LEAN`, or weights cannot be shared.
     """
     check_memory(job, servers)
     asked = MemoryMode(job.memory)
@@ -44,25 +44,25 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     if servers > 1 and job.method in _HERE and not _quantized(job):
         least = MemoryMode.SHARDED
     memory_bytes = total_memory_bytes()
-    if memory_bytes is None:  # the system does not tell: spare it
+    if memory_bytes is None:  # unknown memory size: use the least
         return least
     state = 0.0 if job.state_dir else _STATE_BYTES / servers
-    # Sums over micro-batches are on each server until the last one.
+    # With accumulation, each server holds all gradients until the last micro-batch.
     gradient = _GRADIENT_BYTES / (servers if job.accumulate == 1 else 1)
     needed_bytes = sum(
         p.numel() * (_WEIGHT_BYTES + (gradient + state if p.requires_grad else 0.0))
         for p in model.parameters()
     )
-    needed_bytes += sum(b.nbytes for b in model.buffers())  # codes of quantized weights
+    needed_bytes += sum(b.nbytes for b in model.buffers())  # quantized weights
     fits = (mode for mode, share in _MOST.items() if needed_bytes <= share * memory_bytes)
     return next(fits, least)
 
 
 def check_memory(job: JobSpec, servers: int) -> None:
-    """Refuse a way to use memory that so many servers cannot have.
+    """Refuse a memory mode that this number of servers cannot use.
 
     Raises:
-        UsageError: when several servers are to be lean, or weights cannot be shared.
+        UsageError: when several servers ask for `LEAN`, or weights cannot be shared.
     """
     asked = MemoryMode(job.memory)
     if servers > 1 and asked is MemoryMode.LEAN:

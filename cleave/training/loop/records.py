@@ -1,4 +1,4 @@
-"""The records that a run reports, one per line in `metrics.jsonl` and under `--json`."""
+"""Records of a run, one per line in `metrics.jsonl` and under `--json`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from cleave.scheduler.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """The start of a run, or of its continuation.
+    """The start of a run, or of a resumed run.
 
     Attributes:
-        step: the last step that is done; 0 at the beginning.
-        steps: steps to do in total.
-        run_folder: where everything is written.
+        step: the last completed step; 0 at the beginning.
+        steps: steps in total.
     """
 
     EVENT: ClassVar[str] = "start"
@@ -30,26 +29,23 @@ class StepRecord:
     """One optimizer step.
 
     Attributes:
-        step: counted from 1.
+        step: step number, counted from 1.
         loss: mean cross-entropy over the step's tokens, before its update.
-        tokens: tokens in this step.
         clock: the clock of `fleet_s`: `virtual` or `wall`.
         wall_s: wall seconds of the whole step.
         fleet_s: seconds on the fleet's clock spent waiting for GEMMs or a step by stages.
         ps_s: wall seconds of the PS's own work (everything but waiting for the fleet).
-        verify_s: seconds of processor time for checking results.
+        verify_s: processor seconds for checking results.
         downlink_bytes, uplink_bytes: bytes of encoded messages.
-        floor_bytes: bytes if every operand and result of every GEMM were transferred once; by
-            stages see `StepWork.floor_bytes`.
-        tiles, blocks, reissued: planned tiles, returned blocks, tasks given out again.
-        local_gemms: GEMMs multiplied on the PS because no device was there.
+        floor_bytes: bytes if GEMM operands and results move once; by stages `StepWork.floor_bytes`.
+        tiles, blocks, reissued: planned tiles, returned blocks, reissued tasks.
+        local_gemms: GEMMs multiplied on the PS by `cleave.fleet.local_fallback`.
         journal_bytes: bytes of products written to the journal.
         journal_s: seconds that the journal cost in this step.
-        journal_saved_s: seconds that products taken from the journal had taken before.
-        traffic: `downlink_bytes` and `uplink_bytes` by what they are for.
-        saved: bytes that would have been more without coding, by what they are for.
-        against_loss: the loss of this step in the run that this one is compared with, if any; left
-            out of what is written where there is none.
+        journal_saved_s: seconds originally spent on products that now came from the journal.
+        traffic: `downlink_bytes` and `uplink_bytes` by purpose.
+        saved: bytes saved by compression, by purpose.
+        against_loss: the loss of this step in the compared run; omitted from output without one.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -88,7 +84,7 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class NoteRecord:
-    """A message for the user, such as a checkpoint that was written."""
+    """A message for the user, such as the path of a written checkpoint."""
 
     EVENT: ClassVar[str] = "note"
     text: str
@@ -96,10 +92,10 @@ class NoteRecord:
 
 @dataclass(frozen=True, slots=True)
 class PresenceRecord:
-    """A change of who multiplies: no device is there any more, or one is there again.
+    """A change of who multiplies: the last device has left, or a device is connected again.
 
     Attributes:
-        step: the step under way.
+        step: the current step.
         state: who multiplies now: `present`, `absent` or `local` (`cleave.fleet.local_fallback`).
         text: a description for people.
     """
@@ -112,10 +108,10 @@ class PresenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DiskRecord:
-    """The disk of the run folder is full and training waits, or there is space again.
+    """The run folder's disk is full and training waits, or the disk has space again.
 
     Attributes:
-        step: the last step that is done.
+        step: the last completed step.
         state: `full` or `free`.
         text: a description for people.
     """
@@ -128,7 +124,7 @@ class DiskRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServersRecord:
-    """Several servers have no room in their cluster and training waits, or they run again.
+    """Several servers wait for room in their cluster, or run again.
 
     Attributes:
         state: `waiting` or `running`.
@@ -145,20 +141,18 @@ class DoneRecord:
     """The end of a run.
 
     Attributes:
-        steps: the last step that is done.
-        first_loss, loss: losses of the first and of the last step that this process did; NaN if it
-            did none.
-        run_folder: where everything was written.
+        steps: the last completed step.
+        first_loss, loss: losses of this process's first and last step; NaN if it did none.
         stopped: whether the run was stopped before its last step.
         offload: `all` or `auto`.
-        gemms: GEMMs for which devices were there.
-        kept_gemms: how many of them the PS kept; with `all`, how many `auto` would have kept.
+        gemms: GEMMs submitted to the fleet, including those that the PS kept.
+        kept_gemms: number of them that the PS kept; with `all`, that `auto` would have kept.
         kept_saves_s: predicted seconds that this saved, or would have saved.
-        kept_reasons: a sentence for each of the shapes that save most.
+        kept_reasons: a sentence for each shape that saves most.
         local_gemms, journal_bytes, journal_s, journal_saved_s: sums over the steps of this process.
         journal_gemms: GEMMs whose products came from the journal.
-        traffic: `downlink_bytes` and `uplink_bytes` by what they are for.
-        saved: bytes that would have been more without coding, by what they are for.
+        traffic: `downlink_bytes` and `uplink_bytes` by purpose.
+        saved: bytes saved by compression, by purpose.
         resumed_after: the step after which this process began; 0 for a run from its start.
     """
 
@@ -194,7 +188,7 @@ class DoneRecord:
 
 @dataclass(frozen=True, slots=True)
 class TextRecord:
-    """A piece of what a model says: the prompt, then what it adds."""
+    """A part of a model's text: the prompt, then what the model adds."""
 
     EVENT: ClassVar[str] = "text"
     text: str
@@ -202,7 +196,7 @@ class TextRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """How much of an evaluation is done: windows of a text, or questions."""
+    """Progress of an evaluation, in windows of a text or in questions."""
 
     EVENT: ClassVar[str] = "progress"
     done: int
@@ -214,10 +208,10 @@ class PredictedRecord:
     """How well a model predicts a text.
 
     Attributes:
-        loss: mean cross-entropy, in nats for each predicted token.
+        loss: mean cross-entropy, in nats per predicted token.
         perplexity: e to the loss.
-        tokens: that were predicted.
-        text: the same for people.
+        tokens: number of predicted tokens.
+        text: a description for people.
     """
 
     EVENT: ClassVar[str] = "predicted"
@@ -233,9 +227,9 @@ class AnsweredRecord:
 
     Attributes:
         accuracy: the share of right answers.
-        right, questions: numbers of them.
-        cut: of how many the beginning did not fit the model.
-        text: the same for people.
+        right, questions: number of right answers, and of questions.
+        cut: number of questions whose beginning did not fit the model.
+        text: a description for people.
     """
 
     EVENT: ClassVar[str] = "answered"
@@ -263,10 +257,7 @@ Record: TypeAlias = (
 
 
 def to_dict(record: Record) -> dict[str, Any]:
-    """Return the record as it is written, with its event's name first.
-
-    Numbers that are not finite, which JSON lacks, are None.
-    """
+    """Return the record as written, event name first; None replaces numbers that are not finite."""
     values = asdict(record).items()
     return {
         "event": record.EVENT,

@@ -1,13 +1,13 @@
 """The folder of one training run: its configuration, its metrics and its loss curve.
 
-config.toml      what was asked for
+config.toml      the run's settings
 fleet.toml       the devices that `cleave train` emulated
 model/           the model's configuration and tokenizer, for an export
 checkpoints/     see `checkpoint`
-best/            the checkpoint with the lowest held-out loss, if that is kept
-metrics.jsonl    one JSON object per line, written as the run goes
-loss.png         the curve, drawn from the metrics
-lock             is locked, and names the process, while one uses the folder
+best/            the checkpoint with the lowest held-out loss, if kept
+metrics.jsonl    one JSON object per line, appended during the run
+loss.png         the loss curve, drawn from the metrics
+lock             locked while a process uses the folder, and names that process
 """
 
 import errno
@@ -39,35 +39,35 @@ from cleave.files import (
 from cleave.training.loop.disk import cannot_write
 
 CHECKPOINTS = "checkpoints"
-"""The folder of a run's checkpoints, within it."""
+"""Subfolder of the run's checkpoints."""
 
 BEST = "best"
-"""The folder of the checkpoint with the lowest held-out loss, within it."""
+"""Subfolder of the checkpoint with the lowest held-out loss."""
 
 JOURNAL = "journal"
-"""The folder of finished products, within it; see `cleave.training.loop.journal`."""
+"""Subfolder of finished products; see `cleave.training.loop.journal`."""
 
 DESCRIPTION = "model"
-"""The folder that describes a run's model, within it."""
+"""Subfolder that describes the run's model."""
 
 OWN_FOLDERS = (CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "tensorboard", "wandb", "ray")
-"""The folders of a run folder that are written into, and so are no links."""
+"""Subfolders that a run writes to, which therefore must not be links."""
 
 _NO_LOCKS = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT,  # one that is only read
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT,  # read-only folders
     errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run. It has one writer at a time, and any number of readers."""
+    """The folder of one run, with one writer at a time and any number of readers."""
 
     path: Path
 
     @classmethod
     def create(cls, root: Path, name: str | None = None, *, now: datetime | None = None) -> Self:
-        """Make a new folder under `root`, named `name` or else by the local time.
+        """Make a new folder under `root`, named `name` or by the local time.
 
         Raises UsageError when the name is taken or is not a plain name, CleaveError when the folder
         cannot be made.
@@ -91,10 +91,10 @@ class RunFolder:
 
     @staticmethod
     def check_name(root: Path, name: str) -> None:
-        """Refuse what is no name for a new run folder in `root`, or a run has already.
+        """Refuse a name that is invalid for a run folder or already exists in `root`.
 
         Raises:
-            UsageError: when it is one of these.
+            UsageError: when the name is refused.
         """
         if name in ("", ".", "..") or set(name) & set("/\\") or not name.isprintable():
             raise UsageError(
@@ -104,25 +104,25 @@ class RunFolder:
             raise _taken(root / name)
 
     def remove_if_empty(self) -> None:
-        """Remove the folder if nothing was written into it, as where the run was refused."""
+        """Remove the folder if nothing was written to it, as after a refused run."""
         if self.path.is_dir() and {each.name for each in self.path.iterdir()} <= {LOCK}:
             (self.path / LOCK).unlink(missing_ok=True)
             self.path.rmdir()
 
     @contextmanager
     def lock(self, wait_s: float = 0.0, advice: str = "") -> Iterator[str]:
-        """Return a context manager in which no other process may use the folder.
+        """Return a context manager that locks the folder against other processes.
 
-        It yields an empty text, or why the folder cannot be locked: it may be one that this user
-        only reads, or on a file system without locks.
+        It yields an empty text, or why the folder cannot be locked: it may be read-only, or its
+        file system may have no locks.
 
         Args:
-            wait_s: how long to wait for a process that uses it.
-            advice: what a user can do besides while another process uses it.
+            wait_s: how long to wait for another process to release the folder.
+            advice: further advice for the user if another process uses the folder.
 
         Raises:
-            UsageError: when another process uses it.
-            CleaveError: when something in it is a link, or was not written by Cleave.
+            UsageError: when another process uses the folder.
+            CleaveError: when a subfolder is a link, or the lock file is not Cleave's.
         """
         try:
             for name in OWN_FOLDERS:
@@ -155,7 +155,7 @@ class RunFolder:
         return self.path / "loss.png"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write `config` as TOML. Keys whose value is None are left out: TOML has no null."""
+        """Write `config` as TOML, without None values: TOML has no null."""
         import tomli_w
 
         try:
@@ -164,7 +164,7 @@ class RunFolder:
             raise cannot_write(self.config_path, error) from error
 
     def read_config(self) -> dict[str, Any]:
-        """Return what `write_config` wrote. Raises UsageError if it is missing or damaged."""
+        """Return the written configuration. Raises UsageError if it is missing or damaged."""
         try:
             return tomllib.loads(self.config_path.read_text("utf-8"))
         except OSError as error:
@@ -178,10 +178,10 @@ class RunFolder:
             ) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl, or nothing. On return the operating system has it.
+        """Append one line to metrics.jsonl, whole or not at all. On return the OS has it.
 
         NaN and infinity, which JSON lacks, are written as null; numpy and torch scalars as numbers.
-        After a crash call `rewind` before the first `append`.
+        After a crash, call `rewind` before the first `append`.
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
@@ -191,7 +191,7 @@ class RunFolder:
             raise cannot_write(self.metrics_path, error) from error
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records so far, in order, without a last line that is still being written.
+        """Yield the records so far, in order, without an incomplete last line.
 
         Raises CleaveError for any other line that is not a JSON object.
         """
@@ -205,13 +205,12 @@ class RunFolder:
                 )
 
     def rewind(self, step: int) -> None:
-        """Restore the metrics to those after `step`, before the run goes on from there.
+        """Restore the metrics to those after `step`, before the run resumes there.
 
-        Drops lines that a crash damaged or cut short, every record of a later step, and the plot
-        where it shows one.
+        Drops damaged or incomplete lines, every record of a later step, and a plot that shows one.
 
         Raises:
-            CleaveError: when the metrics cannot be written, or something else is in their place.
+            CleaveError: when the metrics cannot be written, or the file does not hold metrics.
         """
         lines = list(self._lines())
         kept = [
@@ -221,7 +220,7 @@ class RunFolder:
         ]
         if not self.metrics_path.exists():
             return
-        begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")  # which a power loss leaves
+        begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")  # a power loss leaves zeros
         if begin and not begin.startswith(b'{"') and not any(record for _, record in lines):
             raise CleaveError(
                 f"{str(self.metrics_path)!r} does not hold the metrics of a run: move it away"
@@ -246,7 +245,7 @@ class RunFolder:
         if not train and not evaluation:
             return None
 
-        # A Figure of its own, not pyplot: no display, no state shared with the caller's plots.
+        # Not pyplot: it needs a display and shares state with the caller's plots.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -286,7 +285,7 @@ class RunFolder:
 
 
 def _append_whole(file: FileIO, data: bytes) -> None:
-    """Write at the end of a file. Raises OSError, and has then written nothing."""
+    """Write at the end of a file. On OSError, nothing is written."""
     end = file.seek(0, os.SEEK_END)
     try:
         write_all(file, data)
@@ -320,7 +319,7 @@ def _curve(records: list[dict[str, Any]], field: str) -> list[tuple[float, float
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as something that JSON can hold."""
+    """Return `value` in a form that JSON can hold."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -335,7 +334,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_none(value: Any) -> Any:
-    """Return `value` as something that TOML can hold."""
+    """Return `value` in a form that TOML can hold."""
     if isinstance(value, Mapping):
         return {str(k): _without_none(item) for k, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

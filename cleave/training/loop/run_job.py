@@ -1,4 +1,4 @@
-"""Training jobs as they are requested, on the command line or by an operator's message."""
+"""Training jobs requested on the command line or by an operator's message."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
     from cleave.training.results.uses import Stop, UseRequest
 
 USE: Final = "use"
-"""The argument of a request that asks for a use of a model, and not for training."""
+"""Key in a request's arguments for using a model instead of training."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """Asks for a job, or for a run folder's job to go on.
+    """A request to train a job, or to resume a run folder's job.
 
     Attributes:
         job: settings of `JobSpec` by name; with `resume`, only those that change.
         resume: an existing run folder, or empty.
-        name: the name of a new run folder; empty for one made from the time.
-        restart: with `resume`, whether to begin again at step 1 if no checkpoint is whole.
+        name: the name of a new run folder; empty to derive it from the time.
+        restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
         begin: with `resume`, whether to begin at step 1 if the run never wrote a checkpoint.
-        accept_changes: with `resume`, whether the run goes on with other data than it had, see
-            `cleave.training.loop.trainer.train`.
+        accept_changes: with `resume`, whether to accept changed data, see `trainer.train`.
     """
 
     job: Mapping[str, Any]
@@ -50,7 +49,7 @@ class JobRequest:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> JobRequest:
-        """Read the arguments of an operator's `submit`.
+        """Parse the arguments of an operator's `submit`.
 
         Raises:
             UsageError: when they have the wrong form.
@@ -72,12 +71,12 @@ class JobRequest:
         return cls(job, resume, name, restart, begin, accept)
 
     def restarts(self) -> bool:
-        """Say whether a resumed run begins again at step 1 where no checkpoint is whole."""
+        """Return whether a resumed run starts over at step 1 if no checkpoint is intact."""
         unwritten = not any((Path(self.resume) / CHECKPOINTS).glob("*"))
         return self.restart or (self.begin and unwritten)
 
     def spec(self) -> JobSpec:
-        """Return the whole job; a resumed job's settings are read from its folder.
+        """Return the complete job; with `resume`, the folder's saved settings are the defaults.
 
         Raises:
             UsageError: when the job cannot be run.
@@ -88,16 +87,16 @@ class JobRequest:
             saved = RunFolder(_existing(self.resume)).read_config()
             spec = JobSpec.from_dict({**saved, **self.job})
         spec.check_model(resolve_model(spec.model).spec)
-        if self.job.get("against"):  # of a resumed run it may be gone
+        if self.job.get("against"):  # a resumed run's saved one may be gone
             check_compared(spec)
         return spec
 
 
 def _existing(path: str) -> Path:
-    """Return the path of a run folder that exists.
+    """Return the path of an existing run folder.
 
     Raises:
-        UsageError: when it is none.
+        UsageError: when it is not a run folder.
     """
     folder = Path(path)
     if not (folder / "config.toml").is_file():
@@ -111,13 +110,13 @@ def _existing(path: str) -> Path:
 def use_model(
     request: UseRequest, fleet: Fleet | None, report: Callable[[Record], None], stop: Stop
 ) -> None:
-    """Load a model and use it, with its multiplications on a fleet while that has devices.
+    """Load a model and use it, multiplying on the fleet while devices are connected.
 
     Args:
-        request: the model, and what for.
-        fleet: None for this machine alone.
+        request: the model and its use.
+        fleet: the fleet; None to use this machine alone.
         report: called with every record.
-        stop: says whether to stop.
+        stop: returns whether to stop.
 
     Raises:
         CleaveError: when the model cannot be loaded or used.
@@ -138,7 +137,7 @@ def use_model(
 
 
 def _use(arguments: Mapping[str, Any]) -> UseRequest:
-    """Return the use of a model that an operator asks for.
+    """Return the model use that an operator requests.
 
     Raises:
         UsageError: when it has the wrong form.
@@ -149,7 +148,7 @@ def _use(arguments: Mapping[str, Any]) -> UseRequest:
 
 
 class Meter(Protocol):
-    """Measures a job's energy from when it is made."""
+    """Measures a job's energy from its creation."""
 
     def record(self) -> dict[str, Any]:
         """Return the run's energy record up to now."""
@@ -162,12 +161,12 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """Trains jobs, each in a run folder of its own below `runs`.
+    """Trains jobs, each in its own run folder below `runs`.
 
     Attributes:
-        runs: the folder in which new run folders are made.
-        meter: makes a meter for a job that begins; None to record no energy.
-        servers: how many train each job.
+        runs: the folder for new run folders.
+        meter: returns a new meter for a starting job; None to record no energy.
+        servers: number of servers that train each job.
     """
 
     runs: Path
@@ -175,11 +174,10 @@ class JobRunner:
     servers: int = 1
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Return the job's model and steps; a use of a model has none.
+        """Return the job's model and steps; 0 steps for a model's use.
 
         Raises:
-            UsageError: when it cannot be run, see `JobRequest.spec`; when its text is not there, or
-                a run has its name.
+            UsageError: when the job cannot run, its data does not exist, or its name is taken.
         """
         if USE in arguments:
             use = _use(arguments)
@@ -191,12 +189,12 @@ class JobRunner:
         if request.name and not request.resume:
             RunFolder.check_name(self.runs, request.name)
         for source in (spec.data, spec.eval_data):
-            if source:  # else a typing error would be told when its turn has come
+            if source:  # report a typing error now, not when the job starts
                 check_source(source)
         return spec.model, spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse to pause a job that keeps no checkpoints, see `Runner` of the server."""
+        """Refuse to pause a job without checkpoints; see `Runner` of the server."""
         if USE in arguments:
             raise UsageError("a model's use cannot be paused; stop it, and ask again later")
         if not JobRequest.from_dict(arguments).spec().interval:
@@ -212,12 +210,12 @@ class JobRunner:
         report: Callable[[dict[str, Any]], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train, or use a model; report records as plain maps; see `Runner.run` of the server."""
+        """Train or use a model; report records as plain dicts; see `Runner.run` of the server."""
         if USE in arguments:
             use_model(_use(arguments), fleet, lambda record: report(to_dict(record)), stop)
             return
         from cleave.training.loop.trainer import (
-            TrainContext,  # torch: a server without a job needs none
+            TrainContext,  # imports torch, which an idle server does not need
         )
 
         request = JobRequest.from_dict(arguments)
@@ -228,7 +226,7 @@ class JobRunner:
             nonlocal done
             if isinstance(record, StepRecord):
                 done = record.step
-            if meter is not None and isinstance(record, DoneRecord):  # stays the last line
+            if meter is not None and isinstance(record, DoneRecord):  # `done` stays last
                 energy, folder = meter.record(), RunFolder(Path(record.run_folder))
                 context.patience(lambda: done).insist(lambda: folder.append(energy))
                 report(energy)
@@ -258,7 +256,7 @@ class JobRunner:
                 accept_changes=request.accept_changes,
             )
             return
-        dataset = prepare(spec, context)  # a job that is refused leaves no folder
+        dataset = prepare(spec, context)  # a refused job leaves no folder
         patience = context.patience(lambda: 0)
         folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
         try:

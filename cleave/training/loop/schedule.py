@@ -1,4 +1,4 @@
-"""Learning rates by step: warm-up, then one of the usual ways down."""
+"""Learning rate schedules: warm-up, then one of the usual decays."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ class Decay(Enum):
     """How the learning rate falls after the warm-up; the values are those of `--schedule`."""
 
     COSINE = "cosine"
-    """Along half a cosine, until the last step."""
+    """Half a cosine, until the last step."""
 
     LINEAR = "linear"
-    """Along a line, until the last step."""
+    """Linear, until the last step."""
 
     CONSTANT = "constant"
-    """Not at all."""
+    """No decay."""
 
     WSD = "wsd"
-    """Warm-up, stable, decay: along a line, in the last steps only."""
+    """Warm-up, stable, decay: linear, in the last steps only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A learning rate with linear warm-up.
+    """A learning rate schedule with linear warm-up.
 
     Attributes:
         peak: the largest learning rate.
         warmup_steps: steps until the peak is reached.
         steps: steps in total.
-        decay: how it falls then.
-        floor: the share of the peak that it falls to.
-        decay_steps: of `wsd`: how many steps it falls.
+        decay: how the rate falls after the warm-up.
+        floor: final rate as a share of the peak.
+        decay_steps: number of decay steps in the WSD schedule.
     """
 
     peak: float

@@ -1,7 +1,7 @@
-"""The optimizer's state in files mapped into memory, so that it may be larger than memory.
+"""The optimizer's state in memory-mapped files, so that it may exceed memory.
 
-The system writes such pages to disk and drops them where memory is short, and reads them again when
-the optimizer needs them. What is computed is the same.
+The system writes mapped pages to disk when memory is short, and reads them again when the optimizer
+needs them. The results are the same.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from cleave.training.loop.checkpoint import bytes_of
 from cleave.training.loop.disk import Patience, cannot_write
 
 LEAST_BYTES: Final = 2**20
-"""Smaller tensors stay in memory: a file for each costs more than it saves."""
+"""Smaller tensors stay in memory: a file costs more than it saves."""
 
 
 class StateFiles:
     """Moves tensors to files of a folder.
 
-    A file is deleted as soon as it is mapped, so that nothing is left of a run that is killed; its
-    space is free when the process ends. Windows cannot do that: there the files stay.
+    A file is deleted once it is mapped, so that a killed run leaves nothing behind. Its space is
+    free when the process ends. Windows cannot delete mapped files; they stay there.
 
     Args:
-        folder: where; it is made if it is not there.
-        patience: what waits for space when the disk is full.
+        folder: the folder, made if missing.
+        patience: retries writes while the disk is full.
 
     Raises:
         CleaveError: when the folder cannot be written.
@@ -43,10 +43,10 @@ class StateFiles:
         self._patience = patience
 
     def move(self, state: dict[str, Any]) -> None:
-        """Replace the large tensors in a parameter's state by mapped ones of the same values.
+        """Replace a parameter's large state tensors by mapped ones with the same values.
 
         Raises:
-            CleaveError: when a file cannot be written; that tensor is still in memory then.
+            CleaveError: when a file cannot be written; that tensor then stays in memory.
         """
         for key, value in state.items():
             if not isinstance(value, Tensor) or value.nbytes < LEAST_BYTES or is_mapped(value):
@@ -61,8 +61,8 @@ class StateFiles:
                 dir=self._folder,
                 delete=sys.platform != "win32",
             ) as file:
-                # Written, not only made longer: a full disk is found now, and not when a page of
-                # the map is written, which would kill the process.
+                # Write the bytes rather than only extend the file: a full disk raises an error now,
+                # while a later write to a mapped page would kill the process.
                 write_all(file.file, bytes_of(tensor))
                 mapped = torch.from_file(
                     file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype
@@ -73,15 +73,15 @@ class StateFiles:
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Return whether a tensor lies in a file."""
+    """Return whether a tensor is mapped to a file."""
     return tensor.untyped_storage().filename is not None
 
 
 def check_folder(folder: Path) -> None:
-    """Make a folder, if it is not there, and write to it.
+    """Make a folder if it is missing, and check that it is writable.
 
     Raises:
-        CleaveError: when that is not possible.
+        CleaveError: when either fails.
     """
     try:
         writable_folder(folder)

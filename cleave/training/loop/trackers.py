@@ -1,4 +1,4 @@
-"""Curves of a run for TensorBoard and Weights & Biases, beside its own `metrics.jsonl`."""
+"""A run's curves for TensorBoard and Weights & Biases, in addition to `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 
 _WANDB_ID: Final = "wandb-run-id"
-"""The file of a run folder by which a resumed run goes on with its curves."""
+"""File of a run folder with the wandb run id, so that a resumed run continues its curves."""
 
 
 class TrackerKind(Enum):
-    """Where curves may go; users give the values, with + between them."""
+    """Available trackers; users give the values, joined by +."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
@@ -30,19 +30,19 @@ class Tracker(Protocol):
     """Draws one run's curves."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a point at a step to each of these curves."""
+        """Add a point at a step to each curve."""
         ...
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Flush pending points."""
         ...
 
 
 def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
-    """Read a value of `--report-to`, as `tensorboard+wandb`; nothing for an empty one.
+    """Parse a value of `--report-to`, such as `tensorboard+wandb`; an empty tuple for "".
 
     Raises:
-        UsageError: when one is unknown, or its package is not installed.
+        UsageError: when a tracker is unknown or its package is not installed.
     """
     known = [kind.value for kind in TrackerKind]
     names = list(dict.fromkeys(part.strip() for part in text.split("+"))) if text else []
@@ -58,11 +58,11 @@ def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
 
 
 class Trackers:
-    """All that draw a run's curves. One that fails is left out from then on: training goes on.
+    """The trackers of a run. One that fails is dropped, and training continues.
 
     Args:
-        trackers: by name.
-        note: called with a text for the user when one fails.
+        trackers: the trackers by name.
+        note: called with a text for the user when a tracker fails.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], note: Callable[[str], None]) -> None:
@@ -71,24 +71,24 @@ class Trackers:
 
     @classmethod
     def open(cls, job: JobSpec, run: RunFolder, step: int, note: Callable[[str], None]) -> Self:
-        """Begin a run's curves, or go on with them.
+        """Start or continue a run's curves.
 
         Args:
             job: what is trained.
-            run: its folder, in which both keep their files.
-            step: the last that is done; what was drawn of later ones is drawn anew.
-            note: see above.
+            run: the run folder, which holds the trackers' files.
+            step: the last completed step; points of later steps are drawn again.
+            note: called with a text for the user when a tracker fails.
         """
         opened: dict[str, Tracker] = {}
         for kind in tracker_kinds(job.report_to):
             try:
                 opened[kind.value] = _OPEN[kind](job, run, step)
-            except Exception as error:  # noqa: BLE001 - theirs, of any kind, and no reason to stop
+            except Exception as error:  # noqa: BLE001 - trackers raise anything; training continues
                 note(_failed(kind.value, error))
         return cls(opened, note)
 
     def report(self, record: Record) -> None:
-        """Draw what a record says, if it is of a step or a held-out loss."""
+        """Log a step or a held-out loss; ignore other records."""
         match record:
             case StepRecord():
                 values = step_values(record)
@@ -99,7 +99,7 @@ class Trackers:
         self._each(lambda tracker: tracker.log(record.step, values))
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Flush and close all trackers."""
         self._each(lambda tracker: tracker.close())
         self._trackers.clear()
 
@@ -107,7 +107,7 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             try:
                 act(tracker)
-            except Exception as error:  # noqa: BLE001 - see above
+            except Exception as error:  # noqa: BLE001 - as above
                 del self._trackers[name]
                 self._note(_failed(name, error))
 
@@ -118,7 +118,7 @@ def _failed(name: str, error: Exception) -> str:
 
 
 def step_values(record: StepRecord) -> dict[str, float]:
-    """Return the points of a step, by curve. Rates are by the wall clock."""
+    """Return a step's points by curve. Rates use the wall clock."""
     return {
         "train/loss": record.loss,
         "train/learning_rate": record.learning_rate,
@@ -136,26 +136,26 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         own_folder(run.path / "tensorboard")
-        # What was drawn of steps that are done again is not shown.
+        # Hides points of steps that are repeated.
         self._writer: Any = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # a step takes seconds, and may be the last
+        self._writer.flush()  # flushing is cheap, and this step may be the last
 
     def close(self) -> None:
         self._writer.close()
 
 
 class _Wandb:
-    """Sends curves to Weights & Biases as its own settings say: `WANDB_MODE`, `WANDB_PROJECT`."""
+    """Sends curves to Weights & Biases, configured by `WANDB_MODE` and `WANDB_PROJECT`."""
 
     def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
         import wandb
 
         logging.getLogger("wandb").setLevel(logging.WARNING)
-        # On a terminal it would else ask for a key, and hold up training until one is typed.
+        # Otherwise wandb prompts for a key on a terminal and blocks training.
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
             raise UsageError("it has no key here; run `wandb login`, or set WANDB_MODE=offline")
         kept = run.path / _WANDB_ID
@@ -170,7 +170,7 @@ class _Wandb:
             config=job.to_dict(),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # Its own count of steps never goes back, and that of a resumed run may.
+        # wandb's own step counter cannot go back, but a resumed run's steps may.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

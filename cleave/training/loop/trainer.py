@@ -1,4 +1,4 @@
-"""Training, from a job to a trained model. Reads from top to bottom."""
+"""Training, from a job to a trained model."""
 
 from __future__ import annotations
 
@@ -115,23 +115,23 @@ from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _TOKENIZER_SIZE = 4096
-_ALL: Final = 2**31  # checkpoints that are kept
-_LEAVES_S: Final = 60.0  # in which processes of servers that are started again have ended
-_BY_CONTENT: Final = ("model", "data", "eval_data")  # settings that are paths, see `Fingerprints`
+_ALL: Final = 2**31  # keep every checkpoint
+_LEAVES_S: Final = 60.0  # for the processes of restarted servers to exit
+_BY_CONTENT: Final = ("model", "data", "eval_data")  # paths, compared by `Fingerprints`
 
 
 @dataclass(frozen=True, slots=True)
 class TrainContext:
-    """The surroundings of a run: fleet, reports, clock.
+    """Surroundings of a run: fleet, reports, clock.
 
     Attributes:
         fleet: the fleet that multiplies; None for plain PyTorch, the reference.
         report: called with every record.
         stop: called between steps and while the run waits for devices. True ends the run early,
-            with a checkpoint of the last whole step.
-        clock: returns seconds, for intervals between checkpoints and for the journal's cost.
-        sleep: waits for so many seconds, while a disk is full.
-        ranks: the servers that train this model together; the first writes the run folder.
+            with a checkpoint of the last completed step if the job writes checkpoints.
+        clock: returns seconds, for checkpoint intervals and for the journal's cost.
+        sleep: sleeps for the given seconds while the disk is full.
+        ranks: the servers that train this model together; rank 0 writes the run folder.
     """
 
     fleet: Fleet | None
@@ -142,7 +142,7 @@ class TrainContext:
     ranks: Ranks = field(default_factory=Alone)
 
     def patience(self, step: Callable[[], int]) -> Patience:
-        """Return a `Patience` that reports a full disk, with the last step that is done."""
+        """Return a `Patience` that reports a full disk; `step` returns the last completed step."""
 
         def tell(full: bool, text: str) -> None:
             self.report(DiskRecord(step(), "full" if full else "free", text))
@@ -152,7 +152,7 @@ class TrainContext:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A job's model, tokenizer and data: what can be refused before the model is built."""
+    """Model source, tokenizer and data of a job, checked before the model is built."""
 
     source: ModelSource
     tokenizer: TextTokenizer
@@ -161,7 +161,7 @@ class Dataset:
 
 
 def prepare(job: JobSpec, context: TrainContext) -> Dataset:
-    """Find the model and read the data of a job; write nothing but the cache.
+    """Find a job's model and read its data. Writes only to the cache and to `state_dir`.
 
     Raises:
         CleaveError: for every problem that the user can solve.
@@ -173,12 +173,12 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     source = resolve_model(job.model)
     job.check_model(source.spec)
     if job.lora:
-        LoraSpec.of(job.lora).config()  # says at once when peft is missing
+        LoraSpec.of(job.lora).config()  # fails early when peft is missing
     tracker_kinds(job.report_to)
     if job.state_dir:
         check_folder(Path(job.state_dir))
     for path in filter(None, (job.data, job.eval_data)):
-        read_documents(path)  # where there is none says so before a tokenizer is made
+        read_documents(path)  # fails on missing data before a tokenizer is trained
     if source.folder:
         tokenizer = folder_tokenizer(source.folder)
     else:
@@ -212,17 +212,17 @@ def train(
     accept_changes: bool = False,
     dataset: Dataset | None = None,
 ) -> DoneRecord:
-    """Train a model as the job says. No other process uses the run folder meanwhile.
+    """Train a model as specified by a job, with the run folder locked.
 
     Args:
         job: what to train.
         run: the folder for configuration, metrics, checkpoints and the loss plot.
-        context: the fleet, and what is called with reports.
-        resume: whether to go on from the newest whole checkpoint in `run`.
-        restart: whether to begin again at step 1 if there is no such checkpoint.
+        context: the fleet and the callbacks.
+        resume: whether to resume from the newest intact checkpoint in `run`.
+        restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
         accept_changes: whether to resume although data, tokenizer, chat template, model
-            configuration or frozen weights are not those that the run had.
-        dataset: the result of `prepare`, if that was called already.
+            configuration or frozen weights have changed.
+        dataset: the result of `prepare`, if already called.
 
     Raises:
         CleaveError: for every problem that the user can solve; no half-written file is left.
@@ -234,13 +234,12 @@ def train(
 
 @contextmanager
 def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
-    """Return a context manager in which no other process uses a run folder.
+    """Return a context manager that locks a run folder against other processes.
 
-    Of several servers the first has the lock. They may have been started again, and the processes
-    before them end a little later.
+    With several servers, rank 0 locks it, and waits for processes of an earlier start to exit.
 
     Raises:
-        CleaveError: on every server, when another process uses it.
+        CleaveError: on every server, when another process uses the folder.
     """
     ranks, refused = context.ranks, ""
     wait_s = _LEAVES_S if ranks.count > 1 else 0.0
@@ -317,7 +316,7 @@ def _train(
 
 
 def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequence[str]) -> bool:
-    """Return whether held-out losses are of the same text as those before a checkpoint."""
+    """Return whether held-out losses before and after a checkpoint are of the same text."""
     if checkpoint is None:
         return False
     before: Mapping[str, Any] = checkpoint.meta.get("job", {})
@@ -326,12 +325,10 @@ def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequ
 
 
 def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
-    """Refuse to resume a run that would silently begin again at step 1.
-
-    With a journal of the first steps, a run can be resumed from the beginning.
+    """Refuse to resume a run that would silently start over, without a journal of its first steps.
 
     Raises:
-        CleaveError: when there is nothing to resume from.
+        CleaveError: when the run has nothing to resume from.
     """
     where = str(run.path)
     if damaged:
@@ -348,10 +345,10 @@ def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoi
 
 
 def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dataset) -> None:
-    """Refuse to train together what is not the same on all servers.
+    """Check that all servers have the same data, tokenizer, configuration and checkpoint.
 
     Raises:
-        CleaveError: when data, tokenizer or checkpoint of a server are others.
+        CleaveError: when a server differs from rank 0.
     """
     if ranks.count == 1:
         return
@@ -372,7 +369,7 @@ def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dat
 
 
 def _spread_weights(model: nn.Module, ranks: Ranks) -> None:
-    """Make all servers' weights those of the first, also where another torch draws others."""
+    """Copy rank 0's weights to all servers; PyTorch versions may initialize differently."""
     weights = [parameter.detach() for parameter in model.parameters()]
     ranks.spread(weights, [0] * len(weights))
 
@@ -399,14 +396,14 @@ class Trainer:
         sharded = MemoryMode.SHARDED.value
         if sharded in self.ranks.agree(memory.value):  # all share weights, or none does
             memory = MemoryMode.SHARDED
-        elif job.method == Method.STAGES.value:  # which leaves nothing here
+        elif job.method == Method.STAGES.value:  # devices do the passes
             memory = MemoryMode.PLAIN
         self.weights = SharedWeights(model, self.ranks) if memory is MemoryMode.SHARDED else None
-        self._shares = False  # not before they are loaded
+        self._shares = False  # sharing begins once the weights are loaded
         again = memory is not MemoryMode.PLAIN
         if again:
             enable_checkpointing(model)
-        # Accumulated gradients have to be kept anyway.
+        # Gradient accumulation keeps all gradients anyway.
         in_backward = memory is MemoryMode.LEAN and job.accumulate == 1
         here = context.fleet is None or job.method in (Method.LOCAL.value, Method.TILES.value)
         if in_backward and job.clip and here:
@@ -447,7 +444,7 @@ class Trainer:
         self.saved: int | None = None  # the step of the last checkpoint
         self.saved_s = context.clock()
         self.heldout = HeldOut()
-        self.kept_loss = math.inf  # of the checkpoint in best/
+        self.kept_loss = math.inf  # held-out loss of the checkpoint in best/
         self.compared = ComparedRun()
         self.loader = BatchLoader(
             self.corpus.train,
@@ -477,12 +474,12 @@ class Trainer:
         return folder / f"server-{self.ranks.rank + 1}" if self.ranks.count > 1 else folder
 
     def write(self, write: Callable[[], object]) -> None:
-        """Write something into the run folder, which the first of several servers does."""
+        """Write to the run folder. With several servers, only rank 0 writes."""
         if not self.ranks.rank:
             self.patience.insist(write)
 
     def close(self) -> None:
-        """Withdraw what is still under way on the fleet, and close the journal."""
+        """Withdraw the fleet's work in flight; close the journal and the trackers."""
         if self.fleet is not None:
             self.fleet.close()
         if self.journal is not None:
@@ -499,7 +496,7 @@ class Trainer:
             self.trackers = Trackers.open(job, self.folder, self.step, self._note)
             try:
                 self.compared = ComparedRun.of(job, self._note)
-            except CleaveError as error:  # it may be gone since this run began
+            except CleaveError as error:  # its folder may be gone since this run began
                 self._note(f"not compared: {error}")
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
@@ -574,14 +571,13 @@ class Trainer:
         return self.journal is not None and self.journal.outgrown(self._checkpoint_bytes())
 
     def _kept(self) -> Kept:
-        """Return what stayed on the PS, or what `--offload auto` would have kept there."""
         return self.fleet.kept() if self.fleet else Kept(0, 0, 0.0, ())
 
     def train_step(self) -> StepRecord:
         """Do one optimizer step.
 
         Raises:
-            AbandonedError: when training is to stop; the state is then that before the step.
+            AbandonedError: when training stops or a server has no device left; the step is undone.
             DivergedError: when the loss or the gradients are not finite.
         """
         before, began_s = self._counters(), time.perf_counter()
@@ -637,11 +633,11 @@ class Trainer:
         )
 
     def _diverged(self, when: str, found: str) -> DivergedError:
-        """Return the error that ends a run whose numbers are not finite, with what to do.
+        """Return the error that ends a diverged run, with advice.
 
         Args:
-            when: which step, or after which.
-            found: what is not finite.
+            when: the step, for the message.
+            found: description of the value that is not finite.
         """
         clip = f"now {self.job.clip:g}" if self.job.clip else "now off"
         return DivergedError(
@@ -651,7 +647,7 @@ class Trainer:
         )
 
     def _update(self, rate: float, batches: list[Batch]) -> float:
-        """Do one update of all parameters; return the mean loss over all micro-batches."""
+        """Update all parameters once; return the mean loss over all micro-batches."""
         learned = sum(learned_tokens(batch.labels) for batch in batches)
         if self.shared.several:
             part = self.shared.part(batches)
@@ -663,24 +659,24 @@ class Trainer:
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
 
     def _shared_gradients(self, part: list[Batch], learned: int) -> float:
-        """Compute gradients of a part of a step, and add them up with those of other servers."""
+        """Compute gradients of this server's part of a step; sum them over all servers."""
         if self.weights is not None:
             self.optimizer.begin_passes(max(self.ranks.agree(len(part))))
         return self.shared.do(part, partial(self._gradients, part, learned), self.optimizer)
 
     def _gradients(self, batches: list[Batch], learned: int) -> float:
-        """Compute gradients of a part of a step, on the fleet or here; see `_backward`."""
+        """Compute gradients of these micro-batches, on the fleet or here; see `_backward`."""
         if self.fleet is None:
             return self._backward(batches, learned)
         loss = self.fleet.gradients(batches, learned)
         return self._backward(batches, learned) if isinstance(loss, NotByStages) else loss
 
     def _backward(self, batches: list[Batch], learned: int) -> float:
-        """Compute gradients of the mean loss of a step; return what these micro-batches add to it.
+        """Compute gradients of a step's mean loss; return these micro-batches' share of that loss.
 
         Args:
             batches: all micro-batches of the step, or those of this server.
-            learned: the tokens of the whole step that are learned.
+            learned: number of learned tokens in the whole step.
         """
         total, first = 0.0, self.shared.first_row
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
@@ -688,7 +684,7 @@ class Trainer:
                 count = len(batch.ids)
                 with self._gathered(left), self.chance.of_pass(self.step, first, count):
                     loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
-                    if self.optimizer.in_backward:  # which updates before it is over
+                    if self.optimizer.in_backward:  # parameters change during the backward pass
                         check_loss(loss.item())
                     with self.optimizer.last_pass() if not left else nullcontext():
                         (loss * self._factor).backward()  # type: ignore[no-untyped-call]
@@ -697,21 +693,18 @@ class Trainer:
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
-        """Return a context in which a pass finds its weights, before so many others."""
+        """Return a context that gathers the weights for a pass, with `left` passes after it."""
         return self.weights.computing(left) if self.weights is not None else nullcontext()
 
     @property
     def _factor(self) -> float:
-        """Return what the loss is multiplied by before its backward pass."""
+        """Return the loss scale; 1 without one."""
         return self.optimizer.scale.factor if self.optimizer.scale is not None else 1.0
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of all tokens that are learned.
-
-        In training the loss that spreads tokens over experts is added, if the config asks for it.
-        """
+        """Return the mean loss over learned tokens; training adds any auxiliary loss of experts."""
         narrow = _NARROW.get(Precision(self.job.dtype))
-        kept = self.weights is None  # narrow weights stay until the end, where they may
+        kept = self.weights is None  # shared weights are freed, so their casts are not cached
         with torch.autocast("cpu", narrow, enabled=narrow is not None, cache_enabled=kept):
             mask = mask_for(self._packed, batch.positions)
             out = self.model(**called_with(batch.ids, mask, batch.positions))
@@ -722,7 +715,7 @@ class Trainer:
         return loss + self._auxiliary * out.aux_loss if spreads else loss
 
     def evaluate(self) -> float:
-        """Return the mean loss on held-out text, in nats per token that is learned."""
+        """Return the mean loss on held-out text, in nats per learned token."""
         self.model.eval()
         try:
             with torch.no_grad():
@@ -734,10 +727,10 @@ class Trainer:
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
 
     def _held_out_sums(self) -> list[tuple[float, int]] | None:
-        """Return of each server the sum of losses on held-out text, and the tokens; None to retry.
+        """Return each server's sum of held-out losses and learned tokens; None to retry.
 
         Raises:
-            AbandonedError: when training is to stop meanwhile.
+            AbandonedError: when training stops meanwhile.
         """
         first, past, stride = self.shared.turns()
         batches = list(islice(self._validation(), first, past, stride))
@@ -750,7 +743,6 @@ class Trainer:
             return None
 
     def _validation(self) -> Iterable[Batch]:
-        """Return the held-out batches."""
         job = self.job
         return validation_batches(
             self.corpus.validation,
@@ -761,11 +753,11 @@ class Trainer:
         )
 
     def _summed(self, batches: Sequence[Batch], passes: int) -> tuple[float, int]:
-        """Return the sum of the losses of all tokens that are learned, and their number.
+        """Return the sum of the losses over all learned tokens, and the number of these tokens.
 
         Args:
-            batches: held-out ones.
-            passes: the most that any server has of them.
+            batches: held-out batches.
+            passes: largest number of batches on any server.
         """
         total, learned = 0.0, 0
         with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
@@ -791,7 +783,7 @@ class Trainer:
         return stopped or ended or interval.due(self.step, since_s)
 
     def save(self) -> None:
-        """Write a checkpoint of everything the next step depends on."""
+        """Write a checkpoint with everything the next step depends on."""
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
             self._note(f"checkpoint written to {path}")
         self.saved, self.saved_s = self.step, self.context.clock()
@@ -800,10 +792,10 @@ class Trainer:
             self.journal.covered(self.step)
 
     def _save(self, name: str, keep: int) -> Path | None:
-        """Write a checkpoint into a folder of the run; return its path, on the first server.
+        """Write a checkpoint to a folder of the run; return its path on rank 0, None elsewhere.
 
         Raises:
-            DivergedError: when a weight, or the optimizer's state, is not finite.
+            DivergedError: when a weight or the optimizer's state is not finite.
         """
         folder, meta, held = self.folder.path / name, self._meta(), self._tensors()
         if bad := next(filter(None, self.ranks.agree(first_not_finite(held))), None):
@@ -825,7 +817,6 @@ class Trainer:
             )
 
     def _meta(self) -> dict[str, Any]:
-        """Return what a checkpoint says beside its tensors."""
         loader = self.loader.state()
         return {
             "job": self.job.to_dict(),
@@ -837,7 +828,7 @@ class Trainer:
         }
 
     def _judge(self, loss: float) -> None:
-        """Report a held-out loss; keep a checkpoint of the lowest, if that is wanted."""
+        """Report a held-out loss; with `keep_best`, save a checkpoint if it is the lowest."""
         self._report(EvalRecord(self.step, loss))
         self.heldout.lowest(loss, self.step)
         if self.heldout.sound_before == self.step:
@@ -851,9 +842,9 @@ class Trainer:
             self._remove_old_best()
 
     def _remove_old_best(self) -> None:
-        """Keep the best checkpoint, and the best of those that the newest checkpoint may need.
+        """Keep the newest best checkpoint, and the newest up to the last regular checkpoint.
 
-        A run that is killed goes on from its newest checkpoint, and a later best is removed then.
+        A killed run resumes from its last regular checkpoint and removes later best ones.
         """
         if self.ranks.rank:
             return
@@ -862,7 +853,7 @@ class Trainer:
         remove_checkpoints(self.folder.path / BEST, lambda step: step not in kept)
 
     def _has_stalled(self) -> bool:
-        """Say whether training is to stop because the held-out loss falls no more."""
+        """Return whether to stop training because the held-out loss no longer falls."""
         most = self.job.early_stop
         if not most or self.heldout.since < most:
             return False
@@ -873,12 +864,12 @@ class Trainer:
         return True
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return what this server adds to a checkpoint."""
+        """Return the tensors that this server contributes to a checkpoint."""
         first = not self.ranks.rank
         weights = trained_parameters(self.model) if first or self.weights is not None else {}
         if self.weights is not None:
             weights = self.weights.owned(weights)
-        if first and not self.job.lora:  # else the folder of the frozen weights has the rest
+        if first and not self.job.lora:  # with adapters, the model's folder has these
             weights = {**weights, **fixed_tensors(self.model)}
         return {
             **{WEIGHTS + name: values for name, values in weights.items()},
@@ -891,12 +882,12 @@ class Trainer:
     def restore(
         self, checkpoint: LoadedCheckpoint, changed: Sequence[str], *, accept_changes: bool
     ) -> None:
-        """Load the state of a checkpoint and go on from there.
+        """Load a checkpoint's state.
 
         Args:
             checkpoint: the checkpoint.
-            changed: the fingerprints that are others now. Another text is read from its beginning.
-            accept_changes: whether frozen weights may be others.
+            changed: names of changed fingerprints. A changed text is read from its beginning.
+            accept_changes: whether frozen weights may have changed.
 
         Raises:
             CleaveError: when the checkpoint is of another model.
@@ -908,26 +899,26 @@ class Trainer:
                 raise
             self._note("going on beside other frozen weights than until now")
         load_trained(self.model, checkpoint.tensors, self.job.model)
-        self._share_weights()  # before there are moments
+        self._share_weights()  # before the optimizer has state
         scale = self.optimizer.scale
         if checkpoint.step and scale is not None:
             scale.restore(checkpoint.meta.get(LOSS_SCALE))
-        if scale.updates if scale is not None else checkpoint.step:  # before that it has no state
+        if scale.updates if scale is not None else checkpoint.step:  # no state before an update
             self.optimizer.load_tensors(checkpoint.tensors)
         if "text" not in changed:
             self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
         self.step = self.saved = checkpoint.step
 
     def wind_back(self, *, comparable: bool) -> None:
-        """Remove what later steps left: records, plot, best checkpoint. Find the best before them.
+        """Remove records, plot and best checkpoints of steps after the resumed one.
 
         Args:
-            comparable: whether held-out losses until now are of the same text as later ones.
+            comparable: whether earlier held-out losses are of the same text; if so, restore them.
         """
         self.write(lambda: self.folder.rewind(self.step))
         if not self.ranks.rank:
             remove_checkpoints(self.folder.path / BEST, lambda best: best > self.step)
-        self.ranks.agree(None)  # the first server has done that
+        self.ranks.agree(None)  # wait for rank 0
         if comparable:
             self.heldout = HeldOut.of(self.folder.records(), self.step)
             losses = losses_of(self.folder.records(), self.step)
@@ -935,7 +926,7 @@ class Trainer:
             self.kept_loss = losses.get(best[0], math.inf) if best else math.inf
 
     def _share_weights(self) -> None:
-        """Keep only the weights that this server owns from now on, where that is wanted."""
+        """Keep only the weights that this server owns, if the servers share weights."""
         if self.weights is not None and not self._shares:
             self._shares = True
             self.weights.begin_sharing()
@@ -966,7 +957,7 @@ class Trainer:
 
     def _report(self, record: Record) -> None:
         if self.ranks.rank and not isinstance(record, NoteRecord | PresenceRecord):
-            return  # the first server says it
+            return  # rank 0 reports it
         self.write(lambda: self.folder.append(to_dict(record)))
         self.trackers.report(record)
         self.context.report(record)
@@ -980,10 +971,10 @@ _PRESENCE = {
 
 
 def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
-    """Refuse what cannot be done with an auxiliary loss of experts.
+    """Refuse a job that cannot have the auxiliary loss of experts.
 
     Raises:
-        UsageError: when the job trains by stages, or documents are told apart by masks.
+        UsageError: when the job trains by stages, or separates documents by masks.
     """
     asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
     if job.method == Method.STAGES.value:
@@ -1024,16 +1015,15 @@ def _changes(
     *,
     accepted: bool,
 ) -> list[str]:
-    """Return which fingerprints are not those that a checkpoint was made with.
+    """Return the names of the fingerprints that have changed since a checkpoint.
 
     Raises:
-        CleaveError: when settings are others, or fingerprints and that was not accepted: losses
-            would differ.
+        CleaveError: when settings have changed, or fingerprints have and that is not accepted.
     """
     meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
     saved: dict[str, Any] = meta.get("job", {})
     for setting in fields(JobSpec):
-        # Checkpoints from before a setting was there were made with its default.
+        # A checkpoint older than a setting was made with its default.
         before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
         by_content = setting.name in _BY_CONTENT and (accepted or known is not None)
         if setting.name not in MAY_CHANGE and before != now and not by_content:
@@ -1041,7 +1031,7 @@ def _changes(
                 f"the checkpoint was made with {setting.name} {before!r} and this run has {now!r}; "
                 f"resume with the same settings, or start a new run without --resume"
             )
-    if known is None:  # an earlier version began it
+    if known is None:  # from an earlier version
         known = {"tokenizer": meta.get("tokenizer")}
         context.report(
             NoteRecord(
