@@ -25,7 +25,7 @@ BUCKET_BYTES: Final = 32 * 2**20
 """Maximum size of the buckets in which smaller tensors of one owner travel together."""
 
 WAIT_S: Final = 7 * 24 * 3600
-"""Timeout of collectives; steps of others may take hours. A dead rank is noticed at once."""
+"""Timeout of an operation in seconds, as a step may take hours. A dead rank is noticed at once."""
 
 _END: Final = -1
 

@@ -171,7 +171,7 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Return whether this server has had no devices for `GIVES_BACK_S` seconds."""
+        """Return whether this server should give up its part, as it had no devices for too long."""
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False
