@@ -46,7 +46,7 @@ class OffloadReport:
 
     @property
     def share(self) -> float:
-        """Return the fraction of multiplying parameters that is on the fleet; 1 if none multiply."""
+        """Return the fraction of multiplying parameters on the fleet; 1 if none multiply."""
         sent = sum(self.sent.values())
         missed = sum(each.parameters for each in self.stayed.values() if each.multiplies)
         return sent / (sent + missed) if sent + missed else 1.0

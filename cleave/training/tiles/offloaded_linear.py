@@ -226,18 +226,7 @@ def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
 def product(
     module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_transposed: bool
 ) -> Tensor:
-    """Return y = x @ W^T + bias, or x @ W + bias if `weight_transposed`.
-
-    Args:
-        module: the offloaded module.
-        x: input of shape (..., in).
-        weight: weight of shape (out, in), or (in, out) if `weight_transposed`.
-        bias: bias of shape (out,), or None.
-        weight_transposed: layout of the weight.
-
-    Raises:
-        UsageError: when dtypes are unsupported or differ, or under `torch.func`.
-    """
+    """Return x @ W^T + bias, or x @ W + bias if `weight_transposed`; cast inputs under autocast."""
     if torch.compiler.is_compiling():  # a compiled graph cannot contain the fleet, so it breaks
         outside: Callable[..., Tensor] = torch.compiler.disable(_product)  # type: ignore[no-untyped-call]
         return outside(module, x, weight, bias, weight_transposed)
@@ -279,7 +268,7 @@ class OffloadedLinear(nn.Linear):
 
 
 def conv1d() -> type[nn.Module] | None:
-    """Return transformers' Conv1D (GPT-2's linear layer, weight (in, out)); None if not installed."""
+    """Return transformers' Conv1D (GPT-2's linear layer); None without transformers."""
     try:
         from transformers.pytorch_utils import Conv1D
     except ImportError:
@@ -289,7 +278,7 @@ def conv1d() -> type[nn.Module] | None:
 
 
 def offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of an offloaded Conv1D layer of transformers."""
+    """Return the class of offloaded Conv1D layers, whose weights have shape (in, out)."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return product(self, x, self.weight, self.bias, weight_transposed=True)
