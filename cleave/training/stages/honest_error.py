@@ -87,7 +87,7 @@ class Magnitudes:
         """Return all measures of the given errors.
 
         Returns:
-            The measures; all infinity (or NaN) if an error is not finite.
+            The measures; all infinity if an error is infinite.
         """
         error = error.reshape(-1)
         largest = float(np.abs(error).max(initial=0.0))
@@ -211,8 +211,7 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
         dtype: dtype to which `found` was rounded.
 
     Returns:
-        Signed errors; 0 where both are the same infinity or both NaN, and infinity where only one
-        is finite.
+        Signed errors; 0 for the same infinity or two NaNs; infinity for other non-finite pairs.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         off = found - wanted
@@ -227,7 +226,7 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
 
 
 def moved(values: Array, random: np.random.Generator | None) -> Array:
-    """Return fp32 values moved up or down at random by `ROUNDING`; unchanged if `random` is None."""
+    """Return fp32 values moved up or down at random by `ROUNDING`; unchanged without `random`."""
     if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5
