@@ -73,8 +73,7 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
         `peft`'s wrapper of the model, which saves and merges adapters.
 
     Raises:
-        UsageError: when the model lacks a named layer or module or cannot be quantized, or `peft`
-            is not installed.
+        UsageError: when the settings do not fit the model, or `peft` is not installed.
     """
     config = spec.config()
     from peft import get_peft_model
@@ -248,10 +247,7 @@ def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the frozen parameters and persistent buffers of a model, by name.
-
-    An example is the biases that balance the experts of DeepSeek-V3.
-    """
+    """Return a model's frozen parameters and persistent buffers by name."""
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
     fixed = frozen | {n for n, _ in model.named_buffers()}
     return {n: tensor for n, tensor in model.state_dict().items() if n in fixed}

@@ -1,9 +1,8 @@
 """Frozen weights quantized to 4 or 8 bits, for training adapters (QLoRA, arXiv 2305.14314).
 
 A weight is cut into blocks of `BLOCK` elements along its rows. A block has one scale, its largest
-magnitude, and a code for each element. Codes and scales are buffers that travel to devices like
-other frozen weights. A layer's graph dequantizes them, so a device holds the fp32 weights of one
-layer at a time, while the graph runs.
+magnitude, and a code per element. Codes and scales are buffers, and travel like frozen weights. A
+layer's graph dequantizes them, so a device holds fp32 weights of one layer while the graph runs.
 """
 
 from __future__ import annotations
@@ -69,9 +68,7 @@ def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
-    """Return the fp32 matrix that codes and scales represent.
-
-    It uses only operations that ONNX Runtime supports on every device.
+    """Return the fp32 matrix of codes and scales, by operations that ONNX Runtime has everywhere.
 
     Args:
         codes, scales: see `quantize`; their shapes tell the number of bits.
@@ -157,8 +154,7 @@ class QuantizedLinear(nn.Module):
 def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = ()) -> None:
     """Quantize the frozen linear layers of a model in place, one after another.
 
-    Afterwards adapters of these layers cannot be merged: the result would be lost, so `merge`
-    raises UsageError.
+    Adapters of these layers can then not be merged: their `merge` raises UsageError.
 
     Args:
         model: the model; only layers in an `nn.ModuleList` are quantized.

@@ -30,8 +30,7 @@ class LoraSpec:
         dropout: dropout probability of an adapter's input; stages need 0.
         dora: whether weight norms are trained as well (DoRA, arXiv 2402.09353).
         save: names of modules that are trained and saved in full.
-        bits: bits per element of frozen weights, 4 or 8 (QLoRA, arXiv 2305.14314); 0 to leave
-            them unquantized.
+        bits: bits per element of frozen weights, 4 or 8 (arXiv 2305.14314); 0 if unquantized.
     """
 
     rank: int = 16

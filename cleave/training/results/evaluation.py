@@ -73,8 +73,7 @@ def perplexity(
         progress: called with the number of finished windows and of all windows.
 
     Raises:
-        UsageError: when the source has too little text, `seq` is out of range, or the text has
-            tokens outside the model's vocabulary.
+        UsageError: when the text is too short or does not fit the vocabulary, or `seq` is too long.
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
@@ -165,8 +164,7 @@ class Answers:
 def read_questions(path: Path) -> list[Question]:
     """Read questions from a CSV file in the format of MMLU.
 
-    Columns are the question, four choices and the letter of the right choice. The file has no
-    header line.
+    Columns are the question, four choices and the right choice's letter, without a header line.
 
     Raises:
         UsageError: when the file cannot be read, is empty or has another format.
@@ -198,8 +196,7 @@ def answer(
 ) -> Answers:
     """Answer questions with a model. Its choice is the letter with the largest next-token logit.
 
-    The prompt follows Hendrycks et al. (2021, arXiv 2009.03300): a heading, answered examples,
-    the question, "Answer:".
+    The prompt is that of Hendrycks et al. (2021, arXiv 2009.03300).
 
     Args:
         trained: the model.

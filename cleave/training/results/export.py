@@ -194,8 +194,6 @@ def export_run(
 ) -> Exported:
     """Export a run's model, or its adapters if it has some, as a Hugging Face folder.
 
-    The export locks the run folder (unless `while_training`) and the new folder.
-
     Args:
         run: the run.
         into: the new folder; an existing one must be empty.
@@ -207,8 +205,7 @@ def export_run(
 
     Raises:
         UsageError: when the run or an argument is unsuitable, or another process uses a folder.
-        CleaveError: when a checkpoint is damaged, a weight is not finite in `dtype`, or the folder
-            cannot be written.
+        CleaveError: when the checkpoint is damaged or not finite in `dtype`, or writing fails.
     """
     if dtype not in DTYPES:
         raise UsageError(f"--dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
@@ -380,10 +377,7 @@ def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, T
 
 
 def _part_shared(adapted: nn.Module) -> None:
-    """Copy the weights that adapted layers share with other layers, as a tied LM head does.
-
-    Adapters are merged in place, which would change the other layer as well.
-    """
+    """Copy weights that adapted layers share with others, as merging adapters changes them."""
     uses = Counter(id(p) for _, p in adapted.named_parameters(remove_duplicate=False))
     for layer in adapted.modules():
         inner: Any = getattr(layer, "base_layer", None)

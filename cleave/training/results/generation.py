@@ -41,8 +41,7 @@ def go_on(
         seed: seed of the sampling.
 
     Raises:
-        UsageError: when the text has no tokens, has tokens outside the model's vocabulary, or
-            does not fit the model's context together with the new tokens.
+        UsageError: when the text is empty, or does not fit the model's context or vocabulary.
     """
     (found,) = trained.tokenizer.encode_batch([text])
     given = found.tolist() if chat else trained.tokenizer.begin_ids.tolist() + found.tolist()

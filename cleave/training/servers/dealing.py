@@ -53,11 +53,7 @@ class Pace:
     rows_per_s: float = 0.0
 
     def took(self, rows: int, seconds: float, capacity: float) -> None:
-        """Record a step.
-
-        A step without rows raises the speed a little, so that a server that was slow for a while
-        is tried again.
-        """
+        """Record a step; one without rows raises the speed slightly, to retry the server."""
         if not rows and capacity > 0:
             self.rows_per_s *= _TRUST
         if not (rows and seconds > 0 and capacity > 0):

@@ -184,10 +184,7 @@ class TorchRanks:
 
     @contextmanager
     def collect(self, tensors: Mapping[str, Tensor]) -> Iterator[Collected | None]:
-        """See `Ranks.collect`.
-
-        Rank 0 fetches one tensor at a time, to save memory.
-        """
+        """See `Ranks.collect`. Rank 0 fetches one tensor at a time, to save memory."""
         names = [
             (n, list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()
         ]

@@ -177,8 +177,6 @@ class SharedWeights:
         for unit in self._units:
             self._free(unit)
 
-    # --- a step ---
-
     def begin(self, passes: int, new_sums: Callable[[], GradientSums] | None) -> None:
         """Begin a step, or an evaluation.
 
@@ -193,9 +191,7 @@ class SharedWeights:
 
     @contextmanager
     def computing(self, left: int) -> Iterator[None]:
-        """Return a context manager that gathers the weights for one pass of this server.
-
-        The pass includes its backward pass, if it has one.
+        """Return a context manager that gathers the weights for one pass, forward and backward.
 
         Args:
             left: number of passes that this server computes after this one.
@@ -252,8 +248,6 @@ class SharedWeights:
         for operands in self._operands:
             operands.updated()
 
-    # --- exchanges ---
-
     def _come_to(self, here: Exchange) -> None:
         """Do an exchange, after the exchanges before it, whose weights are released at once.
 
@@ -307,10 +301,7 @@ class SharedWeights:
         return ((weight, operands) for weight in unit.others for operands in self._operands)
 
     def _free(self, unit: _Unit) -> None:
-        """Free the weights of a unit that other servers own.
-
-        They keep their shapes. Every element becomes NaN, so that accidental use is noticed.
-        """
+        """Free a unit's weights that other servers own; keep their shapes, with NaN as values."""
         for weight in unit.others:
             weight.data = self._nothing[weight.dtype].expand(weight.shape)
 
@@ -329,8 +320,6 @@ class SharedWeights:
             self._found |= dict.fromkeys(self._sums.finish())
             self._waited_s += self._sums.waited_s
             self._sums = None
-
-    # --- hooks of the layers ---
 
     def _before_forward(self, unit: int, module: nn.Module, arguments: Any) -> None:
         if self._pass is None:
@@ -385,10 +374,7 @@ def _parts(model: Any) -> list[nn.Module]:
 
 
 def _names(model: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> list[list[str]]:
-    """Return the names of the weights outside all parts, then of the weights of each part.
-
-    A weight that several parts share counts as outside.
-    """
+    """Return the names of weights outside all parts or in several, then of those of each part."""
     found: list[list[str]] = [[] for _ in range(len(parts) + 1)]
     having: dict[int, set[int]] = {}
     for number, parameters in enumerate(parts, start=1):

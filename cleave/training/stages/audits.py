@@ -236,8 +236,6 @@ class Auditor:
             if not doubted:
                 return
 
-    # --- repeating work ---
-
     def output(
         self,
         work: StepWork,

@@ -589,10 +589,7 @@ def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) ->
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token that a backward pass saves by keeping activations.
-
-    These are the FLOPs of the forward pass without attention scores, which are not kept.
-    """
+    """Return the FLOPs per token that kept activations save: the forward pass without scores."""
     return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 

@@ -97,18 +97,17 @@ class StagedModel:
         tiles: forecasts a step by tiles. The caller computes the step if tiles or the PS alone are
             faster than stages; None to always train by stages.
         auditor: audits some of the devices' work; None to check only suspicious results.
-        in_parts: makes the work with attention and MLP as separate parts, for devices that cannot
-            hold a whole layer; None to use whole layers only.
-        local_after_s: seconds without devices after which the caller computes the step; None to
-            wait forever.
+        in_parts: makes the work with attention and MLP apart, used if no device holds a whole layer.
+        local_after_s: seconds without devices before the caller computes a step; None to wait.
         stop: returns whether to stop training; the current step then gets `STEP_END_S` seconds.
         note: called with messages for the user.
         presence: called when no device can do a step, and when one can again.
-        own_products: makes the context manager for the PS's own part of a step, given the devices
-            that train layers in that step.
+        own_products: makes the context manager for the PS's part of a step, given its devices.
 
     Attributes:
         plan: plan of the last step.
+        work: the current work, which may have replaced the argument; see `in_parts`.
+        runtime: runtime of the fleet.
         passes: passes of the layers that devices cannot compute.
         gradients_dtype: dtype in which gradients travel.
     """
@@ -419,8 +418,6 @@ class StagedModel:
         torch.autograd.backward(loss)
         assert y.grad is not None
         return float(loss.detach()), y.grad
-
-    # --- the plan ---
 
     def planned(self, batch: Rows) -> StagePlan | NotByStages:
         """Return the plan for the connected devices; wait for devices while no plan fits.

@@ -87,8 +87,7 @@ class StagedForward:
         model: a causal language model of transformers.
         fleet: fleet that computes the layers.
         audit: probability that a device's part of a step is audited.
-        local_after_s: seconds without devices after which layers are computed locally; None to
-            wait forever.
+        local_after_s: seconds without devices before layers are computed locally; None to wait.
     """
 
     def __init__(

@@ -139,10 +139,7 @@ def _repeater(
 def _is_like_one_batch(
     work: StepWork, suspect: Suspect, sums: SumsRecord, auditor: Auditor
 ) -> bool:
-    """Return whether the gradients of one random micro-batch explain the size of the sums.
-
-    This takes one pass instead of one per micro-batch.
-    """
+    """Return whether one random micro-batch's gradients explain the sums' size, by one pass."""
     count = len(sums.batches)
     if count == 1 or not all(map(math.isfinite, suspect.sizes.values())):
         return False

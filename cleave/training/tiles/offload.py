@@ -59,11 +59,9 @@ def offload(
             under autocast their tensors travel in bfloat16.
         fleet: fleet from `cleave.emulated`, or of a server from `cleave.serve`.
         method: `tiles` or `stages`.
-        audit: with stages, the probability that a device's part of a step is audited by repeating
-            it locally.
-        include: with tiles, patterns of module names, such as `model.layers.*`; only matching
-            modules are offloaded.
-        exclude: with tiles, patterns of the names of modules that stay local.
+        audit: with stages, probability that a device's part of a step is repeated here to check it.
+        include: with tiles, patterns of the names of modules to offload, such as `model.layers.*`.
+        exclude: with tiles, patterns of the names of modules that stay local in any case.
         min_flops: with tiles, products of fewer floating-point operations are computed locally.
         fallback: `wait` for a device, or compute `local` until one connects. Both are logged.
         fallback_after_s: seconds without devices, on the fleet's clock, before `local` begins.

@@ -121,10 +121,7 @@ def _check_weight(layer: str, weight: Tensor) -> None:
 
 
 def _adapters(model: nn.Module) -> set[nn.Module]:
-    """Return the modules of `peft`'s LoRA adapters.
-
-    Their products are so small that computing them locally is faster than sending the operands.
-    """
+    """Return the modules of `peft`'s LoRA adapters, whose small products are faster locally."""
     return {
         small
         for module in model.modules()
