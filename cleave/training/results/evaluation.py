@@ -73,7 +73,7 @@ def perplexity(
         progress: called with the number of finished windows and of all windows.
 
     Raises:
-        UsageError: when the text is too short or does not fit the vocabulary, or `seq` is too long.
+        UsageError: when the text is too short or does not fit the model, or `seq` does not.
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")

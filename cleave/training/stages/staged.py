@@ -97,7 +97,7 @@ class StagedModel:
         tiles: forecasts a step by tiles. The caller computes the step if tiles or the PS alone are
             faster than stages; None to always train by stages.
         auditor: audits some of the devices' work; None to check only suspicious results.
-        in_parts: makes the work with attention and MLP apart, used if no device holds a whole layer.
+        in_parts: makes the work with attention and MLP apart if layers do not fit; may be None.
         local_after_s: seconds without devices before the caller computes a step; None to wait.
         stop: returns whether to stop training; the current step then gets `STEP_END_S` seconds.
         note: called with messages for the user.
