@@ -41,7 +41,7 @@ _STEADY: Final = 0.1
 """Results that rounding changes by more than this fraction of the largest element prove nothing."""
 
 _BEYOND: Final = 1000.0
-"""They do if the error is this many times larger: some gradients consist of rounding alone."""
+"""They do if the error is this many times larger than the change that rounding makes."""
 
 _OTHERS: Final = 10.0
 """Factor by which the gradient of one micro-batch may exceed that of another."""
