@@ -1,1 +1,1 @@
-"""Adapters, and frozen weights that are quantized."""
+"""LoRA adapters and quantized frozen weights."""

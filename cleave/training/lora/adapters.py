@@ -1,4 +1,4 @@
-"""Models with adapters (LoRA, by `peft`): made for training, and made again from a checkpoint."""
+"""Models with LoRA adapters (by `peft`): creation for training, and loading from a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,46 +33,47 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
-"""What a folder with adapters has, and one with a whole model does not."""
+"""File that tells a folder with adapters from a folder with a whole model."""
 
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 
 FROZEN: Final = "frozen"
-"""What a checkpoint calls the digest of the weights that it does not hold."""
+"""Key of the digest of the frozen weights in a checkpoint's metadata."""
 
-_SAMPLES: Final = 4096  # elements of each frozen weight in the digests of earlier versions
+_SAMPLES: Final = 4096  # elements sampled per frozen weight in digests of earlier versions
 _WHOLE: Final = "sha256:"
 
 
 def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
-    """Load a model with adapters; one to be quantized is loaded as narrow as its folder has it.
+    """Load a model and add adapters. A model to be quantized keeps the dtype of its folder on load.
 
     Args:
-        source: the model.
-        lora: which adapters.
-        seed: of fresh weights, and of the adapters.
+        source: source of the model.
+        lora: settings of the adapters.
+        seed: seed of fresh weights and of the adapters.
 
     Raises:
-        UsageError: when the model cannot be loaded, or get these adapters.
+        UsageError: when the model cannot be loaded, or these adapters do not fit it.
     """
     model, spec = load_model(source, seed=seed, narrow=bool(lora.bits))
     return add_adapters(model, lora, seed=seed), spec
 
 
 def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> PeftModel:
-    """Freeze a model's weights and add adapters beside them, in place.
+    """Freeze a model's weights and add adapters in place.
+
+    The adapters do not change the model's output at first, as B is zero.
 
     Args:
-        model: the model; it stays usable as before, and its own parameters keep their memory but
-            for those that are quantized.
-        spec: which adapters.
-        seed: of their first values. They change nothing at first: B is zero.
+        model: the model; it stays usable, and its unquantized parameters keep their memory.
+        spec: settings of the adapters.
+        seed: seed of the adapters' initial values.
 
     Returns:
         `peft`'s wrapper of the model, which saves and merges adapters.
 
     Raises:
-        UsageError: when the model has no such layers, or `peft` is not installed.
+        UsageError: when the settings do not fit the model, or `peft` is not installed.
     """
     config = spec.config()
     from peft import get_peft_model
@@ -96,19 +97,19 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
 
 
 def quantize(model: Any, bits: int = 4) -> None:
-    """Keep the frozen products of a model's layers in 4 or 8 bits from now on, in place (QLoRA).
+    """Quantize the frozen linear layers of a model to 4 or 8 bits, in place (QLoRA).
 
-    Call it after `peft.get_peft_model`, on the CPU. Adapters and what else is trained stay as they
-    are, and all other weights become float32. It cannot be undone.
+    Call it after `peft.get_peft_model`, on the CPU. Adapters and other trained modules are not
+    quantized, and every parameter that remains becomes float32. It cannot be undone.
 
     Args:
-        model: with frozen weights, as `peft` makes it; loaded as narrow as its files have it, it
-            never takes more memory than that.
+        model: the model, with weights frozen by `peft`. If it was loaded in the dtype of its files,
+            it never takes more memory than that.
         bits: 4 (NF4, arXiv 2305.14314) or 8 (integers); 64 weights share a scale.
 
     Raises:
-        UsageError: when there is nothing that can be quantized; the model is as it was then, but
-            for its dtype.
+        UsageError: when no layer can be quantized, or the model is offloaded; only its dtype may
+            have changed then.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"quantize takes a torch module, not {type(model).__name__}")
@@ -122,22 +123,22 @@ def quantize(model: Any, bits: int = 4) -> None:
 
 
 def _quantize(model: Any, bits: Bits) -> str:
-    """Quantize the frozen products of layers, but for what is trained whole.
+    """Quantize the frozen linear layers, except in modules that are trained in full.
 
-    What remains becomes fp32. DoRA's norms become those of the weights as they are then, so that
-    adapters still change nothing at first.
+    The remaining parameters become fp32. DoRA's norms are computed again from the quantized
+    weights, so that adapters still do not change the output at first.
 
     Returns:
-        Why there are none that can be; empty if there are.
+        The reason why no layer can be quantized; empty if at least one was.
     """
-    # `peft`'s wrapper of what is saved whole holds a frozen copy of it, too.
+    # `peft`'s wrapper of a module that is trained in full also holds a frozen copy.
     keep = {
         m
         for whole in model.modules()
         if type(whole).__name__ == "ModulesToSaveWrapper"
         for m in whole.modules()
     }
-    keep |= {  # adapters, which are frozen where they were loaded to be used
+    keep |= {  # adapters, which are frozen if they were loaded for inference
         m
         for layer in model.modules()
         if hasattr(layer, "base_layer")
@@ -168,18 +169,18 @@ def _quantize(model: Any, bits: Bits) -> str:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True for a layer that multiplies by a weight, as torch or transformers have it."""
+    """Return True for `nn.Linear` and transformers' `Conv1D`."""
     return isinstance(module, (nn.Linear, conv1d() or nn.Linear))
 
 
 def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
-    """Return a digest of the frozen weights; an empty text without any.
+    """Return a digest of the frozen weights; an empty text if no weight is frozen.
 
-    Adapters are worth nothing beside other weights, and checkpoints do not hold the frozen ones.
+    Adapters only work with the weights that they were trained with, which checkpoints do not hold.
 
     Args:
         model: the model.
-        sampled: whether to take some thousand elements of each weight, as earlier versions did.
+        sampled: whether to hash only some elements of each weight, as earlier versions did.
     """
     found = hashlib.sha256()
     frozen: list[tuple[str, Tensor]] = [
@@ -203,15 +204,15 @@ def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
 
 
 def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
-    """Refuse frozen weights that are not those that a checkpoint's adapters were trained beside.
+    """Check that the frozen weights are those that a checkpoint's adapters were trained with.
 
     Args:
-        model: with its frozen weights.
-        meta: of the checkpoint.
-        name: of the model that was trained.
+        model: the model with its frozen weights.
+        meta: metadata of the checkpoint.
+        name: name of the model, for the message.
 
     Raises:
-        CleaveError: when they are others.
+        CleaveError: when the frozen weights differ.
     """
     saved = meta.get(FROZEN, "")
     sampled = bool(saved) and not saved.startswith(_WHOLE)
@@ -223,14 +224,14 @@ def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
 
 
 def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftModel:
-    """Return the model of a run with adapters, as it was at a checkpoint.
+    """Return a run's model with the adapters of a checkpoint.
 
     Args:
         job: the run's settings.
-        checkpoint: of that run.
+        checkpoint: a checkpoint of the run.
 
     Raises:
-        CleaveError: when the frozen weights are not there, or have changed.
+        CleaveError: when the frozen weights are missing or have changed.
     """
     seed = job.get("seed", 0)
     adapted, _ = load_adapted(resolve_model(job["model"]), LoraSpec.of(job["lora"]), seed=seed)
@@ -241,26 +242,22 @@ def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftM
 
 
 def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return what a checkpoint holds of a model: the parameters that are trained, by name."""
+    """Return the trained parameters by name, which a checkpoint holds."""
     return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
 def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return what a model needs beside the parameters that are trained, by name.
-
-    These are parameters that its class froze and buffers that its files have, such as the biases
-    that balance the experts of DeepSeek-V3.
-    """
+    """Return a model's frozen parameters and persistent buffers by name."""
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
     fixed = frozen | {n for n, _ in model.named_buffers()}
     return {n: tensor for n, tensor in model.state_dict().items() if n in fixed}
 
 
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Fill the parameters that are trained from a checkpoint's tensors.
+    """Load the trained parameters from a checkpoint's tensors.
 
     Raises:
-        CleaveError: when it is of another model.
+        CleaveError: when a parameter is missing or has another shape.
     """
     for parameter, values in trained_parameters(model).items():
         saved = tensors.get(WEIGHTS + parameter)
@@ -274,10 +271,10 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def open_adapters(folder: Path) -> PeftModel:
-    """Load a folder of adapters, and the folder of the model that they belong to.
+    """Load a folder of adapters and their base model.
 
     Raises:
-        UsageError: when one of them is not there or cannot be loaded.
+        UsageError: when either is missing or cannot be loaded, or `peft` is not installed.
     """
     try:
         from peft import PeftConfig, PeftModel

@@ -1,9 +1,8 @@
-"""Frozen weights in 4 or 8 bits beside trained adapters (QLoRA, arXiv 2305.14314).
+"""Frozen weights quantized to 4 or 8 bits, for training adapters (QLoRA, arXiv 2305.14314).
 
 A weight is cut into blocks of `BLOCK` elements along its rows. A block has one scale, its largest
-magnitude, and a code for each element. Codes and scales are buffers, so they go to devices as any
-frozen weight does, and a layer's graph makes its weights of them: a device holds those of one layer
-in fp32, for as long as the graph runs.
+magnitude, and a code per element. Codes and scales are buffers, and travel like frozen weights. A
+layer's graph dequantizes them, so a device holds fp32 weights of one layer while the graph runs.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ NORMAL_FLOAT: Final = (
 )  # fmt: skip
 """The 16 values of NF4: quantiles of the normal distribution (arXiv 2305.14314, appendix E)."""
 
-_MIDDLE: Final = 128  # the code of zero in 8 bits, in which distances are equal
+_MIDDLE: Final = 128  # the 8-bit code of zero
 _LARGEST: Final = 127
-_AT_ONCE: Final = 2**22  # elements that are quantized at once: more take memory for nothing
+_AT_ONCE: Final = 2**22  # elements quantized at once, which bounds the memory of temporaries
 
 
 def quantize(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of a matrix.
+    """Quantize a matrix.
 
     Args:
-        weight: shape (rows, columns), columns a multiple of `BLOCK`.
-        bits: the width of a code.
+        weight: matrix of shape (rows, columns); columns is a multiple of `BLOCK`.
+        bits: bits per code.
 
     Returns:
         Codes, uint8, shape (rows, columns / codes per byte), and scales, bf16, shape
@@ -57,7 +56,7 @@ def quantize(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 
 def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
     blocks = weight.reshape(len(weight), -1, BLOCK)
-    scales = blocks.abs().amax(-1).bfloat16()  # which rounds: codes are of what it becomes
+    scales = blocks.abs().amax(-1).bfloat16()  # codes are relative to the rounded scale
     unit = blocks / torch.where(scales == 0, 1, scales.float())[..., None]
     if bits is Bits.EIGHT:
         steps = (unit * _LARGEST).round().clamp(-_LARGEST, _LARGEST)
@@ -69,12 +68,10 @@ def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
-    """Return the matrix that codes and scales stand for, in fp32.
-
-    Its operations are among those that ONNX Runtime has on every device.
+    """Return the fp32 matrix of codes and scales, by operations that ONNX Runtime has everywhere.
 
     Args:
-        codes, scales: see `quantize`; which width the codes have follows from their shapes.
+        codes, scales: see `quantize`; their shapes tell the number of bits.
     """
     rows, blocks = scales.shape
     each = scales.float()
@@ -86,13 +83,13 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def _pairs(device: torch.device) -> Tensor:
-    """Return both values of every byte of codes, shape (256, 2)."""
+    """Return the two 4-bit values of every byte of codes, shape (256, 2)."""
     values = torch.tensor(NORMAL_FLOAT, device=device)
     return torch.stack([values.repeat(16), values.repeat_interleave(16)], dim=1)
 
 
 class _Product(torch.autograd.Function):
-    """Multiplies by a quantized weight, and keeps its codes, not the weight, for the gradient."""
+    """Multiplies by a quantized weight, and saves its codes instead of the weight for backward."""
 
     @staticmethod
     def forward(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -113,8 +110,8 @@ class QuantizedLinear(nn.Module):
     """A linear layer with a frozen weight in 4 or 8 bits.
 
     Args:
-        linear: whose weight and bias it has; its weight is not kept.
-        bits: the width of a code.
+        linear: layer with the weight and bias; the original weight is not kept.
+        bits: bits per code.
     """
 
     codes: Tensor
@@ -131,23 +128,23 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return the weight in fp32, made anew at each call; changing it changes nothing."""
+        """Return a dequantized copy of the weight in fp32; changing it has no effect."""
         return dequantize(self.codes, self.scales)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x W^T + b, of x's dtype."""
+        """Return x W^T + b in the dtype of x."""
         y: Tensor = _Product.apply(x, self.codes, self.scales)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
-        """Return what `print` shows of it."""
+        """Return the layer's settings for `print`."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, bits={int(self.bits)}"
         )
 
     def dequantized(self) -> nn.Linear:
-        """Return a plain layer that computes the same."""
+        """Return an `nn.Linear` that computes the same."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         linear.weight = nn.Parameter(self.weight, requires_grad=False)
         linear.bias = self.bias
@@ -155,14 +152,14 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = ()) -> None:
-    """Quantize the frozen products of a model's layers in place, one after the other.
+    """Quantize the frozen linear layers of a model in place, one after another.
 
-    Adapters beside them can then not be merged into them, which would be lost: `merge` says so.
+    Adapters of these layers can then not be merged: their `merge` raises UsageError.
 
     Args:
-        model: the model; its layers are what is in an `nn.ModuleList`.
-        bits: the width of a code.
-        keep: modules that stay as they are.
+        model: the model; only layers in an `nn.ModuleList` are quantized.
+        bits: bits per code.
+        keep: modules not to quantize.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for parent in {module: None for layers in lists for module in layers.modules()}:
@@ -183,7 +180,7 @@ def _refuse_to_merge(*_: object, **__: object) -> None:
 
 
 def dequantize_all(model: nn.Module) -> None:
-    """Replace a model's quantized layers by plain ones that compute the same, in place."""
+    """Replace a model's quantized layers in place by plain ones that compute the same."""
     for parent in list(model.modules()):
         for name, module in parent.named_children():
             if isinstance(module, QuantizedLinear):
@@ -192,10 +189,10 @@ def dequantize_all(model: nn.Module) -> None:
 
 
 def matrix_shapes(held: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Return rows and columns of a layer's matrices by name; a quantized one has its codes' name.
+    """Return rows and columns of a layer's matrices, by name of the weight or of its codes.
 
     Args:
-        held: its parameters and buffers by name.
+        held: the layer's parameters and buffers by name.
     """
     found = {}
     for name, tensor in held.items():

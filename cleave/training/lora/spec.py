@@ -1,4 +1,4 @@
-"""What `--lora` asks for: small trained matrices beside frozen weights (arXiv 2106.09685)."""
+"""Settings of LoRA adapters (arXiv 2106.09685), as `--lora` gives them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ALL_LINEAR: Final = "all-linear"
-"""As a target: every linear layer but the LM head."""
+"""Target that stands for every linear layer but the LM head."""
 
 LEARNING_RATE: Final = 2e-4
-"""Dettmers et al., QLoRA, arXiv 2305.14314, appendix B.2, for models of up to 13B parameters."""
+"""Learning rate of QLoRA for models up to 13B parameters (arXiv 2305.14314, appendix B.2)."""
 
 _FORM: Final = "as in --lora r=16,alpha=32,targets=q_proj+v_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """Which weights get adapters, and of what size.
+    """Settings of a model's adapters.
 
     Attributes:
-        rank: of an adapter B A.
-        alpha: its product is scaled by alpha / rank.
-        targets: names of linear layers, as `q_proj`; or only `ALL_LINEAR`.
-        dropout: chance that an adapter's input is dropped; stages need 0.
-        dora: whether the norms of the columns are trained, too (DoRA, arXiv 2402.09353).
-        save: names of modules that are trained, and saved, whole.
-        bits: the width of a frozen weight's elements, 4 or 8 (QLoRA, arXiv 2305.14314); 0 to leave
-            them as they are.
+        rank: rank of each adapter B A.
+        alpha: scale of the adapters; B A is multiplied by alpha / rank.
+        targets: names of linear layers, such as `q_proj`; or only `ALL_LINEAR`.
+        dropout: dropout probability of an adapter's input; stages need 0.
+        dora: whether weight norms are trained as well (DoRA, arXiv 2402.09353).
+        save: names of modules that are trained and saved in full.
+        bits: bits per element of frozen weights, 4 or 8 (arXiv 2305.14314); 0 if unquantized.
     """
 
     rank: int = 16
@@ -44,12 +43,12 @@ class LoraSpec:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Read a value of `--lora`, as `r=16,alpha=32,targets=q_proj+v_proj,dora`.
+        """Parse a value of `--lora`, such as `r=16,alpha=32,targets=q_proj+v_proj,dora`.
 
-        Settings that are left out have their defaults, and alpha is then twice the rank.
+        Omitted settings get their defaults, except that alpha becomes twice the rank.
 
         Raises:
-            UsageError: when it cannot be read.
+            UsageError: when the value is malformed.
         """
         given: dict[str, str] = {}
         for item in filter(None, (part.strip() for part in text.split(","))):
@@ -72,7 +71,7 @@ class LoraSpec:
         return cls(**values)
 
     def config(self) -> LoraConfig:
-        """Return this as `peft` has it.
+        """Return the settings as a configuration of `peft`.
 
         Raises:
             UsageError: when `peft` is not installed.

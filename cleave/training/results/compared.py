@@ -1,4 +1,4 @@
-"""Losses of another run, as of plain PyTorch, shown beside those of this one."""
+"""Comparison of this run's losses with those of another run, such as one in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cleave.training.loop.run_folder import RunFolder
 
 @dataclass(slots=True)
 class ComparedRun:
-    """Holds what another run's losses were, and how far this one's were from them.
+    """Losses of another run, and how far this run's losses differ from them.
 
     Attributes:
-        losses: of the other run, by step.
-        steps: that both have done.
-        most: the largest difference in one of them, as a share of the other run's loss.
+        losses: the other run's loss by step.
+        steps: number of steps compared so far.
+        most: largest difference in one step, as a fraction of the other run's loss.
     """
 
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -29,14 +29,14 @@ class ComparedRun:
 
     @classmethod
     def of(cls, job: JobSpec, say: Callable[[str], None]) -> Self:
-        """Read the losses of the run that a job names; none if it names none.
+        """Read the losses of the run that a job names; an empty comparison if it names none.
 
         Args:
             job: the job.
-            say: told which settings of that run are others, as losses differ then.
+            say: called with the settings that differ between the runs, if any.
 
         Raises:
-            CleaveError: when that is no run, or has done no step.
+            CleaveError: when the other run does not exist or has no steps.
         """
         if not job.against:
             return cls()
@@ -60,7 +60,7 @@ class ComparedRun:
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:
-        """Return the other run's loss of a step, if it did that; note how far this one's is."""
+        """Record this run's loss of a step; return the other run's loss, None if it has none."""
         other = self.losses.get(step)
         if other:
             self.steps += 1
@@ -69,10 +69,10 @@ class ComparedRun:
         return other
 
     def found(self, name: str) -> str:
-        """Return what comparing showed, in a sentence; empty where nothing was compared.
+        """Return the result in a sentence; empty when no step was compared.
 
         Args:
-            name: of the other run.
+            name: name of the other run.
         """
         if not self.steps:
             return ""
@@ -80,10 +80,10 @@ class ComparedRun:
 
 
 def check_compared(job: JobSpec) -> None:
-    """Refuse a job whose `against` is no run.
+    """Check that the run that `job.against` names can be compared with.
 
     Raises:
-        UsageError: when it is none.
+        UsageError: when it cannot be.
     """
     try:
         ComparedRun.of(job, lambda text: None)

@@ -1,4 +1,4 @@
-"""How good a model is: its loss on a text, and its answers to multiple-choice questions."""
+"""Model evaluation: perplexity on a text, and accuracy on multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from cleave.training.data.documents import read_documents
 from cleave.training.results.trained import TrainedModel
 
 LETTERS: Final = "ABCD"
-"""Of the choices of a question."""
+"""Letters of a question's choices."""
 
 _COLUMNS: Final = 2 + len(LETTERS)
-_LARGEST_LOSS: Final = 709.0  # whose exponential is a double
+_LARGEST_LOSS: Final = 709.0  # the exponential of more overflows a double
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """How well a model predicts a text.
+    """Result of `perplexity`.
 
     Attributes:
-        loss: mean cross-entropy, in nats for each predicted token.
-        tokens: that were predicted.
+        loss: mean cross-entropy in nats per predicted token.
+        tokens: number of predicted tokens.
     """
 
     loss: float
@@ -46,7 +46,7 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """Return e to the loss; infinity where that is too large for a number."""
+        """Return e to the power of the loss; infinity when that overflows."""
         return math.inf if self.loss > _LARGEST_LOSS else math.exp(self.loss)
 
 
@@ -58,22 +58,22 @@ def perplexity(
     batch: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Perplexity:
-    """Return how well a model predicts documents, one after another.
+    """Return the model's loss on the concatenated documents of a source.
 
-    They are cut into windows, of which each begins with the last token of the one before. So every
-    token but the first is predicted once, from those before it in its window. Of conversations, and
-    of prompts with completions, only answers count. What the tokenizer puts before a text is seen
-    and does not count.
+    The text is cut into windows, each of which begins with the last token of the previous one. So
+    every token but the first is predicted once, from the tokens before it in its window. The loss
+    covers only the answers of conversations and the completions of prompts. It does not cover the
+    tokens that the tokenizer puts before a text.
 
     Args:
         trained: the model.
-        source: of the documents; see `read_documents`.
-        seq: tokens that a window predicts, at most as many as the model takes.
-        batch: windows at once.
-        progress: called with the windows that are done and their number.
+        source: source of the documents; see `read_documents`.
+        seq: predicted tokens per window, at most the model's context length.
+        batch: windows per forward pass.
+        progress: called with the number of finished windows and of all windows.
 
     Raises:
-        UsageError: when the source has too little text, or windows are too long.
+        UsageError: when the text is too short or does not fit the model, or `seq` does not.
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
@@ -107,7 +107,7 @@ def perplexity(
 
 
 def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.Tensor]]:
-    """Yield windows of equal length, in order, not more than so many at once."""
+    """Yield groups of at most `most` consecutive windows of equal length."""
     group: list[torch.Tensor] = []
     for window in windows:
         if group and (len(group) == most or len(window) != len(group[0])):
@@ -123,8 +123,8 @@ class Question:
 
     Attributes:
         text: the question.
-        choices: in the order of their letters.
-        answer: the right one's number.
+        choices: the choices in the order of their letters.
+        answer: index of the right choice.
     """
 
     text: str
@@ -132,23 +132,23 @@ class Question:
     answer: int
 
     def asked(self) -> str:
-        """Return it as a model is asked, without the answer."""
+        """Return the prompt of the question, without the answer."""
         lines = (f"{letter}. {one}" for letter, one in zip(LETTERS, self.choices, strict=True))
         return "\n".join([self.text, *lines, "Answer:"])
 
     def answered(self) -> str:
-        """Return it with the answer, as an example."""
+        """Return the prompt with the answer, as a few-shot example."""
         return f"{self.asked()} {LETTERS[self.answer]}\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How a model answered.
+    """Result of `answer`.
 
     Attributes:
         right: number of right answers.
         questions: number of questions.
-        cut: of how many the beginning did not fit the model.
+        cut: number of prompts truncated at the beginning to fit the model's context.
     """
 
     right: int
@@ -157,17 +157,17 @@ class Answers:
 
     @property
     def accuracy(self) -> float:
-        """Return the share of right answers."""
+        """Return the fraction of right answers."""
         return self.right / self.questions
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read a CSV file in the format of MMLU: question, four choices, letter of the right one.
+    """Read questions from a CSV file in the format of MMLU.
 
-    There is no line of headings.
+    Columns are the question, four choices and the right choice's letter, without a header line.
 
     Raises:
-        UsageError: when it is none.
+        UsageError: when the file cannot be read, is empty or has another format.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -194,17 +194,16 @@ def answer(
     subject: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Answers:
-    """Let a model answer questions: its choice is the letter that it takes for most likely next.
+    """Answer questions with a model. Its choice is the letter with the largest next-token logit.
 
-    The prompt is that of Hendrycks et al. (2021, arXiv 2009.03300): a heading, answered examples,
-    the question, "Answer:".
+    The prompt is that of Hendrycks et al. (2021, arXiv 2009.03300).
 
     Args:
         trained: the model.
-        questions: what is asked.
-        examples: what stands answered before each question.
-        subject: of the heading; empty for none.
-        progress: called with the questions that are answered and their number.
+        questions: the questions.
+        examples: few-shot examples that precede each question.
+        subject: subject named in the heading; may be empty.
+        progress: called with the number of answered questions and of all questions.
     """
     about = f" about {subject}" if subject else ""
     heading = f"The following are multiple choice questions (with answers){about}.\n\n"

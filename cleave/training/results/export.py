@@ -1,7 +1,7 @@
-"""A run's model as a Hugging Face folder, which `from_pretrained` loads.
+"""Export of a run's model as a Hugging Face folder, which `from_pretrained` loads.
 
-A run keeps what describes its model (configuration, tokenizer) in its folder from the start, so an
-export needs a checkpoint and nothing else: the folder that the model came from may be gone.
+A run folder keeps a copy of the model's configuration and tokenizer. So only an export that merges
+adapters needs the folder that the model was loaded from.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from cleave.training.data.tokenizer import TextTokenizer
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""In which weights can be written."""
+"""Dtypes in which an export can write weights."""
 
 _DESCRIBING: Final = (
     "config.json",
@@ -79,21 +79,21 @@ _DESCRIBING: Final = (
 _MORE_TEMPLATES: Final = "additional_chat_templates"
 _OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
 _VERSIONS: Final = (DISTRIBUTION, "torch", "transformers")
-_PATHS: Final = re.compile(r".*(name_or_path|_file|_dir)")  # keys of JSON files that tools write
+_PATHS: Final = re.compile(r".*(name_or_path|_file|_dir)")  # JSON keys whose values are paths
 _HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote.
+    """Result of an export.
 
     Attributes:
-        folder: where.
-        step: the optimizer step after which the weights were so.
-        parameters: how many there are.
-        dtype: in which they were written.
-        whole: whether it is a whole model, and not adapters.
-        remark: what the user should know besides; empty for nothing.
+        folder: folder that was written.
+        step: optimizer step of the exported checkpoint.
+        parameters: number of parameters written.
+        dtype: dtype of the weights written, a key of `DTYPES`.
+        whole: True for a whole model, False for adapters.
+        remark: remark for the user; may be empty.
     """
 
     folder: Path
@@ -112,17 +112,17 @@ def keep_description(
     *,
     anew: bool = False,
 ) -> None:
-    """Write what describes a model, unless it is there.
+    """Write a model's configuration and tokenizer into a run folder, unless they exist there.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
         model: the model.
-        source: where it came from: a folder's own files are copied.
-        tokenizer: of its texts.
-        anew: whether to replace what is there.
+        source: source of the model; if it is a folder, its files are copied.
+        tokenizer: the model's tokenizer.
+        anew: whether to replace an existing description.
 
     Raises:
-        CleaveError: when it cannot be written.
+        CleaveError: when the files cannot be written.
     """
     final = folder / DESCRIPTION
     if final.exists() and not anew:
@@ -153,7 +153,7 @@ def keep_description(
 
 
 def _copy_files(source: Path, into: Path) -> None:
-    """Copy the files of a folder, without folders in it, into a new one."""
+    """Copy the files of a folder, but not its subfolders, into a new folder."""
     new_folder(into)
     for file in source.iterdir():
         if file.is_file():
@@ -161,11 +161,11 @@ def _copy_files(source: Path, into: Path) -> None:
 
 
 def _describe(folder: Path, model: PreTrainedModel, tokenizer: TextTokenizer) -> None:
-    """Write the configuration of a model of the registry, and the built-in tokenizer."""
+    """Write the configuration and tokenizer of a model that has no folder of its own."""
     from transformers import GenerationConfig, PreTrainedTokenizerFast
 
     config: Any = type(model.config).from_dict(model.config.to_dict())
-    # In training no keys and values are kept; and its texts end as the tokenizer says.
+    # Training disables the key-value cache. The end token is the tokenizer's, not the default.
     config.use_cache = True
     config.bos_token_id = config.eos_token_id = tokenizer.eos_id
     config.architectures = [type(model).__name__]
@@ -192,22 +192,20 @@ def export_run(
     while_training: bool = False,
     facts: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Write a run's model as a Hugging Face folder; of a run with adapters, the adapters.
-
-    No other process uses the run folder, or writes the new one, meanwhile.
+    """Export a run's model, or its adapters if it has some, as a Hugging Face folder.
 
     Args:
         run: the run.
-        into: the new folder; one that is there must be empty.
+        into: the new folder; an existing one must be empty.
         step, best: see `find_checkpoint`.
-        dtype: of the weights, one of `DTYPES`.
-        merge: of a run with adapters: write the whole model, with adapters merged into its weights.
-        while_training: whether another process may train in the run folder: it is only read then.
-        facts: what the model card says besides.
+        dtype: dtype of the weights, a key of `DTYPES`.
+        merge: whether to merge a run's adapters into the weights and write the whole model.
+        while_training: whether another process may be training; the run folder is only read then.
+        facts: additional rows of the model card.
 
     Raises:
-        UsageError: when the run or the folder is none that can be used, or another process uses it.
-        CleaveError: when a checkpoint is damaged, or the folder cannot be written.
+        UsageError: when the run or an argument is unsuitable, or another process uses a folder.
+        CleaveError: when the checkpoint is damaged or not finite in `dtype`, or writing fails.
     """
     if dtype not in DTYPES:
         raise UsageError(f"--dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
@@ -248,11 +246,11 @@ def export_run(
                 _write_adapters(folder, description, job, base, weights, DTYPES[dtype])
             _remove_paths(folder)
             card = _card(run, job, checkpoint.step, facts or {}, base)
-            (folder / "README.md").unlink(missing_ok=True)  # `peft` writes one of its own
+            (folder / "README.md").unlink(missing_ok=True)  # written by `peft`
             with new_file(folder / "README.md") as readme:
                 write_all(readme, card.encode())
             mode = (folder / "README.md").stat().st_mode
-            for file in folder.iterdir():  # the library of safetensors makes private ones
+            for file in folder.iterdir():  # safetensors writes files that only the owner can read
                 if file.is_file():
                     file.chmod(mode)
     count = sum(tensor.numel() for tensor in weights.values())
@@ -262,13 +260,13 @@ def export_run(
 
 @contextmanager
 def _new_folder(into: Path) -> Iterator[Path]:
-    """Return a context manager whose folder takes the place of `into` at its end.
+    """Return a context manager that yields a temporary folder and renames it to `into` at its end.
 
-    What a killed export has left is removed.
+    The remains of a killed export are removed first.
 
     Raises:
-        UsageError: when another process writes the same folder.
-        CleaveError: when it cannot be written.
+        UsageError: when another process exports to the same folder.
+        CleaveError: when the folder cannot be written.
     """
     temporary = into.with_name(f".{into.name}.export")
     try:
@@ -281,7 +279,7 @@ def _new_folder(into: Path) -> Iterator[Path]:
                     file.unlink()
             try:
                 yield temporary
-                if os.name == "nt":  # where no folder is renamed that holds an open file
+                if os.name == "nt":  # Windows cannot rename a folder with an open file
                     lock.release()
                     (temporary / LOCK).unlink()
                 if into.exists():
@@ -298,9 +296,9 @@ def _new_folder(into: Path) -> Iterator[Path]:
 
 
 def _remove_paths(folder: Path) -> None:
-    """Remove from a model's JSON files where on this machine it, or its tokenizer, came from.
+    """Remove absolute paths on this machine from the JSON configuration files of a folder.
 
-    `adapter_config.json` keeps the folder of the model that adapters belong to: `peft` needs it.
+    `adapter_config.json` keeps the folder of the base model, which `peft` needs.
     """
     for file in (folder / name for name in _DESCRIBING if name.endswith("config.json")):
         if not file.is_file():
@@ -320,14 +318,14 @@ def _is_absolute(text: str) -> bool:
 
 
 def _public(text: str) -> str:
-    """Return a path without its folders, which may be private; a name of the Hub as it is."""
+    """Return a name of the Hub unchanged, and a path without its folders, which may be private."""
     if _HUB.fullmatch(text) and not Path(text).exists():
         return text
     return PureWindowsPath(text).name or text
 
 
 def _lower(run: RunFolder, step: int) -> str:
-    """Return a sentence where a held-out loss was lower than that of the best checkpoint."""
+    """Return a remark if a step other than `step` had a lower held-out loss; else an empty text."""
     losses = losses_of(run.records(), 2**63)
     least = min(losses, key=lambda each: losses[each], default=step)
     if step not in losses or losses[least] >= losses[step]:
@@ -339,7 +337,7 @@ def _lower(run: RunFolder, step: int) -> str:
 
 
 def _beside(path: Path) -> Path:
-    """Return a name for a folder that takes the place of `path` once it is whole."""
+    """Return a random temporary name in the folder of `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
@@ -348,18 +346,18 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
 
     Args:
         run: the run.
-        step: of the checkpoint; 0 for the newest whole one.
-        best: whether it is the one with the lowest held-out loss.
+        step: step of the checkpoint; 0 for the newest intact one.
+        best: whether to load the checkpoint with the lowest held-out loss; `step` is ignored then.
 
     Raises:
-        UsageError: when there is no such checkpoint.
-        CleaveError: when it is damaged.
+        UsageError: when the run has no such checkpoint.
+        CleaveError: when the checkpoint is damaged.
     """
     return _best(run) if best else _checkpoint(run, step)
 
 
 def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
-    """Return the weights that a checkpoint holds, by parameter."""
+    """Return the weights in a checkpoint, by parameter name."""
     return {
         name.removeprefix(WEIGHTS): tensor
         for name, tensor in checkpoint.tensors.items()
@@ -368,7 +366,7 @@ def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
 
 
 def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
-    """Return the weights of a run's model with its adapters merged into them, by parameter."""
+    """Return a run's weights with the adapters merged into them, by parameter name."""
     adapted: Any = adapted_model(job, checkpoint)
     dequantize_all(adapted)
     _part_shared(adapted)
@@ -379,10 +377,7 @@ def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, T
 
 
 def _part_shared(adapted: nn.Module) -> None:
-    """Give adapted layers weights of their own, as the LM head of a model that ties it to tokens.
-
-    Adapters are merged into a weight in place, which would change the other layer as well.
-    """
+    """Copy weights that adapted layers share with others, as merging adapters changes them."""
     uses = Counter(id(p) for _, p in adapted.named_parameters(remove_duplicate=False))
     for layer in adapted.modules():
         inner: Any = getattr(layer, "base_layer", None)
@@ -391,14 +386,14 @@ def _part_shared(adapted: nn.Module) -> None:
 
 
 def _base_folder(job: Mapping[str, Any]) -> Path:
-    """Return the folder of the model that a run's adapters belong to.
+    """Return the folder of the base model of a run's adapters.
 
     Raises:
-        UsageError: when it is in no folder.
+        UsageError: when the base model is not in a folder.
     """
     name = Path(job["model"]).expanduser()
     if name.is_absolute() and not name.exists():
-        return name  # it is gone, and adapters are written without it
+        return name  # the folder is gone, but exporting adapters does not need it
     folder = resolve_model(job["model"]).folder
     if folder is None:
         raise UsageError(
@@ -418,7 +413,7 @@ def _best(run: RunFolder) -> LoadedCheckpoint:
 
 
 def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:
-    """Load a checkpoint of a run."""
+    """Load the checkpoint of a step; of the newest intact one if `step` is 0."""
     folder = run.path / CHECKPOINTS
     if step:
         path = folder / f"step-{step:06d}"
@@ -438,10 +433,10 @@ def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:
 
 
 def description_of(run: RunFolder) -> Path:
-    """Return the folder that describes a run's model.
+    """Return the folder with the configuration and tokenizer of a run's model.
 
     Raises:
-        UsageError: when there is none.
+        UsageError: when the run has no such folder.
     """
     folder = run.path / DESCRIPTION
     if not (folder / "config.json").is_file():
@@ -453,17 +448,17 @@ def description_of(run: RunFolder) -> Path:
 
 
 def described_config(folder: Path, names: Set[str]) -> Any:
-    """Return the configuration of a model whose weights have these names.
+    """Return the configuration of a model, with tied embeddings only if the weights are tied.
 
-    Where LM head and embedding were trained apart, the configuration says so, whatever the file
-    says: as `from_pretrained` does, training goes by the weights.
+    Like `from_pretrained`, training unties the LM head and the embedding if the weights have both,
+    even if the configuration file ties them.
 
     Args:
-        folder: describes the model.
-        names: of parameters and buffers, as a checkpoint has them.
+        folder: folder with the configuration.
+        names: names of the parameters and buffers in a checkpoint.
 
     Raises:
-        CleaveError: when the weights are of another model.
+        CleaveError: when the weights belong to another model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -485,11 +480,11 @@ def described_config(folder: Path, names: Set[str]) -> Any:
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Write weights and configuration with the model's own code, which knows names and ties."""
+    """Write weights and configuration with the model's own code, which handles tied weights."""
     from transformers import AutoModelForCausalLM
 
     config = described_config(folder, weights.keys())
-    with torch.device("meta"):  # its own weights are not needed
+    with torch.device("meta"):  # no memory for initial weights
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     buffers = {name for name, _ in model.named_buffers()}
     narrow = {n: held if n in buffers else held.to(dtype) for n, held in weights.items()}
@@ -512,12 +507,12 @@ def _write_adapters(
     """Write adapters and their configuration with `peft`'s own code.
 
     Args:
-        folder: where.
-        description: of the model that they belong to.
+        folder: folder to write to.
+        description: folder with the base model's configuration.
         job: the run's settings.
-        base: the folder of that model.
-        weights: what was trained, by parameter of the model.
-        dtype: in which they are written.
+        base: folder of the base model.
+        weights: trained weights by parameter name.
+        dtype: dtype of the weights written.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -532,7 +527,7 @@ def _write_adapters(
         adapted.save_pretrained(str(folder), state_dict=held, save_embedding_layers=False)
     path = folder / ADAPTER_CONFIG
     found = json.loads(path.read_text("utf-8"))
-    found["target_modules"].sort()  # of a set, whose order differs from process to process
+    found["target_modules"].sort()  # `peft` writes a set, whose order differs between processes
     write_atomically(path, json.dumps(found, indent=2, sort_keys=True).encode())
 
 
@@ -543,7 +538,7 @@ def _card(
     facts: Mapping[str, str],
     base: Path | None,
 ) -> str:
-    """Return the model card: what was trained, on what, by what, and what it took."""
+    """Return the model card: model, data, settings, losses, traffic and versions."""
     records = list(run.records())
     steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
     evals = [r for r in records if r.get("event") == "eval" and r["step"] <= step]
@@ -587,7 +582,7 @@ def _loss(record: Mapping[str, Any], field: str = "loss") -> str:
 
 
 def _compared(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Return how far losses were from those of another run; empty where none was compared."""
+    """Return the largest difference from another run's losses; empty when none were compared."""
     apart = [
         math.inf
         if r["loss"] is None

@@ -1,4 +1,4 @@
-"""A model goes on with a text, token by token."""
+"""Text generation, token by token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cleave.errors import UsageError
 from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import quiet_transformers
 
-_UNFINISHED = "\ufffd"  # what half a character decodes to
+_UNFINISHED = "\ufffd"  # an incomplete character decodes to this
 
 
 def go_on(
@@ -26,23 +26,22 @@ def go_on(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> None:
-    """Add to a text until the model ends it, as `generate` of transformers does.
+    """Continue a text with `generate` of transformers until the model ends it.
 
-    Tokens that end the text, penalties and the like are those of the model's generation
-    configuration.
+    The model's generation configuration sets the end tokens, penalties and other options.
 
     Args:
         trained: the model.
-        text: what it goes on with.
-        tokens: that are added at most.
-        say: called with each piece of text that was added; it returns False to stop.
-        chat: whether the text is a rendered conversation, whose template wrote its first tokens.
-        temperature: 0 for the likeliest token each time; else logits are divided by it.
-        top_p: of the likeliest tokens that have this share together, one is drawn.
-        seed: of the draws.
+        text: the text to continue.
+        tokens: maximum number of new tokens.
+        say: called with each new piece of text; returns False to stop.
+        chat: whether the text is a rendered conversation, which already has its begin tokens.
+        temperature: sampling temperature; 0 for greedy decoding.
+        top_p: nucleus sampling: total probability of the tokens that are sampled from.
+        seed: seed of the sampling.
 
     Raises:
-        UsageError: when the text and what is added do not fit the model.
+        UsageError: when the text is empty, or does not fit the model's context or vocabulary.
     """
     (found,) = trained.tokenizer.encode_batch([text])
     given = found.tolist() if chat else trained.tokenizer.begin_ids.tolist() + found.tolist()
@@ -66,7 +65,7 @@ def go_on(
     wanted = True
 
     def added(ids: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Say what the last token adds; return whether to stop, as transformers asks."""
+        """Pass on the text that the last token adds; return whether to stop, per sequence."""
         nonlocal shown, wanted
         whole = text_of(ids[0].tolist())
         open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))
@@ -85,9 +84,9 @@ def go_on(
             do_sample=bool(temperature),
             num_beams=1,
             eos_token_id=ends,
-            pad_token_id=trained.tokenizer.eos_id,  # of batches, and this is none
+            pad_token_id=trained.tokenizer.eos_id,  # one text needs no padding
             stopping_criteria=[added],
             **drawing,
         )
     if wanted and (rest := text_of(ids[0].tolist())[len(shown) :]):
-        say(rest)  # what no later token finished
+        say(rest)  # ends in a character that no later token completed

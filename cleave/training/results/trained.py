@@ -1,4 +1,4 @@
-"""A trained model with its tokenizer: a run's, or that of a Hugging Face folder."""
+"""A trained model and its tokenizer, loaded from a run folder or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from cleave.workload.models.build import load_folder, quiet_transformers
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model that is used, not trained.
+    """A model loaded for inference.
 
     Attributes:
-        model: in fp32 on the CPU, in evaluation mode; it keeps keys and values when it generates.
-        tokenizer: of its texts.
-        title: what it is, in words.
+        model: the model on the CPU, in fp32 and evaluation mode, with its key-value cache enabled.
+        tokenizer: the model's tokenizer.
+        title: short description of the model for messages.
     """
 
     model: nn.Module
@@ -40,15 +40,15 @@ class TrainedModel:
 
     @property
     def most_tokens(self) -> int:
-        """Return how many tokens a text may have; a large number where the model says nothing."""
+        """Return the model's context length in tokens; 2**31 if its configuration has none."""
         config: Any = self.model.config
         return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
     def check_ids(self, ids: Iterable[int]) -> None:
-        """Refuse tokens that the model has no embedding of.
+        """Check that the model has an embedding for every token.
 
         Raises:
-            UsageError: when the tokenizer has more tokens than the model, and they are used.
+            UsageError: when a token is outside the model's vocabulary.
         """
         config: Any = self.model.config
         held = int(getattr(config, "vocab_size", None) or 2**31)
@@ -63,11 +63,11 @@ def open_trained(path: Path, step: int = 0) -> TrainedModel:
     """Load a model.
 
     Args:
-        path: a run folder, or a folder that a model or adapters were saved in, as by an export.
-        step: of a run: of its checkpoint; 0 for the newest that is whole.
+        path: a run folder, or a folder with a saved model or adapters, such as an export.
+        step: step of the run's checkpoint; 0 for the newest intact one.
 
     Raises:
-        CleaveError: when there is no such model, or it cannot be loaded.
+        CleaveError: when the model does not exist or cannot be loaded.
     """
     if (path / "config.toml").is_file():
         return _of_run(RunFolder(path), step)
@@ -91,8 +91,8 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     config = described_config(folder, weights.keys())
     with quiet_transformers():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(weights, strict=False)  # a tied weight has two names, and one is there
-    with suppress(OSError):  # without such a file, or a whole one, the model's config counts
+    model.load_state_dict(weights, strict=False)  # checkpoints hold one name of a tied weight
+    with suppress(OSError):  # a missing or damaged file leaves the defaults of the model's config
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return _ready(model, tokenizer, title)
 

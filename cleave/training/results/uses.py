@@ -1,4 +1,4 @@
-"""What a trained model is used for: to go on with a text, to predict one, to answer questions."""
+"""Requests to use a trained model: generate text, measure perplexity, answer questions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cleave.training.data.conversations import clean
 from cleave.training.loop.records import AnsweredRecord, PredictedRecord, ProgressRecord, TextRecord
 from cleave.training.results.trained import TrainedModel, open_trained
 
-_WINDOW: Final = 1024  # tokens of a window, unless the model takes fewer
+_WINDOW: Final = 1024  # default tokens per window; less if the model's context is shorter
 
 Report = Callable[[TextRecord | ProgressRecord | PredictedRecord | AnsweredRecord], None]
 Stop = Callable[[], bool]
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Goes on with a text; see `cleave.training.results.generation.go_on`.
+    """Request to continue a text; see `cleave.training.results.generation.go_on`.
 
     Attributes:
         prompt: the text.
-        chat: whether it is a question to a chat model.
-        tokens, temperature, top_p, seed: as `go_on` takes them.
+        chat: whether the prompt is a question to a chat model.
+        tokens, temperature, top_p, seed: arguments of `go_on`.
     """
 
     prompt: str
@@ -38,10 +38,10 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0)] = 0
 
     def check(self) -> None:
-        """Refuse what cannot be generated.
+        """Check the settings.
 
         Raises:
-            UsageError: when the text is empty, no token has the share, or the seed is none.
+            UsageError: when the prompt is empty, or `top_p` or `seed` is out of range.
         """
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p is {self.top_p:g}; give a share above 0, up to 1")
@@ -51,7 +51,7 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Report what the model adds, as it comes; of a chat, only that."""
+        """Report the text as the model generates it, after the prompt unless it is a chat."""
         from cleave.training.results.generation import go_on
 
         prompt = clean(self.prompt)
@@ -75,12 +75,12 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
-    """Predicts a text; see `cleave.training.results.evaluation.perplexity`.
+    """Request for the perplexity of a text; see `cleave.training.results.evaluation.perplexity`.
 
     Attributes:
         data: the text: a file, a folder, JSONL or Parquet.
-        seq: tokens of a window; 0 for 1024, or what the model takes.
-        batch: windows at once.
+        seq: tokens per window; 0 for 1024, or the model's context length if that is shorter.
+        batch: windows per forward pass.
     """
 
     data: str
@@ -88,13 +88,13 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     batch: Annotated[int, Meta(ge=1)] = 4
 
     def check(self) -> None:
-        """Refuse a text that is not there."""
+        """Check that the text exists."""
         from cleave.training.data.documents import check_source
 
         check_source(self.data)
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Report how well the model predicts it."""
+        """Report the model's loss and perplexity on the text."""
         from cleave.training.results.evaluation import perplexity
 
         window = self.seq or min(_WINDOW, trained.most_tokens)
@@ -109,13 +109,13 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Examination(Struct, frozen=True, forbid_unknown_fields=True):
-    """Answers multiple-choice questions; see `cleave.training.results.evaluation.answer`.
+    """Request to answer multiple-choice questions; see `cleave.training.results.evaluation.answer`.
 
     Attributes:
-        choices: a CSV file of questions, in the format of MMLU.
-        examples: likewise, of answered questions to begin with; empty for none.
-        shots: how many of these.
-        subject: what the questions are about; empty for nothing in particular.
+        choices: path of a CSV file of questions in the format of MMLU.
+        examples: path of a CSV file of few-shot examples in the same format; empty for none.
+        shots: maximum number of examples.
+        subject: subject of the questions, named in the prompt; may be empty.
     """
 
     choices: str
@@ -124,7 +124,7 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
     subject: str = ""
 
     def check(self) -> None:
-        """Refuse files that are not there, or hold no questions."""
+        """Check that the files exist and hold questions."""
         from cleave.training.results.evaluation import read_questions
 
         read_questions(Path(self.choices))
@@ -132,7 +132,7 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
             read_questions(Path(self.examples))
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Report how many questions the model answers right."""
+        """Report how many questions the model answers correctly."""
         from cleave.training.results.evaluation import answer, read_questions
 
         asked = read_questions(Path(self.choices))
@@ -148,12 +148,12 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Asks for a use of a model: for one of the three.
+    """Request to use a model for exactly one of three purposes.
 
     Attributes:
-        model: a run folder, or one that a model was saved in.
-        step: of a run's checkpoint; 0 for the newest that is whole.
-        generate, predict, answer: what for.
+        model: path of a run folder or of a folder with a saved model.
+        step: step of the run's checkpoint; 0 for the newest intact one.
+        generate, predict, answer: the purpose; exactly one is set.
     """
 
     model: str
@@ -164,10 +164,10 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UseRequest:
-        """Read what an operator asks for.
+        """Parse a request.
 
         Raises:
-            UsageError: when it has the wrong form.
+            UsageError: when the values are malformed.
         """
         try:
             return msgspec.convert(values, cls)
@@ -175,16 +175,16 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"a model's use cannot be read: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for a message."""
+        """Return the request as plain values, for a message."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return {name: value for name, value in found.items() if value is not None}
 
     @property
     def use(self) -> Generation | Prediction | Examination:
-        """Return what the model is used for.
+        """Return the purpose that is set.
 
         Raises:
-            UsageError: when that is not one of the three.
+            UsageError: when none or several are set.
         """
         given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
         if len(given) != 1:
@@ -195,10 +195,10 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return given[0]
 
     def check(self) -> None:
-        """Refuse what cannot be done, before the model is loaded.
+        """Check the request before the model is loaded.
 
         Raises:
-            UsageError: one sentence that says why.
+            UsageError: when the request cannot be carried out.
         """
         self.use.check()
         if not Path(self.model).is_dir():
@@ -212,10 +212,7 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _counted(report: Report, stop: Stop) -> Callable[[int, int], None]:
-    """Return what is told how much is done, and ends it when it is to stop.
-
-    What it returns raises AbandonedError then.
-    """
+    """Return a progress callback that raises AbandonedError once `stop` returns True."""
 
     def progress(done: int, total: int) -> None:
         report(ProgressRecord(done, total))

@@ -1,8 +1,7 @@
-"""Deals the sequences of each batch to several servers, in proportion to what their fleets do.
+"""Division of each batch's sequences among several servers, in proportion to their speeds.
 
-A server's speed is what its fleet is predicted to do, until its own steps have shown it. Speeds
-that a step shows are those of the whole: where most of a step is the same for any number of
-sequences, dealing by them converges on parts that take equally long.
+A server's speed is a forecast until its own steps have been measured. Measured speeds include the
+fixed cost of a step. So repeated division converges on parts that take equally long.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from typing import Final
 from cleave.training.data.batches import Batch
 
 _WORTH: Final = 0.1
-"""Sequences are dealt anew for a step that is shorter by this share: a new part is planned anew."""
+"""Fraction of a step's time that a new division must save, as a new part needs a new plan."""
 
 _NEWEST: Final = 0.5
-"""What the newest step counts in the speed that a server has shown."""
+"""Weight of the newest step in the moving average of a server's speed."""
 
 
 def deal(rows: int, speeds: Sequence[float]) -> list[int]:
-    """Return how many of the rows each server does.
+    """Return how many rows each server computes.
 
     Args:
-        rows: of the batch.
-        speeds: of the servers, in any unit; where all are 0 they are taken as equal.
+        rows: number of rows in the batch.
+        speeds: speeds of the servers in any unit; if all are 0 they count as equal.
     """
     total = sum(speeds)
     if not total:
         return deal(rows, [1.0] * len(speeds))
     shares = [rows * speed / total for speed in speeds]
     dealt = [int(share) for share in shares]
-    # What is left goes where the next row is done first.
+    # Each remaining row goes to the server that would finish it first.
     able = [rank for rank, speed in enumerate(speeds) if speed]
     for _ in range(rows - sum(dealt)):
         dealt[min(able, key=lambda rank: (dealt[rank] + 1) / speeds[rank])] += 1
@@ -40,25 +39,21 @@ def deal(rows: int, speeds: Sequence[float]) -> list[int]:
 
 
 _TRUST: Final = 1.05
-"""So much faster, in each step, is a server taken to be that had no row in it."""
+"""Factor by which the speed of a server without rows is raised in each step."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """How fast one server is, in rows per second, for the capacity that its fleet has.
+    """Measures the speed of one server relative to its fleet's capacity.
 
     Attributes:
-        rows_per_s: for each unit of capacity; 0 while nothing is known.
+        rows_per_s: rows per second and unit of capacity; 0 while unknown.
     """
 
     rows_per_s: float = 0.0
 
     def took(self, rows: int, seconds: float, capacity: float) -> None:
-        """Note what a step showed.
-
-        A server that had no row shows nothing. It is taken for a little faster each time, so that
-        it is tried again: it may have been slow for a while.
-        """
+        """Record a step; one without rows raises the speed slightly, to retry the server."""
         if not rows and capacity > 0:
             self.rows_per_s *= _TRUST
         if not (rows and seconds > 0 and capacity > 0):
@@ -70,7 +65,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Dealer:
-    """Keeps what was dealt while dealing anew would gain little.
+    """Divides rows, and keeps the previous division while a new one would gain little.
 
     Attributes:
         dealt: rows of each server in the last step.
@@ -79,7 +74,7 @@ class Dealer:
     dealt: list[int] = field(default_factory=list)
 
     def next(self, rows: int, speeds: Sequence[float]) -> list[int]:
-        """Return how many of the rows each server does in the next step."""
+        """Return how many rows each server computes in the next step."""
         new = deal(rows, speeds)
         kept = self.dealt
         if sum(kept) != rows or _step_s(new, speeds) < (1 - _WORTH) * _step_s(kept, speeds):
@@ -88,18 +83,18 @@ class Dealer:
 
 
 def _step_s(dealt: Sequence[int], speeds: Sequence[float]) -> float:
-    """Return how long the slowest server takes."""
+    """Return how many seconds the slowest server takes."""
     pairs = [(rows, speed) for rows, speed in zip(dealt, speeds, strict=True) if rows]
     return max((rows / speed if speed else float("inf") for rows, speed in pairs), default=0.0)
 
 
 def part_of(batches: Sequence[Batch], dealt: Sequence[int], rank: int) -> list[Batch]:
-    """Return what one server does of a step's micro-batches, in micro-batches of its own.
+    """Return one server's rows of a step as micro-batches.
 
     Args:
-        batches: all of the step, of one size.
-        dealt: rows of each server.
-        rank: which server.
+        batches: all micro-batches of the step, of equal size.
+        dealt: number of rows of each server.
+        rank: rank of the server.
     """
     first = sum(dealt[:rank])
     past = first + dealt[rank]

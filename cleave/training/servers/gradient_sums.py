@@ -1,9 +1,9 @@
-"""Adds up the gradients of several servers while the backward pass runs (ZeRO, stage 2).
+"""Gradient sums over several servers, overlapped with the backward pass (ZeRO, stage 2).
 
-A gradient that is complete travels to the server that owns its parameter, and the others free it
-(arXiv 1910.02054, section 5). All servers send the same parameters in the same order, whatever each
-computes: the last ones first, as a backward pass completes them. So one that gets no gradient in a
-pass holds those before it back until the pass is over.
+A complete gradient is reduced to the server that owns its parameter, and the others free it
+(arXiv 1910.02054, section 5). All servers send gradients in the same order: the last parameters
+first, as a backward pass completes them. A parameter without a gradient in a pass therefore delays
+the parameters before it until the pass is over.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from cleave.training.servers.ranks import Exchange, Ranks
 
 BUCKET_BYTES: Final = 8 * 2**20
-"""Gradients of one owner travel together, in tensors of about this size."""
+"""Approximate size of the buckets in which gradients of one owner are reduced together."""
 
 MOST_UNDER_WAY: Final = 1
-"""A server that is ahead of others waits for them before it sends more tensors than that."""
+"""Maximum number of reductions in flight. A server waits for the others before it starts more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Holds gradients that are on their way to their owner, as one tensor."""
+    """A bucket of gradients in flight, as one flat tensor."""
 
     names: list[str]
     owner: int
@@ -37,16 +37,16 @@ class _Sent:
 
 
 class GradientSums:
-    """Adds up the gradients of one step. Every server makes one, and calls `finish` in the end.
+    """Sums the gradients of one step. Every server makes one, and calls `finish` at the end.
 
     Args:
         ranks: the servers.
-        parameters: all that are trained, by name.
-        owners: the rank that owns each, by name.
-        clock: in seconds.
+        parameters: all trained parameters by name.
+        owners: owning rank of each parameter, by name.
+        clock: returns seconds.
 
     Attributes:
-        waited_s: how long `complete` has waited for other servers.
+        waited_s: seconds spent waiting for other servers.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class GradientSums:
         self._owners = owners
         self._left = list(parameters)  # sent from the end
         self._complete: set[str] = set()
-        self._here: set[str] = set()  # what had a gradient on this server
+        self._here: set[str] = set()  # parameters with a gradient on this server
         self._collected: dict[tuple[int, torch.dtype], list[str]] = {}
         self._under_way: deque[_Sent] = deque()
 
     def complete(self, name: str) -> None:
-        """Note that a parameter's gradient is complete here; send what is due.
+        """Note that a parameter's gradient is complete on this server; send full buckets.
 
         Raises:
             LostServerError: when another server is gone.
@@ -80,9 +80,9 @@ class GradientSums:
             self._take(self._under_way.popleft())
 
     def finish(self) -> list[str]:
-        """Send all that is left; return which parameters have a gradient on any server.
+        """Send all remaining gradients; return which parameters have a gradient on any server.
 
-        Their owners have the sums then, and no others have a gradient.
+        Afterwards only the owners have gradients: the sums.
 
         Raises:
             LostServerError: when another server is gone.
@@ -101,7 +101,7 @@ class GradientSums:
         return found
 
     def _collect(self, name: str) -> None:
-        """Add a gradient to those that travel together; send these, if they are enough."""
+        """Add a gradient to its bucket; send the bucket once it is full."""
         parameter = self._parameters[name]
         if parameter.grad is not None:
             self._here.add(name)
@@ -129,7 +129,7 @@ class GradientSums:
             self._take(self._under_way.popleft())
 
     def _take(self, sent: _Sent) -> None:
-        """Wait for sums; give their parameters them, on the server that owns these."""
+        """Wait for a bucket's sums; on the owner, assign them to the parameters' gradients."""
         began_s = self._clock()
         sent.exchange.wait()
         self.waited_s += self._clock() - began_s

@@ -1,9 +1,9 @@
-"""The servers that train one model together, as data-parallel ranks.
+"""Collective operations of the servers that train one model together, as data-parallel ranks.
 
-Every rank has the whole model and draws the same batches. It does some of a batch's sequences with
-its own fleet; gradients are summed, and each rank updates the parameters that it owns, whose
-optimizer state it alone has (ZeRO: arXiv 1910.02054). All ranks exchange the same things in the
-same order: one that did nothing takes part with zeros.
+Every rank draws the same batches and computes some of their sequences with its own fleet. Gradients
+are summed. Each rank holds the optimizer state of the parameters that it owns, and updates them
+(ZeRO: arXiv 1910.02054). All ranks call the same operations in the same order; a rank without
+gradients takes part with zeros.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from torch import Tensor
 from cleave.errors import CleaveError
 
 BUCKET_BYTES: Final = 32 * 2**20
-"""Smaller tensors of one owner travel together, in buffers of up to this size."""
+"""Maximum size of the buckets in which smaller tensors of one owner travel together."""
 
 WAIT_S: Final = 7 * 24 * 3600
-"""A rank waits so long for others, whose steps may take hours; one that died is seen at once."""
+"""Timeout of an operation in seconds, as a step may take hours. A dead rank is noticed at once."""
 
 _END: Final = -1
 
 
 class LostServerError(CleaveError):
-    """Another server that trains the same model does not answer any more."""
+    """Another server that trains the same model has stopped answering."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Tensors of all ranks, for the first one to write.
+    """Tensors of all ranks, for rank 0 to write.
 
     Attributes:
-        tensors: by name; those of other ranks are on the device `meta`, without values.
-        fetch: returns the values of one of these.
+        tensors: tensors by name; those of other ranks are on device `meta`, without values.
+        fetch: returns the values of another rank's tensor, given its name.
     """
 
     tensors: Mapping[str, Tensor]
@@ -48,14 +48,14 @@ class Collected:
 
 
 class Exchange(Protocol):
-    """A collective operation that was begun, and may still be under way."""
+    """An asynchronous collective operation."""
 
     def done(self) -> bool:
-        """Say whether it is over, or has failed."""
+        """Return whether the operation is complete or has failed."""
         ...
 
     def wait(self) -> None:
-        """Wait until it is over.
+        """Wait until the operation is complete.
 
         Raises:
             LostServerError: when another rank is gone.
@@ -64,45 +64,45 @@ class Exchange(Protocol):
 
 
 class Ranks(Protocol):
-    """What several servers do together; every one calls the same methods in the same order.
+    """Collective operations. Every rank calls the same methods in the same order.
 
     Attributes:
-        rank: the number of this one, from 0. The first writes the run folder.
-        count: how many there are.
+        rank: number of this rank, from 0. Rank 0 writes the run folder.
+        count: number of ranks.
     """
 
     rank: int
     count: int
 
     def agree(self, value: Any) -> list[Any]:
-        """Return what each rank gave, which is anything that JSON can hold."""
+        """Return the values of all ranks, in order; values must be representable in JSON."""
         ...
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """Begin to add up a tensor over the ranks; only its owner has the sum in the end.
+        """Start to sum a tensor over the ranks, in place on its owner.
 
-        Nobody may touch the tensor meanwhile; on other ranks its values are lost.
+        Do not use the tensor until the sum is complete; on other ranks its values are lost.
         """
         ...
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """Make each tensor what its owner has."""
+        """Broadcast each tensor from its owner to all ranks, in place."""
         ...
 
     def collect(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[Collected | None]:
-        """Give the first rank the tensors of all, while its block runs; others wait meanwhile.
+        """Give rank 0 the tensors of all ranks while its block runs; the others wait.
 
         Args:
-            tensors: those of this rank, which no other names alike.
+            tensors: tensors of this rank; names are unique over all ranks.
 
         Returns:
-            A context, whose value is None for all but the first.
+            A context manager that yields the tensors on rank 0, and None on the others.
         """
         ...
 
 
 class _Finished:
-    """An exchange with nobody."""
+    """An operation of a single rank, complete from the start."""
 
     def done(self) -> bool:
         """See `Exchange.done`."""
@@ -114,7 +114,7 @@ class _Finished:
 
 @dataclass(frozen=True, slots=True)
 class _PendingReduce:
-    """An exchange of torch's process group."""
+    """A reduction in torch's process group."""
 
     work: dist.Work
 
@@ -129,7 +129,7 @@ class _PendingReduce:
 
 
 class Alone:
-    """One server, which exchanges nothing."""
+    """Ranks of a single server."""
 
     rank = 0
     count = 1
@@ -151,7 +151,7 @@ class Alone:
 
 
 class TorchRanks:
-    """The ranks of torch's process group, which exists already (`torch.distributed`)."""
+    """The ranks of torch's process group, which must be initialized (`torch.distributed`)."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -184,10 +184,7 @@ class TorchRanks:
 
     @contextmanager
     def collect(self, tensors: Mapping[str, Tensor]) -> Iterator[Collected | None]:
-        """See `Ranks.collect`.
-
-        The first rank asks for one tensor after the other, so that it needs memory for one.
-        """
+        """See `Ranks.collect`. Rank 0 fetches one tensor at a time, to save memory."""
         names = [
             (n, list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()
         ]
@@ -216,13 +213,13 @@ class TorchRanks:
                 self._ask(_END)
 
     def _ask(self, number: int) -> int:
-        """Tell all ranks which tensor the first one wants; return it."""
+        """Broadcast from rank 0 the number of the tensor that it wants; return the number."""
         asked = torch.tensor([number])
         dist.broadcast(asked, 0)
         return int(asked)
 
     def _answer(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        """Send the first rank what it asks for, until it has all."""
+        """Send rank 0 the tensors that it asks for, until it sends `_END`."""
         with _noticing_loss():
             while (number := self._ask(_END)) != _END:
                 if names[number] in tensors:
@@ -231,7 +228,7 @@ class TorchRanks:
 
 @contextmanager
 def _noticing_loss() -> Iterator[None]:
-    """Tell by `LostServerError` that another rank is gone."""
+    """Return a context manager that turns RuntimeError of torch into LostServerError."""
     try:
         yield
     except RuntimeError as error:
@@ -244,7 +241,7 @@ def _noticing_loss() -> Iterator[None]:
 def _buckets(
     tensors: Sequence[Tensor], owners: Sequence[int]
 ) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield tensors in groups that travel together, with their owner."""
+    """Yield buckets of tensors of one owner and dtype, with the owner."""
     pairs = sorted(zip(owners, tensors, strict=True), key=lambda pair: pair[0])
     for (owner, _), group in groupby(pairs, key=lambda pair: (pair[0], pair[1].dtype)):
         bucket: list[Tensor] = []
@@ -260,7 +257,7 @@ def _buckets(
 
 @contextmanager
 def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
-    """Yield the elements of tensors in one; put them back afterwards if `unpack`."""
+    """Yield the elements of all tensors as one tensor; copy them back afterwards if `unpack`."""
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].detach()
         return
@@ -273,14 +270,14 @@ def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
 
 
 def owners_of(sizes: Sequence[int], count: int) -> list[int]:
-    """Return which rank owns each parameter, so that all need about as much memory.
+    """Return the owning rank of each parameter, so that all ranks need similar memory.
 
-    An owner holds a gradient and two moments. The largest parameter is as a rule the embedding,
-    whose gradient comes last: the others hold that as well until it is added up.
+    An owner holds a gradient and two moments. The largest parameter is usually the embedding, whose
+    gradient is complete last. All ranks hold this gradient until it is summed.
 
     Args:
-        sizes: elements of each parameter.
-        count: of ranks.
+        sizes: number of elements of each parameter.
+        count: number of ranks.
     """
     largest_first = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     gradient = max(sizes, default=0)
@@ -289,6 +286,6 @@ def owners_of(sizes: Sequence[int], count: int) -> list[int]:
     for index in largest_first:
         owners[index] = load.index(min(load))
         load[owners[index]] += 3 * sizes[index]
-        if index == largest_first[0]:  # its gradient counts already
+        if index == largest_first[0]:  # its gradient is counted from the start
             load[owners[index]] -= gradient
     return owners

@@ -1,4 +1,4 @@
-"""What one of several servers does of each step, and how all learn what came of it."""
+"""Division of each step among several servers, and exchange of the results."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from cleave.training.servers.dealing import Dealer, Pace, part_of
 from cleave.training.servers.ranks import LostServerError, Ranks
 
 GIVES_BACK_S: Final = 10.0
-"""So long without any device, and a server's part of a step is dealt to those that have some."""
+"""Seconds without any device after which a server gives up its part of a step to the others."""
 
 _Value = TypeVar("_Value")
 
 
 class Sums(Protocol):
-    """Adds up the gradients of all servers, as `Optimizer` does."""
+    """Sums the gradients of all servers, as `Optimizer` does."""
 
     @property
     def waited_s(self) -> float:
-        """Return how long the backward pass of this step has waited for other servers."""
+        """Return the seconds for which this step's backward pass has waited for other servers."""
         ...
 
     def add_up(self) -> None:
-        """Add up what is left; see `Optimizer.add_up`."""
+        """Sum the remaining gradients; see `Optimizer.add_up`."""
         ...
 
 
 class SharedSteps:
-    """Deals each step's sequences to all servers by what their fleets do.
+    """Divides each step's sequences among the servers by the throughput of their fleets.
 
     Args:
         ranks: the servers.
-        fleet: of this server; None where it computes itself.
-        clock: in seconds.
-        say: called, on the first server, when sequences are dealt in another way.
+        fleet: this server's fleet; None if the server computes by itself.
+        clock: returns seconds.
+        say: called on the first server with a message when the division changes.
 
     Attributes:
-        first_row: the number, within the step, of the first sequence of this server's part.
+        first_row: index in the step of the first sequence of this server's part.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class SharedSteps:
 
     @property
     def several(self) -> bool:
-        """Say whether there is more than one server."""
+        """Return whether more than one server trains."""
         return self._ranks.count > 1
 
     def part(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Return what this server does of a step's micro-batches; nothing, where it has no device.
+        """Return this server's part of a step's micro-batches; usually empty without devices.
 
         Args:
-            batches: all of the step, the same on every server.
+            batches: all micro-batches of the step, the same on every server.
         """
         rows = sum(len(batch.ids) for batch in batches)
-        self._deserted_since_s = None  # where no server has a device, each waits anew
+        self._deserted_since_s = None  # if no server has a device, each waits GIVES_BACK_S again
         capacity = self._capacity()
         if capacity and not self._pace.rows_per_s:
             predicted_s = self._fleet.predicted_s(batches) if self._fleet is not None else rows
@@ -90,9 +90,9 @@ class SharedSteps:
         return part_of(batches, dealt, self._ranks.rank)
 
     def turns(self) -> tuple[int, int | None, int]:
-        """Return which of some things this server does, as the arguments of a slice.
+        """Return which items of a list this server handles, as the arguments of a slice.
 
-        Servers that could do something now take turns; where none could, all do.
+        Servers with capacity take turns; if none has capacity, all servers do.
         """
         self._deserted_since_s = None
         able = self._ranks.agree(self._capacity() > 0)
@@ -102,18 +102,19 @@ class SharedSteps:
         return servers.index(self._ranks.rank), None, len(servers)
 
     def do(self, part: Sequence[Batch], work: Callable[[], float], sums: Sums) -> float:
-        """Do this server's part of a step, and note how long it took.
+        """Do this server's part of a step, and record its speed.
 
         Args:
-            part: what it is.
-            work: computes its gradients; returns what it adds to the loss.
-            sums: adds up the gradients of all servers.
+            part: micro-batches of the part.
+            work: computes the part's gradients; returns its contribution to the loss.
+            sums: sums the gradients of all servers.
 
         Returns:
             The loss of the whole step.
 
         Raises:
-            AbandonedError: when the step is to be done again, or not at all: nothing was updated.
+            AbandonedError: when a server abandoned its part; no weight was updated.
+            CleaveError: when a server failed.
         """
         began_s, capacity = self._now(), self._capacity()
         took_s = 0.0
@@ -125,7 +126,7 @@ class SharedSteps:
             except LostServerError:
                 raise
             except CleaveError:
-                sums.add_up()  # others wait for what this server has of it
+                sums.add_up()  # the other servers wait for this one's gradients
                 raise
             took_s = self._now() - began_s
             if self._on_wall_clock:
@@ -138,11 +139,11 @@ class SharedSteps:
         return sum(losses)
 
     def together(self, work: Callable[[], _Value]) -> list[_Value]:
-        """Return what each server's part of something came to, which JSON can hold.
+        """Run `work` on every server; return all results, which must be JSON values.
 
         Raises:
-            AbandonedError: on all, when one gave up its part, or has no device left for it.
-            CleaveError: on all, when one failed.
+            AbandonedError: on all servers, when one abandoned its part or lost all its devices.
+            CleaveError: on all servers, when one failed, or all lost their devices.
         """
         if not self.several:
             return [work()]
@@ -170,7 +171,7 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Say whether this server should leave its part of a step to servers that have devices."""
+        """Return whether this server should give up its part, as it had no devices for too long."""
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False
@@ -179,7 +180,7 @@ class SharedSteps:
         return self._clock() - self._deserted_since_s >= GIVES_BACK_S
 
     def counted(self, spent: FleetCounters) -> FleetCounters:
-        """Return what all fleets did together; its seconds are those of the slowest."""
+        """Return the sum of all fleets' counters; `fleet_s` and `waited_s` are maxima."""
         if not self.several:
             return spent
         everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]
@@ -190,11 +191,11 @@ class SharedSteps:
         )
 
     def _capacity(self) -> float:
-        """Return what the fleet could do: in FLOP/s, or 1 for a server that computes itself."""
+        """Return the fleet's capacity in FLOP/s; 1 for a server that computes by itself."""
         return 1.0 if self._fleet is None else self._fleet.capacity()
 
     def _now(self) -> float:
-        """Return seconds on the clock that counts: of the fleet, where that is a virtual one."""
+        """Return seconds on the fleet's clock if that is virtual, else on the wall clock."""
         if self._fleet is not None and not self._on_wall_clock:
             return self._fleet.counters().fleet_s
         return self._clock()
@@ -205,7 +206,7 @@ class SharedSteps:
 
 
 def _counters(values: dict[str, Any]) -> FleetCounters:
-    """Make counters again of their values."""
+    """Rebuild counters from their JSON values."""
     traffic = {
         name: Traffic(*(BytesByKind(**values[name][way]) for way in ("down", "up")))
         for name in ("traffic", "saved")

@@ -1,12 +1,11 @@
-"""Weights of which each of several servers keeps a part (ZeRO, stage 3: arXiv 1910.02054).
+"""Weights sharded over several servers (ZeRO, stage 3: arXiv 1910.02054).
 
-A weight is on the server that owns it. The others have a layer's weights while they compute that
-layer, forward and again backward, and those outside the layers for a whole step. Gradients are
-added up at their owners after each backward pass of a layer.
+Each weight is stored on the server that owns it. Other servers gather a layer's weights for its
+forward pass and again for its backward pass. They gather weights outside the layers once per step.
+After a layer's backward pass, its gradients are summed at their owners.
 
-All servers exchange the same things in the same order, see `exchanges`. They agree how many passes
-a step has: one that has fewer micro-batches takes part in the first ones without computing, and so
-does one that gave up its part.
+All servers perform the same exchanges in the same order; see `exchanges`. A server with fewer
+micro-batches takes part in the first passes without computing; so does one that gave up its part.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
 from cleave.training.tiles.offloaded_linear import Operands
 
 OUTSIDE: Final = 0
-"""The number of the unit with all weights outside the layers; layers follow in their order."""
+"""Number of the unit with all weights outside the layers; layers follow in order."""
 
 
 class Kind(Enum):
-    """What happens at one point of a step."""
+    """Kind of an exchange."""
 
     FORWARD = auto()
     """A unit's weights are gathered for its forward pass."""
 
     BACKWARD = auto()
-    """They are gathered for its backward pass."""
+    """A unit's weights are gathered for its backward pass."""
 
     DONE = auto()
-    """They are not needed any more; after a backward pass its gradients are added up."""
+    """A unit's weights are released; after a backward pass its gradients are summed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One point of a step that all servers come to in the same order.
+    """One exchange of a step, which all servers perform in the same order.
 
     Attributes:
-        number: of the pass, from 0.
-        kind: what happens.
-        unit: with which weights.
+        number: number of the pass, from 0.
+        kind: kind of the exchange.
+        unit: number of the unit whose weights are exchanged.
     """
 
     number: int
@@ -63,12 +62,12 @@ class Exchange:
 
 
 def exchanges(passes: int, layers: int, *, backward: bool) -> list[Exchange]:
-    """Return what is exchanged in a step, in order.
+    """Return the exchanges of a step in order.
 
     Args:
-        passes: how many there are, forward and, maybe, backward.
-        layers: of the model, whose numbers begin at 1.
-        backward: whether there are backward passes.
+        passes: number of passes.
+        layers: number of layers; their units are numbered from 1.
+        backward: whether passes include a backward pass.
     """
     found = [Exchange(0, Kind.FORWARD, OUTSIDE)]
     for number in range(passes):
@@ -77,7 +76,7 @@ def exchanges(passes: int, layers: int, *, backward: bool) -> list[Exchange]:
             if not backward:
                 found.append(Exchange(number, Kind.DONE, layer))
         for layer in range(layers, 0, -1) if backward else ():
-            if layer < layers:  # the last one still has them
+            if layer < layers:  # the last layer's weights are still gathered
                 found.append(Exchange(number, Kind.BACKWARD, layer))
             found.append(Exchange(number, Kind.DONE, layer))
         if backward or number == passes - 1:
@@ -90,9 +89,9 @@ class _Unit:
     """Weights that are gathered together.
 
     Attributes:
-        weights: all of them, by name.
-        others: those that another server owns.
-        owners: the rank that owns each weight.
+        weights: the weights by name.
+        others: weights that other servers own.
+        owners: owning rank of each weight.
     """
 
     weights: dict[str, nn.Parameter]
@@ -101,7 +100,7 @@ class _Unit:
 
     @property
     def trained(self) -> list[str]:
-        """Return the names of those that are trained."""
+        """Return the names of the trained weights."""
         return [name for name, weight in self.weights.items() if weight.requires_grad]
 
 
@@ -109,14 +108,13 @@ class SharedWeights:
     """Gathers the weights of a model's layers for their passes, and frees them.
 
     Args:
-        model: a causal language model of transformers, the same on all servers; its layers are
-            computed again in the backward pass, so that nothing but them keeps their weights.
+        model: a causal language model of transformers, the same on all servers. It must use
+            activation checkpointing, so that autograd does not keep weights between passes.
         ranks: the servers.
-        clock: in seconds.
+        clock: returns seconds.
 
     Attributes:
-        owners: the rank that owns each weight, by name.
-        waited_s: how long this step has waited for gathered weights, and for sums of gradients.
+        owners: owning rank of each weight, by name.
 
     Raises:
         UsageError: when the model has no list of layers.
@@ -138,7 +136,7 @@ class SharedWeights:
         self._schedule: list[Exchange] = []
         self._next = 0
         self._passes = 0
-        self._pass: int | None = None  # that this server computes now
+        self._pass: int | None = None  # the pass that this server computes now
         self._in_backward = False
         self._new_sums: Callable[[], GradientSums] | None = None
         self._sums: GradientSums | None = None
@@ -157,20 +155,20 @@ class SharedWeights:
 
     @property
     def order(self) -> list[str]:
-        """Return the names of all weights that are trained; gradients come from the last ones."""
+        """Return the names of all trained weights; their gradients complete in reverse order."""
         return [name for unit in self._units for name in unit.trained]
 
     @property
     def waited_s(self) -> float:
-        """Return how long this step has waited for other servers."""
+        """Return the seconds that this step has waited for gathered weights and gradient sums."""
         return self._waited_s + (self._sums.waited_s if self._sums is not None else 0.0)
 
     def owned(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return those of some tensors, by a weight's name, that this server owns."""
+        """Return the tensors, keyed by weight name, whose weights this server owns."""
         return {n: t for n, t in tensors.items() if self.owners[n] == self._ranks.rank}
 
     def begin_sharing(self) -> None:
-        """Free the weights that others own, and gather them from now on when they are needed."""
+        """Free the weights that other servers own, and gather them on demand from now on."""
         marked = (m.__dict__.get("_cleave") for m in self._model.modules())
         self._operands = list({id(o): o for o in marked if o is not None}.values())
         for number, module in enumerate(self._modules, start=1):
@@ -179,14 +177,12 @@ class SharedWeights:
         for unit in self._units:
             self._free(unit)
 
-    # --- a step ---
-
     def begin(self, passes: int, new_sums: Callable[[], GradientSums] | None) -> None:
         """Begin a step, or an evaluation.
 
         Args:
-            passes: the most that any server computes of it.
-            new_sums: makes what adds up the gradients of a pass; None where there are none.
+            passes: largest number of passes that any server computes.
+            new_sums: makes the object that sums the gradients of a pass; None in an evaluation.
         """
         self._schedule = exchanges(passes, len(self._modules), backward=new_sums is not None)
         self._passes, self._next = passes, 0
@@ -195,14 +191,14 @@ class SharedWeights:
 
     @contextmanager
     def computing(self, left: int) -> Iterator[None]:
-        """Gather weights for one pass that is computed here, with its backward pass if it has one.
+        """Return a context manager that gathers the weights for one pass, forward and backward.
 
         Args:
-            left: passes that this server computes after it.
+            left: number of passes that this server computes after this one.
         """
         self._pass, self._in_backward = self._passes - 1 - left, False
         try:
-            if not self._next:  # what is outside the layers comes first, and stays
+            if not self._next:  # weights outside the layers come first and stay
                 self._do_next()
             yield
             while self._next < len(self._schedule) and self._number <= self._pass:
@@ -218,9 +214,9 @@ class SharedWeights:
         return self._schedule[self._next].number
 
     def finish(self) -> list[str]:
-        """Take part in all that is left; return which weights have a gradient on any server.
+        """Do the remaining exchanges; return the names of weights with a gradient on any server.
 
-        Every server calls this after its last pass, also where it gave that up.
+        Every server calls this after its last pass, even if it abandoned that pass.
 
         Raises:
             LostServerError: when another server is gone.
@@ -232,10 +228,10 @@ class SharedWeights:
 
     @contextmanager
     def evaluating(self, passes: int) -> Iterator[None]:
-        """Begin and finish an evaluation, in a context.
+        """Return a context manager that begins and finishes an evaluation.
 
         Args:
-            passes: the most that any server computes of it.
+            passes: largest number of passes that any server computes.
         """
         self.begin(passes, None)
         try:
@@ -243,22 +239,20 @@ class SharedWeights:
         except LostServerError:
             raise
         except CleaveError:
-            self.finish()  # others wait for it
+            self.finish()  # the other servers wait for this one
             raise
         self.finish()
 
     def updated(self) -> None:
-        """Note that weights have new values, on the servers that own them."""
+        """Note that the owners have updated their weights."""
         for operands in self._operands:
             operands.updated()
 
-    # --- exchanges ---
-
     def _come_to(self, here: Exchange) -> None:
-        """Do what comes before an exchange without keeping anything, and it itself.
+        """Do an exchange, after the exchanges before it, whose weights are released at once.
 
         Raises:
-            UsageError: when it is not to come any more.
+            UsageError: when the rest of the schedule does not have the exchange.
         """
         while self._next < len(self._schedule):
             if self._do_next(here) == here:
@@ -269,7 +263,7 @@ class SharedWeights:
         )
 
     def _do_next(self, kept: Exchange | None = None) -> Exchange:
-        """Do the next exchange; what is gathered stays only where it is the one to be kept."""
+        """Do the next exchange; release a layer's gathered weights unless it is `kept`."""
         exchange = self._schedule[self._next]
         self._next += 1
         unit = self._units[exchange.unit]
@@ -307,15 +301,12 @@ class SharedWeights:
         return ((weight, operands) for weight in unit.others for operands in self._operands)
 
     def _free(self, unit: _Unit) -> None:
-        """Free the weights of a unit that others own.
-
-        Their shapes stay, and every element is NaN, which nobody takes for a weight.
-        """
+        """Free a unit's weights that other servers own; keep their shapes, with NaN as values."""
         for weight in unit.others:
             weight.data = self._nothing[weight.dtype].expand(weight.shape)
 
     def _free_all(self) -> None:
-        """Free all that others own, after a step or where it was given up."""
+        """Free all weights that other servers own, after a finished or abandoned step."""
         for number in list(self._whole):
             self._release(number, done=False)
 
@@ -330,12 +321,10 @@ class SharedWeights:
             self._waited_s += self._sums.waited_s
             self._sums = None
 
-    # --- hooks of the layers ---
-
     def _before_forward(self, unit: int, module: nn.Module, arguments: Any) -> None:
         if self._pass is None:
             raise RuntimeError("the weights of this layer are on other servers now")
-        if not self._in_backward:  # else it is computed again, and has them
+        if not self._in_backward:  # a recomputed layer already has its weights
             self._come_to(Exchange(self._pass, Kind.FORWARD, unit))
 
     def _after_forward(self, unit: int, module: nn.Module, arguments: Any, output: Any) -> None:
@@ -359,7 +348,7 @@ class SharedWeights:
 
 
 def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
-    """Return which rank owns each weight: what is trained and what is frozen, each shared alike."""
+    """Return the owning rank of each weight. Trained and frozen weights are balanced separately."""
     found: dict[str, int] = {}
     for trained in (True, False):
         sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad is trained}
@@ -368,7 +357,7 @@ def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
 
 
 def _parts(model: Any) -> list[nn.Module]:
-    """Return the modules whose weights come and go: the layers, and a head of its own weights."""
+    """Return the modules whose weights are gathered on demand: layers and an untied LM head."""
     layers = list(decoder_layers(model))
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
@@ -385,10 +374,7 @@ def _parts(model: Any) -> list[nn.Module]:
 
 
 def _names(model: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> list[list[str]]:
-    """Return the names of the weights outside all parts, and then those of each part.
-
-    What two parts have both is outside.
-    """
+    """Return the names of weights outside all parts or in several, then of those of each part."""
     found: list[list[str]] = [[] for _ in range(len(parts) + 1)]
     having: dict[int, set[int]] = {}
     for number, parameters in enumerate(parts, start=1):

@@ -1,1 +1,1 @@
-"""Training whole layers on devices."""
+"""Training of whole layers on devices (stages)."""

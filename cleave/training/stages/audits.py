@@ -1,10 +1,9 @@
-"""Audits of stages: what devices returned is computed again here, at random and in secret.
+"""Audits of stages: randomly and secretly chosen work of devices is repeated locally.
 
-There is no algebraic check for a stage, so work is drawn by lot and repeated. An *output audit*
-repeats one micro-batch of a device and compares its output and its input's gradient. A *sums audit*
-repeats all micro-batches whose gradients a device summed, and compares the sums. Both happen after
-everything of a step has come and before any of it is used. How far off an honest device may be,
-`cleave.training.stages.honest_error` says.
+A stage has no algebraic check. An *output audit* repeats one micro-batch of a device, and compares
+its output and its input's gradient. A *sums audit* repeats all micro-batches whose gradients a
+device summed, and compares the sums. Both happen once all results of a step have arrived, before
+any is used. `cleave.training.stages.honest_error` defines the error that an honest device may make.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that a device returned and that is wrong.
+    """A wrong result of a device.
 
     Attributes:
         device: the device.
-        reason: what is wrong, with the values.
+        reason: description of the error, with values.
     """
 
     device: int
@@ -54,13 +53,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class _Returned:
-    """Holds what a device returned, to be compared.
+    """A result of a device to compare.
 
     Attributes:
         device: the device.
-        what: it is, in words.
-        found: what came.
-        dtype: in which it travelled.
+        what: description of the result.
+        found: the result in fp32.
+        dtype: dtype in which the result travelled.
     """
 
     device: int
@@ -71,12 +70,12 @@ class _Returned:
 
 @dataclass
 class AuditCounters:
-    """Counts what was audited.
+    """Counts audits.
 
     Attributes:
-        outputs, sums: micro-batches that were repeated for outputs, and for sums.
+        outputs, sums: micro-batches repeated for output audits and for sums audits.
         again: audits that were repeated with coarser rounding, as errors were not negligible.
-        faults: what was wrong.
+        faults: wrong results.
     """
 
     outputs: int = 0
@@ -89,12 +88,12 @@ class Auditor:
     """Repeats some of a step's work.
 
     Args:
-        rate: the chance that a device is audited in a step, for outputs; for each of its sums it is
-            this over the number of micro-batches in them, so that both cost the same.
-        rng: secret.
+        rate: probability of an output audit, per device, stage and step. A sums audit has this
+            probability divided by its number of micro-batches, so that both cost the same.
+        rng: source of randomness that devices cannot predict.
 
     Attributes:
-        counters: what was audited so far.
+        counters: counts of the audits so far.
     """
 
     def __init__(self, rate: float, rng: random.Random | None = None) -> None:
@@ -107,11 +106,11 @@ class Auditor:
     def faults(
         self, work: StepWork, result: StepResult, surely: Collection[int] = ()
     ) -> list[Fault]:
-        """Audit a step; return what is wrong.
+        """Audit a step; return the wrong results.
 
         Args:
             work, result: the step.
-            surely: devices whose work is all audited, as some of it was found wrong.
+            surely: devices whose work is audited completely, as some of it was found wrong.
         """
         return list(self._faults(work, result, surely)) if self._rate or surely else []
 
@@ -193,13 +192,13 @@ class Auditor:
         wanted: Mapping[Key, Array],
         repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
     ) -> Iterator[Fault]:
-        """Yield what is wrong of all that was returned at once, once for each device.
+        """Yield the faults among the results of one audit, at most one per device.
 
         Args:
             record: the stage.
-            returned: what came.
-            wanted: what was computed here.
-            repeat: computes it again, with operations that round coarsely.
+            returned: results of devices.
+            wanted: local results.
+            repeat: repeats the work with coarser rounding.
         """
         compared = {
             key: Comparison.of(one.found, wanted[key], one.dtype) for key, one in returned.items()
@@ -223,7 +222,7 @@ class Auditor:
         compared: Mapping[Key, Comparison],
         repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
     ) -> None:
-        """Repeat work until rounding explains all errors, or it was repeated often enough."""
+        """Repeat work until rounding explains all errors, at most `MOST_REPEATS` times."""
         doubted = {key: one for key, one in compared.items() if one.excess > 1}
         if not doubted:
             return
@@ -237,8 +236,6 @@ class Auditor:
             if not doubted:
                 return
 
-    # --- doing it again ---
-
     def output(
         self,
         work: StepWork,
@@ -246,7 +243,7 @@ class Auditor:
         batch: int,
         random: np.random.Generator | None = None,
     ) -> Array:
-        """Return a micro-batch's output, from its input alone; see `repeat`."""
+        """Return a micro-batch's output, by a forward pass alone; see `repeat`."""
         if record.plan.slice is not None:
             part = work.slice_works[record.plan.slice.number]
             feed = _slice_feed(part, record, batch, random)
@@ -260,7 +257,7 @@ class Auditor:
         batch: int,
         random: np.random.Generator | None,
     ) -> list[Array]:
-        """Return the input of each layer of a stage, then the output."""
+        """Return the input of each layer of a stage, and the stage's output at the end."""
         given = [moved(_array(record.x[batch]), random)]
         for number in range(record.plan.first, record.plan.stop):
             layer = work.layers[number]
@@ -276,9 +273,9 @@ class Auditor:
         totals: dict[SumName, Array],
         random: np.random.Generator | None,
     ) -> tuple[Array, Array, Array | None]:
-        """Return a micro-batch's output, gradient and loss; add its gradients to the totals.
+        """Return a micro-batch's output, its input's gradient, and its loss (None without one).
 
-        With `random` operations round coarsely.
+        Add the gradients of parameters to `totals`. With `random`, operations round coarsely.
         """
         if record.plan.slice is not None:
             return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, random)
@@ -311,11 +308,11 @@ class Auditor:
         number: int,
         random: np.random.Generator | None,
     ) -> tuple[Array, Array, None]:
-        """Do the same for a slice of the loss."""
+        """Repeat a slice of the loss; see `repeat`."""
         part = work.slice_works[number]
         feed = _slice_feed(part, record, batch, random)
         y = self._run(part.forward, feed, random)[names.Y]
-        feed[names.DY] = _array(record.dy[batch])  # the log-sum-exp, which no kink follows
+        feed[names.DY] = _array(record.dy[batch])  # log-sum-exp: not moved, as no kink follows it
         found = self._add(work, part.backward, feed, slice_layer(number), totals, random)
         return y, found[names.DX], None
 
@@ -355,11 +352,11 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the chance that a device that lies in every step is not caught in so many steps.
+    """Return the probability that a device that lies in every step is never audited.
 
     Args:
-        audited: the chance that its lie of one step is audited.
-        steps: how many steps.
+        audited: probability that its lie in one step is audited.
+        steps: number of steps.
     """
     return float((1 - audited) ** steps)
 
@@ -367,7 +364,7 @@ def escape_chance(audited: float, steps: int) -> float:
 def _slice_feed(
     part: SliceWork, record: StageRecord, batch: int, random: np.random.Generator | None
 ) -> dict[str, Array]:
-    """Return what a slice of the loss is computed with."""
+    """Return the inputs of a slice of the loss."""
     x = moved(_array(record.x[batch]), random)
     return {names.X: x, names.TARGETS: _array(part.targets[batch])} | _arrays(part.parameters)
 

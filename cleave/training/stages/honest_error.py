@@ -1,18 +1,18 @@
-"""How far what an honest device returned may be from the same, computed again here.
+"""Bounds on the difference between an honest device's result and the same result computed locally.
 
-Devices round differently: they add in other orders, and some fuse a multiplication with an
-addition. How far that moves an element depends on the layer, its numbers and the parameter. So an
-error is compared with the elements that it is in, and with what rounding does to just these.
+Devices round differently: they sum in other orders, and some fuse multiplication and addition. The
+effect depends on the layer, its values and the parameter. So an error is compared with the size of
+the elements that have it, and with the effect of rounding on these elements.
 
-*The elements that it is in.* An optimizer such as AdamW gives every element an update of about the
-same size, however small its gradient is. So small elements must be as exact as large ones. Errors
-are measured apart for each parameter, and in it for each size of elements.
+*Size of the elements.* An optimizer such as AdamW updates every element by about the same amount,
+even if its gradient is small. So small elements need the same relative accuracy as large ones.
+Errors are measured separately for each parameter and each size of elements.
 
-*What rounding does* is measured, by repeating the work with operations that round more coarsely
-than those of any device may (`cleave.graphs.noise`). Where numbers cancel, an honest result may be
-nothing but rounding: the gradient of the bias of a key projection is 0 in exact arithmetic. Layers
-may also have *kinks*: the derivative of ReLU is 0 or 1, and where rounding decides which, gradients
-of two devices that are both right differ by a hundredth of their largest element.
+*Effect of rounding.* It is measured by repeating the work with operations that round more coarsely
+than a device may (`cleave.graphs.noise`). If terms cancel, an honest result may consist of rounding
+alone: the gradient of a key projection's bias is 0 in exact arithmetic. Layers may also have
+*kinks*. The derivative of ReLU is 0 or 1; if rounding decides which, gradients of two honest
+devices may differ by a hundredth of their largest element.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from cleave.arrays import Array, Doubles, DType
 from cleave.machine.graph_self_test import LARGEST_ERROR
 
 NEGLIGIBLE: Final = 1e-3
-"""Errors of this share of the elements that they are in train the same model."""
+"""Relative errors up to this do not affect training."""
 
 ROUNDING: Final = LARGEST_ERROR
-"""How far off each operation may be, relative to its result; devices test themselves for that."""
+"""Largest relative error of an operation, which devices check in a self-test."""
 
 MOST_REPEATS: Final = 32
-"""How often work is repeated before more is found than rounding explains.
+"""Maximum number of repetitions, after which rounding does not explain an error.
 
-A number at a kink is on either side in half of the repetitions; that one which decides is on the
-same side in all has a chance of 2**-32.
+A value at a kink falls on each side in half of the repetitions. The probability that it falls on
+the same side in all of them is 2**-32.
 """
 
 _LEAST_SHARE: Final = 0.01
-"""The smallest elements of an array are taken together until they are this share of all."""
+"""The smallest elements are grouped until the group has this fraction of all elements."""
 
 _UNDERFLOW: Final = 2.0**-100
-"""Smaller errors come from numbers on the way that some processors take for 0."""
+"""Errors below this may come from intermediate values that some processors flush to 0."""
 
 _HALF_STEP: Final = {DType.BF16: (8, -126), DType.FP16: (11, -14)}
-"""By dtype, the binary digits after which numbers are cut, and the least exponent."""
+"""Number of significant bits and smallest exponent, by dtype."""
 
 _PROOF_BITS: Final = 2.0
 _FORGIVEN_BITS: Final = 0.1
@@ -57,18 +57,18 @@ _PART: Final = 2**18
 
 
 class Magnitudes:
-    """Measures errors of an array, apart for elements of different size.
+    """Measures the errors of an array separately for elements of different sizes.
 
-    Each measure has the unit of an element. The first ones are the root mean square of the errors
-    in each group of elements. As many more are the same of only that part of the errors that is
-    along the elements: a common factor shows there, and random errors hardly do. The last one is
-    the largest error of all.
+    Each measure has the unit of an element. The first measures are the root mean square error of
+    each group of elements. The next are the same for the component of the errors along the
+    elements, which shows a common factor but hardly any random errors. The last is the largest
+    error.
 
     Args:
         wanted: the right values.
 
     Attributes:
-        sizes: by measure, how large the elements are whose errors it tells.
+        sizes: size of the elements that each measure covers.
     """
 
     def __init__(self, wanted: Array) -> None:
@@ -84,10 +84,10 @@ class Magnitudes:
         self.sizes: Doubles = np.array([*own, *own, np.abs(finite).max(initial=0.0)])
 
     def measures(self, error: Array) -> Doubles:
-        """Return how large the errors of all elements are, by each measure.
+        """Return all measures of the given errors.
 
         Returns:
-            Infinity throughout where an error is not finite.
+            The measures; all infinity if an error is infinite.
         """
         error = error.reshape(-1)
         largest = float(np.abs(error).max(initial=0.0))
@@ -99,11 +99,11 @@ class Magnitudes:
         return np.array([*np.sqrt(squares) / roots, *along / roots, largest])
 
     def _sums(self, error: Array) -> Doubles:
-        """Sum up by exponent of elements, two exponents together, a part of the array at a time.
+        """Sum errors in groups of elements with similar exponents, two exponents per group.
 
         Returns:
-            How many elements there are; the sums of the errors' squares; the sums of the errors
-            times the elements.
+            By group, the number of elements, the sum of squared errors, and the sum of the errors
+            times the elements; shape (3, groups).
         """
         found = np.zeros((3, _EXPONENTS // 2))
         for first in range(0, error.size, _PART):
@@ -116,19 +116,19 @@ class Magnitudes:
         return found
 
     def _merged(self, sums: Doubles) -> Doubles:
-        """Put the groups of the smallest elements together."""
+        """Merge the groups of the smallest elements."""
         return np.array([sums[: self._least + 1].sum(), *sums[self._least + 1 :]])
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Compares what a device returned with the same, computed here.
+    """Compares a device's result with the local result.
 
     Attributes:
-        magnitudes: of what was computed here.
-        wanted: what was computed here.
-        found: the errors of what came, by measure.
-        rounding: the largest errors of repetitions, by measure.
+        magnitudes: measures errors against the local result.
+        wanted: the local result.
+        found: errors of the device's result, by measure.
+        rounding: largest errors of the repetitions, by measure.
     """
 
     magnitudes: Magnitudes
@@ -147,18 +147,18 @@ class Comparison:
         return cls(magnitudes, wanted, magnitudes.measures(error_of(found, wanted, dtype)))
 
     def repeated(self, again: Array) -> None:
-        """Take note of a repetition that rounded coarsely."""
+        """Record the result of a repetition with coarser rounding."""
         error = error_of(again.reshape(self.wanted.shape), self.wanted)
         self.rounding = np.maximum(self.rounding, self.magnitudes.measures(error))
 
     @property
     def excess(self) -> float:
-        """Return the largest error, by any measure, over what rounding explains."""
+        """Return the largest ratio, over all measures, of the error to the explained error."""
         return float(self._excesses.max(initial=0.0))
 
     @property
     def worst(self) -> tuple[float, float, float]:
-        """Return the error with the largest excess, what rounding explains, and its elements."""
+        """Return the error with the largest excess, its explained part, and the elements' size."""
         at = int(self._excesses.argmax())
         return float(self.found[at]), float(self._explained[at]), float(self.magnitudes.sizes[at])
 
@@ -174,22 +174,22 @@ class Comparison:
 
 @dataclass(slots=True)
 class Evidence:
-    """Adds up what audits found of one device, as a cumulative sum: honest ones stay near 0.
+    """Accumulates the evidence of audits against one device; honest devices stay near 0.
 
-    An error of n times what rounding explains adds log2(n) bits. An error that rounding explains
-    takes some away.
+    An error of n times the explained error adds log2(n) bits, up to `_PROOF_BITS`. An explained
+    error subtracts `_FORGIVEN_BITS`.
 
     Attributes:
-        bits: that have been added.
+        bits: current evidence in bits, at least 0.
     """
 
     bits: float = 0.0
 
     def add(self, excess: float) -> bool:
-        """Add an audit; return True once it proves, with those before, that the device is wrong.
+        """Add an audit; return True, and reset the evidence, once it proves the device wrong.
 
         Args:
-            excess: the largest error, over what rounding explains.
+            excess: ratio of the largest error to the explained error.
         """
         found = min(math.log2(excess), _PROOF_BITS) if excess > 1 else -_FORGIVEN_BITS
         self.bits = max(0.0, self.bits + found)
@@ -200,18 +200,18 @@ class Evidence:
 
 
 def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
-    """Return by how much numbers are wrong that a device rounded when it sent them.
+    """Return the errors of values that a device rounded for sending.
 
-    A number that is the right rounding of what is wanted is not wrong, and others are wrong by what
-    half a step of the dtype does not explain. So 16-bit numbers are judged as finely as others.
+    The error that rounding to nearest explains, half a step of the dtype, is subtracted. So 16-bit
+    values are judged as strictly as fp32 values.
 
     Args:
-        found: what came, in fp32.
-        wanted: the right values before they are rounded, of the same shape.
-        dtype: what `found` was rounded to.
+        found: received values in fp32.
+        wanted: right values before rounding, of the same shape.
+        dtype: dtype to which `found` was rounded.
 
     Returns:
-        0 where both are the same infinity or NaN; infinity where one alone is not finite.
+        Signed errors; 0 for the same infinity or two NaNs; infinity for other non-finite pairs.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         off = found - wanted
@@ -220,13 +220,13 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
             powers = (np.ascontiguousarray(found).view(np.uint32) & _EXPONENT).view(np.float32)
             half = np.maximum(powers, np.float32(2.0**least)) * np.float32(2.0**-digits)
             off = np.sign(off) * np.maximum(np.abs(off) - half, 0)
-        same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))  # a run that diverges
+        same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))  # the run may diverge
     off = np.where(same, np.float32(0), off)
     return np.where(np.isfinite(off), off, np.float32(np.inf))
 
 
 def moved(values: Array, random: np.random.Generator | None) -> Array:
-    """Return fp32 numbers that differ by rounding, up or down at random; as they are for None."""
+    """Return fp32 values moved up or down at random by `ROUNDING`; unchanged without `random`."""
     if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5

@@ -1,7 +1,6 @@
-"""Layers of a step by stages that devices cannot do: the parameter server does their passes.
+"""Passes of layers that devices cannot compute by stages; the PS computes them.
 
-Their linear layers multiply as everywhere: on devices by tiles, where the model is offloaded so and
-that is sooner.
+Products in these layers may still go to devices by tiles, if the model is offloaded that way.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from cleave.graphs.model_graphs import ModelGraphs
 
 
 class PsPasses:
-    """Does the passes of the layers that have no graphs, in runs of consecutive ones.
+    """Computes the passes of layers without graphs, in runs of consecutive layers.
 
-    A run is named by the number of the device layer that follows it; the last one by the number of
-    device layers.
+    The key of a run is the number of the device layer that follows it. The key of a run after the
+    last device layer is the number of device layers.
 
     Args:
-        graphs: of the model.
-        autocast: makes the context in which the model computes here.
+        graphs: graphs of the model.
+        autocast: makes the context manager for local passes.
 
     Attributes:
-        runs: the numbers of the model's layers in each run.
+        runs: numbers of the model's layers in each run, by key.
     """
 
     def __init__(
@@ -39,19 +38,19 @@ class PsPasses:
         self._under_way: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def trains(self, run: int) -> bool:
-        """Say whether a run has parameters that are trained."""
+        """Return whether a run has trained parameters."""
         return bool(self.trained(run))
 
     def forward(
         self, run: int, batch: int, x: Tensor, beside: Sequence[Mapping[str, Tensor]]
     ) -> Tensor:
-        """Return what a run makes of a micro-batch; that itself where there is no run.
+        """Return a run's output, in fp32; `x` itself if the run does not exist.
 
         Args:
-            run: which one.
-            batch: the number of the micro-batch.
-            x: the run's input.
-            beside: by layer of the model, what that is called with beside its input.
+            run: key of the run.
+            batch: number of the micro-batch.
+            x: input of the run.
+            beside: other tensor arguments (masks, position embeddings) of each layer of the model.
         """
         if run not in self.runs:
             return x
@@ -64,11 +63,11 @@ class PsPasses:
         return y.detach().float()
 
     def backward(self, run: int, batch: int, dy: Tensor) -> Tensor:
-        """Return the gradient of a run's input, and add up those of its parameters.
+        """Return the gradient of a run's input; accumulate those of its parameters.
 
         Args:
-            run, batch: of a forward pass.
-            dy: the gradient of what that returned.
+            run, batch: run and micro-batch of a forward pass.
+            dy: gradient of the run's output.
         """
         if run not in self.runs:
             return dy
@@ -81,17 +80,17 @@ class PsPasses:
         return dx
 
     def add_gradients(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Add the gradients of all parameters since `forget` to those of others; return these.
+        """Add the gradients accumulated since `forget` to `found`, and return `found`.
 
         Args:
-            found: by the `id` of their parameter.
+            found: gradients by the `id` of their parameter.
         """
         for key, gradient in self._gradients.items():
             self._add(found, key, gradient)
         return found
 
     def forget(self) -> None:
-        """Drop all gradients and whatever is under way."""
+        """Discard all gradients and unfinished passes."""
         self._gradients.clear()
         self._under_way.clear()
 
@@ -105,7 +104,7 @@ class PsPasses:
 
 
 def trained_parameters(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Return the parameters of layers that require gradients, each once where layers share it."""
+    """Return the trained parameters of layers, without duplicates."""
     trained = (p for layer in layers for p in layer.parameters() if p.requires_grad)
     return list(dict.fromkeys(trained))
 
@@ -120,7 +119,7 @@ def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:
 
 
 def described_refusals(graphs: ModelGraphs) -> str:
-    """Say in a sentence without its full stop which layers stay here, and why; empty for none."""
+    """Return a sentence about the layers that the PS computes and why; empty if there are none."""
     by_reason: dict[str, list[int]] = {}
     for number, reason in sorted(graphs.refused.items()):
         by_reason.setdefault(reason, []).append(number + 1)

@@ -1,4 +1,4 @@
-"""A job that may go by stages: the model's graphs, and what the PS can do itself."""
+"""Setup of a job that may train by stages."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def staged_model(
     presence: Callable[[FleetPresence], None],
     own_products: Callable[[Set[int]], AbstractContextManager[None]],
 ) -> StagedModel | None:
-    """Make the graphs of a model's layers, and what trains it by stages.
+    """Make the graphs of a model's layers, and the object that trains it by stages.
 
     Args:
-        job: the job, of `--method stages` or `auto`.
-        model: the model, as transformers made it.
-        fleet: the fleet that trains it.
-        ps: the parameter server.
-        tiles: forecasts a step by tiles, which `auto` compares stages with.
+        job: job with `--method stages` or `auto`.
+        model: the model, as made by transformers.
+        fleet: the fleet that trains the model.
+        ps: speed of the PS.
+        tiles: forecasts a step by tiles, for comparison with `auto`.
         stop, note, presence, own_products: see `StagedModel`.
 
     Returns:
-        None with `--method auto` where no layer can become a graph.
+        The staged model; None with `--method auto` if no layer can become a graph.
 
     Raises:
-        LayerGraphError: with `--method stages` where no layer can become a graph.
+        LayerGraphError: with `--method stages`, when no layer can become a graph.
     """
     auto = job.method == Method.AUTO.value
     packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None

@@ -1,4 +1,4 @@
-"""A model's layers and tensors as work for a step by stages, and what comes back as tensors."""
+"""Conversion between a model's tensors and the work and results of steps by stages."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from cleave.training.lora.quantized import matrix_shapes
 from cleave.training.stages.ps_passes import runs_of
 
 _FP32_BYTES: Final = 4
-_MESSAGE_BYTES: Final = 255 * 2**20  # of the protocol's largest message, what an array may take
-_PART_BYTES: Final = 64 * 2**20  # of a larger array at once, so that other messages get a turn
+_MESSAGE_BYTES: Final = 255 * 2**20  # largest array that fits one message of the protocol
+_PART_BYTES: Final = 64 * 2**20  # larger arrays are sent in such parts, to not block messages
 _TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
 _INDICES: Final = {torch.int64: "int64", torch.bool: "bool", torch.uint8: "uint8"}
 
 
 class Sent:
-    """Keeps graphs and frozen parameters as they travel: the same objects while they are the same.
+    """Caches graphs and frozen parameters in the form in which they travel.
 
-    Devices keep an array while steps name the same object.
+    Devices keep an array while steps refer to the same object.
 
     Args:
-        changing: whether a frozen parameter may change between steps, in ways that nobody is told
-            of. Then each is compared with what was sent, which reads all of them in every step.
+        changing: whether frozen parameters may change between steps without notice. If so, every
+            step reads all of them to detect changes.
     """
 
     def __init__(self, *, changing: bool = False) -> None:
@@ -60,7 +60,7 @@ class Sent:
         self._frozen: dict[tuple[int, DType, HeadSlice | None], _Frozen] = {}
 
     def graph(self, model: bytes) -> StageGraph:
-        """Return an ONNX model as it travels."""
+        """Return the cached graph of a serialized ONNX model."""
         if model not in self._graphs:
             graph = onnx.load_model_from_string(model).graph
             inputs = tuple(one.name for one in graph.input)
@@ -76,14 +76,14 @@ class Sent:
         values: Tensor,
         make: Callable[[Tensor], StageArray],
     ) -> StageArray:
-        """Return a frozen parameter as it travels.
+        """Return the cached array of a frozen parameter; make it if it is new or has changed.
 
         Args:
             tensor: the parameter.
-            dtype: in which numbers travel.
-            part: which rows of it are sent; None for all.
-            values: those rows.
-            make: makes the array of them.
+            dtype: dtype in which tensors travel.
+            part: slice of the parameter's rows that is sent; None for all.
+            values: the rows that are sent.
+            make: makes the array from `values`.
         """
         key = id(tensor), dtype, part
         known = self._frozen.get(key)
@@ -93,30 +93,30 @@ class Sent:
         return known.array
 
     def keep_only(self, tensors: Iterable[Tensor]) -> None:
-        """Forget parameters that are none of these."""
+        """Drop all other parameters from the cache."""
         those = {id(tensor) for tensor in tensors}
         self._frozen = {key: held for key, held in self._frozen.items() if key[0] in those}
 
 
 @dataclass(frozen=True, slots=True)
 class _Frozen:
-    tensor: Tensor  # while it is held, no other has its `id`
+    tensor: Tensor  # held so that no other tensor gets its `id`
     digest: bytes
     array: StageArray
 
 
 class ModelWork:
-    """Makes the work of steps from a model, and gradients of what comes back.
+    """Makes the work of steps from a model, and gradients from the results.
 
-    Frozen parameters, graphs, and what layers are called with beside their input are the same
-    objects in every step, so that devices keep them.
+    Frozen parameters, graphs and other arguments of layers (masks, position embeddings) are the
+    same objects in every step, so that devices keep them.
 
     Args:
         model: the model.
-        graphs: its graphs.
-        dtype: in which parameters and activations travel.
-        message_bytes: the largest parameter that travels in one piece.
-        sent: graphs and frozen parameters, where other work of the same model has the same.
+        graphs: graphs of the model.
+        dtype: dtype in which parameters and activations travel.
+        message_bytes: size of the largest parameter that travels in one message.
+        sent: cache to share with other work of the same model; None for a new one.
     """
 
     def __init__(
@@ -140,15 +140,15 @@ class ModelWork:
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
-        # Of this step and of the one before, by digest: masks of a batch may never come again.
+        # Arrays of this step and the previous one, by digest; masks of older batches may not recur.
         self._beside: dict[bytes, StageArray] = {}
         self._beside_before: dict[bytes, StageArray] = {}
 
     def layers(self, embedded: Sequence[Embedded]) -> list[LayerWork]:
-        """Return the layers, with their parameters as they are now.
+        """Return the work of the layers, with their current parameters.
 
         Args:
-            embedded: every micro-batch before the first layer.
+            embedded: inputs of the first layer, by micro-batch.
         """
         found = []
         tokens = embedded[0].x.shape[1]
@@ -194,11 +194,11 @@ class ModelWork:
         return found
 
     def loss(self, targets: Sequence[Tensor], scale: float) -> LossWork:
-        """Return what follows the last layer, with the loss.
+        """Return the work after the last layer, including the loss.
 
         Args:
-            targets: of every micro-batch, shape (batch, tokens).
-            scale: what each token's loss counts.
+            targets: target tokens of each micro-batch, shape (batch, tokens).
+            scale: factor of each token's loss.
         """
         held, graphs = self._held_by_loss, self.graphs.loss
         assert graphs is not None
@@ -211,11 +211,11 @@ class ModelWork:
         )
 
     def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
-        """Return the loss in slices by vocabulary.
+        """Return the slices of a vocabulary-parallel loss.
 
         Args:
             targets, scale: see `loss`.
-            count: how many slices; none for 0.
+            count: number of slices; may be 0.
         """
         if not count:
             return []
@@ -226,7 +226,7 @@ class ModelWork:
     def _slice(
         self, part: HeadSlice, targets: Sequence[StageArray], scale: StageArray
     ) -> SliceWork:
-        """Return one of the slices."""
+        """Return the work of one slice."""
         held, graphs = self._held_by_loss, self._graphs_of_slice(part)
         first, stop = part.rows(self.vocabulary)
         parameters = {
@@ -248,7 +248,7 @@ class ModelWork:
         )
 
     def _graphs_of_slice(self, part: HeadSlice) -> SliceGraphs:
-        """Return the graphs of a slice of the loss; those of equal size have the same."""
+        """Return the graphs of a slice of the loss; slices of equal size share them."""
         first, stop = part.rows(self.vocabulary)
         if (rows := stop - first) not in self._slice_graphs:
             assert self.graphs.slice_of_loss is not None
@@ -257,14 +257,14 @@ class ModelWork:
 
     @property
     def vocabulary(self) -> int:
-        """Return how many rows the LM head has."""
+        """Return the number of rows of the LM head."""
         model: Any = self.model
         rows: int = model.get_output_embeddings().out_features
         return rows
 
     @property
     def loss_flops(self) -> int:
-        """Return the FLOPs of the loss and its gradients, for each token."""
+        """Return the FLOPs per token of the loss and its gradients."""
         held, loss = self._held_by_loss, self.graphs.loss
         if loss is None:
             return 0
@@ -273,25 +273,25 @@ class ModelWork:
 
     @property
     def loss_forward_flops(self) -> int:
-        """Return the FLOPs of the logits, for each token."""
+        """Return the FLOPs per token of the logits."""
         parameters = self.graphs.loss.parameters if self.graphs.loss is not None else ()
         held = (self._held_by_loss[n] for n in parameters)
         return sum(2 * tensor.numel() for tensor in held if tensor.dim() > 1)
 
     def activation(self, tensor: Tensor) -> StageArray:
-        """Return activations, or their gradients, as they travel."""
+        """Return activations, or their gradients, in the dtype in which they travel."""
         matrix = tensor.detach().reshape(-1, tensor.shape[-1]).to(_TORCH[self.dtype]).contiguous()
         return _array(matrix, self.dtype)
 
     def of_slices(
         self, payloads: Sequence[Any], targets: Tensor, scale: float
     ) -> tuple[float, StageArray]:
-        """Return the loss of a micro-batch, and what slices of it need for their backward pass.
+        """Return a micro-batch's loss, and the log-sum-exp that its slices need for backward.
 
         Args:
-            payloads: what slices found, in order.
-            targets: of the micro-batch.
-            scale: what each token's loss counts.
+            payloads: results of the slices, in order.
+            targets: target tokens of the micro-batch.
+            scale: factor of each token's loss.
         """
         shape = targets.numel(), names.SLICE_COLUMNS
         found = [arrays.unpack(each, *shape, DType.FP32).float32() for each in payloads]
@@ -299,7 +299,7 @@ class ModelWork:
         return loss, _floats(total)
 
     def tensor(self, payload: Any, shape: Sequence[int], dtype: DType) -> Tensor:
-        """Return a payload of a device as an fp32 tensor."""
+        """Return a device's payload as an fp32 tensor."""
         rows = int(np.prod(shape[:-1]))
         values = arrays.unpack(payload, rows, shape[-1], dtype).float32()
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
@@ -313,16 +313,16 @@ class ModelWork:
         """Return the gradients of a step by the `id` of their parameter.
 
         Args:
-            gradients: as `StepResult` has them.
-            dtype: in which they travelled.
-            slices: into how many the loss was cut.
+            gradients: gradients of a `StepResult`.
+            dtype: dtype in which the gradients travelled.
+            slices: number of slices of the loss.
         """
         found: dict[int, Tensor] = {}
         for (layer, name), groups in gradients.items():
             held = self._held_by_loss if layer <= LOSS_LAYER else self._held[layer]
             parameter = mine = held[name]
             number = slice_of_layer(layer)
-            if number is not None:  # slices add up, each in its rows
+            if number is not None:  # each slice adds to its rows of the gradient
                 mine = found.setdefault(id(parameter), torch.zeros_like(parameter))
                 part = HeadSlice(number, slices)
                 if name in self._graphs_of_slice(part).cut:
@@ -331,19 +331,19 @@ class ModelWork:
             made = _total(groups, shape, dtype).reshape(mine.shape)
             if number is not None:
                 mine += made
-            elif id(parameter) in found:  # several layers have the same parameter
+            elif id(parameter) in found:  # several layers share the parameter
                 found[id(parameter)] += made
             else:
                 found[id(parameter)] = made
         return found
 
     def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:
-        """Return what the layers cost, for the planner.
+        """Return the costs of the layers for the planner.
 
         Args:
-            tokens: of each micro-batch.
-            sequence: tokens of a sequence.
-            gradients: the dtype in which gradients travel.
+            tokens: tokens of each micro-batch.
+            sequence: tokens per sequence.
+            gradients: dtype in which gradients travel.
         """
         width = self.graphs.calls[0].x.shape[-1]
         layers = []
@@ -378,7 +378,7 @@ class ModelWork:
         in_parts = not all(part.is_whole for part in self.graphs.parts)
         each = self.dtype.itemsize
         here = [self._ps_layers(*run, sequence) for run in sorted(runs_of(self.graphs).items())]
-        # Where layers follow the last stage here, the loss comes after them.
+        # If the PS computes layers after the last stage, the loss must follow them.
         cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
         slices = self.vocabulary if cut else 1
         return StageModel(
@@ -387,7 +387,7 @@ class ModelWork:
         )  # fmt: skip
 
     def _head_cost(self, gradients: DType) -> LayerCost:
-        """Return what the loss costs; nothing where the caller computes it."""
+        """Return the cost of the loss; zero if the caller computes it."""
         loss = self.graphs.loss
         if loss is None:
             return LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -397,7 +397,7 @@ class ModelWork:
         return LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
 
     def _mask_bytes(self) -> float:
-        """Return the bytes for each token of what differs between sequences, as masks do."""
+        """Return the bytes per token of arguments that differ between sequences, such as masks."""
         found: dict[int, Tensor] = {}
         for number, part in enumerate(self.graphs.parts):
             forward, *_ = self._layers[number]
@@ -410,7 +410,7 @@ class ModelWork:
         return sum(self._beside_array(t).nbytes for t in found.values()) / (samples * tokens)
 
     def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
-        """Return what a run of layers costs that is done here; of experts only some are used."""
+        """Return the cost of a run of layers on the PS; only the active experts count."""
         experts: int = getattr(self.model.config, "num_experts_per_tok", 0)
         forward = flops = 0.0
         for number in numbers:
@@ -447,11 +447,11 @@ class ModelWork:
     def _parameter(
         self, tensor: Tensor, of: Tensor | None = None, part: HeadSlice | None = None
     ) -> StageArray:
-        """Return a parameter as it travels; one that is frozen is the same array every time.
+        """Return the array of a parameter; that of a frozen one is the same object every time.
 
         Args:
-            tensor: the parameter, or rows of it.
-            of, part: the parameter whose rows these are, and which rows they are.
+            tensor: the parameter, or some of its rows.
+            of, part: the whole parameter and the slice, if `tensor` has only some rows.
         """
         if tensor.dtype in (torch.int64, torch.bool):
             return self._beside_array(tensor)
@@ -461,7 +461,7 @@ class ModelWork:
         return self._sent.frozen(tensor if of is None else of, self.dtype, part, tensor, make)
 
     def _dtype_of(self, tensor: Tensor) -> DType:
-        """Return in which dtype a parameter travels: more bits make no bf16 more exact."""
+        """Return the dtype in which a parameter travels; frozen bf16 parameters are not upcast."""
         narrow = tensor.dtype is torch.bfloat16 and not tensor.requires_grad
         return DType.BF16 if narrow else self.dtype
 
@@ -481,7 +481,7 @@ class ModelWork:
         return replace(whole, parts=tuple(parts))
 
     def _beside_array(self, tensor: Tensor) -> StageArray:
-        """Return an array that is often the same as one before."""
+        """Return an array; the same object as before if this or the last step had equal values."""
         tensor = tensor.detach()
         if tensor.is_floating_point():
             matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
@@ -509,7 +509,7 @@ def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
 
 
 def _floats(matrix: Any) -> StageArray:
-    """Return a matrix as fp32."""
+    """Return a matrix as an fp32 array."""
     rows, columns = matrix.shape
     held = Buffer(np.ascontiguousarray(matrix, np.float32), DType.FP32)
     return StageArray(rows, columns, "fp32", held)
@@ -521,12 +521,12 @@ def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVAT
 
 
 def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Tensor:
-    """Return the sum of gradients of several devices.
+    """Return the sum of several devices' gradients.
 
     Args:
-        groups: of each device the parts, which are its rows in order.
-        shape: of the sum.
-        dtype: in which they travelled.
+        groups: parts of each device's gradient, which are consecutive rows.
+        shape: shape of the sum.
+        dtype: dtype in which the gradients travelled.
     """
     total = (np.empty if groups else np.zeros)((shape.rows, shape.columns), np.float32)
     for number, parts in enumerate(groups):
@@ -536,7 +536,7 @@ def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Te
             values = arrays.unpack(part, rows, shape.columns, dtype).float32()
             if number:
                 total[first : first + rows] += values
-            else:  # a pass over memory less than adding to zeros
+            else:  # saves the pass over memory that adding to zeros takes
                 total[first : first + rows] = values
             first += rows
         assert first == shape.rows
@@ -556,46 +556,43 @@ def _indices(tensor: Tensor) -> StageArray:
 
 
 def _codes(tensor: Tensor) -> StageArray:
-    """Return codes of a quantized weight; they stay where they are."""
+    """Return the codes of a quantized weight as an array, without copying."""
     payload = memoryview(tensor.contiguous().numpy().data).cast("B")
     return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload, TrafficKind.WEIGHTS)
 
 
 def _forward_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs of a layer's forward pass, or of a part's, for each token.
+    """Return the FLOPs per token of a layer's forward pass.
 
-    The width of activations is taken for that of all heads together.
+    It assumes that all attention heads together are as wide as the activations.
 
     Args:
-        part: the layer, or a part of it.
-        tokens: length of a sequence.
+        part: the layer, or a part of one.
+        tokens: tokens per sequence.
     """
     products = sum(rows * columns for rows, columns in matrix_shapes(part.held).values())
     return 2 * products + _attention_flops(part, tokens)
 
 
 def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) -> int:
-    """Return those of its backward pass, which computes the forward pass again.
+    """Return the FLOPs per token of a layer's backward pass, including a repeated forward pass.
 
     See `cleave.workload.stages.LayerSizes.backward_flops`.
 
     Args:
-        part: the layer, or a part of it.
-        trainable: names of the parameters that are trained.
-        tokens: length of a sequence.
+        part: the layer, or a part of one.
+        trainable: names of the trained parameters.
+        tokens: tokens per sequence.
     """
     trained = sum(part.held[n].numel() for n in trainable if part.held[n].dim() > 1)
     return 2 * _forward_flops(part, tokens) + 2 * trained + _attention_flops(part, tokens)
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs for each token that a backward pass with activations does not do again.
-
-    They are those of the forward pass without the scores of attention, which are not kept.
-    """
+    """Return the FLOPs per token that kept activations save: the forward pass without scores."""
     return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 
 def _attention_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs of attention's two products, forward, for each token; 0 without it."""
+    """Return the forward FLOPs per token of the two attention products; 0 without attention."""
     return 4 * tokens * part.x.shape[-1] if part.attends else 0

@@ -1,4 +1,4 @@
-"""A model whose layers a fleet trains by stages: the gradients of a batch, step after step."""
+"""Gradients of a model whose layers a fleet trains by stages."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from cleave.training.stages.stage_work import ModelWork, add_gradients
 from cleave.training.stages.suspicion import examined
 
 MOST_TRIES: Final = 3
-"""So often is a step done by stages, where nothing else may do it, before training ends."""
+"""Attempts at a step by stages before training fails, if the caller has no alternative."""
 
 RETRY_S: Final = 10.0
-"""Seconds before a step is tried again with the same devices."""
+"""Seconds before a step is retried with the same devices."""
 
 RESTING_STEPS: Final = 10
-"""Steps without stages after one failed, while no other device comes and something else can."""
+"""Steps that the caller computes after a failure, while the same devices are connected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Holds some sequences of a batch.
+    """Sequences of a batch.
 
     Attributes:
         ids: tokens, shape (rows, tokens).
-        targets: the tokens that the loss expects, shaped alike; -100 where it expects none.
+        targets: target tokens, same shape; -100 for positions without loss.
         mask, positions: see `cleave.graphs.packed.called_with`.
     """
 
@@ -65,7 +65,7 @@ class Rows:
     positions: Tensor | None = None
 
     def cut(self, parts: int) -> list[Rows]:
-        """Return the same in so many parts."""
+        """Split the sequences into `parts` groups."""
         cut = [
             [None] * parts if each is None else each.tensor_split(parts)
             for each in (self.mask, self.positions)
@@ -90,29 +90,26 @@ class StagedModel:
 
     Args:
         work: the model, its graphs, and the dtype in which parameters and activations travel.
-        runtime: of the fleet.
+        runtime: runtime of the fleet.
         planner: chooses the stages.
-        ps: what the PS can do itself.
-        gradients: the dtype in which gradients travel.
-        tiles: forecasts a step by tiles. The caller computes the step when tiles or the PS alone
-            are faster than stages; None to train by stages whatever the forecast.
-        auditor: repeats some of the devices' work; None for what stands out alone.
-        in_parts: makes the work of the model with its layers in parts, for devices that hold no
-            whole ones; None where whole layers are wanted.
-        local_after_s: after so many seconds without devices the caller is to do the step itself;
-            None to wait for ever.
-        stop: says whether training is to stop; the step under way then gets `STEP_END_S` seconds.
-        note: called with what a user should know.
-        presence: called when no device is there to do a step, and when one is again.
-        own_products: makes the context in which the PS does its own part of a step, given the
-            devices that train layers in it.
+        ps: speed of the PS.
+        gradients: dtype in which gradients travel; that of `work` by default.
+        tiles: forecasts a step by tiles. The caller computes the step if tiles or the PS alone are
+            faster than stages; None to always train by stages.
+        auditor: audits some of the devices' work; None to check only suspicious results.
+        in_parts: makes the work with attention and MLP apart if layers do not fit; may be None.
+        local_after_s: seconds without devices before the caller computes a step; None to wait.
+        stop: returns whether to stop training; the current step then gets `STEP_END_S` seconds.
+        note: called with messages for the user.
+        presence: called when no device can do a step, and when one can again.
+        own_products: makes the context manager for the PS's part of a step, given its devices.
 
     Attributes:
-        plan: the plan of the last step.
-        work: as given.
-        runtime: as given.
-        passes: of the layers that devices cannot do.
-        gradients_dtype: the dtype in which gradients travel.
+        plan: plan of the last step.
+        work: the current work, which may have replaced the argument; see `in_parts`.
+        runtime: runtime of the fleet.
+        passes: passes of the layers that devices cannot compute.
+        gradients_dtype: dtype in which gradients travel.
     """
 
     def __init__(
@@ -144,7 +141,7 @@ class StagedModel:
         self._proven: set[int] = set()  # devices that returned something wrong in this step
         self._in_parts = in_parts
         self._local_after_s = 0.0 if tiles is not None else local_after_s
-        # Of a step under way, whose devices may be back in a moment, a little more is waited for.
+        # During a step the devices may soon be back, so wait a little longer.
         self._left_after_s = STEP_END_S if local_after_s is None else local_after_s
         self._stop = stop
         self._note = note
@@ -156,18 +153,18 @@ class StagedModel:
         self._parts = 1
         self._said = ""
         self._worth = True
-        self._resting: tuple[int, tuple[int, ...]] = 0, ()  # steps, and with which devices
-        self._waited = False  # for devices, in vain, so that the next step need not
+        self._resting: tuple[int, tuple[int, ...]] = 0, ()  # remaining steps, devices that failed
+        self._waited = False  # waited for devices in vain, so that the next step does not wait
 
     def close(self) -> None:
-        """Let devices forget what they hold."""
+        """Release what devices hold for the model."""
         self.runtime.end_steps()
 
     def predicted_s(self, batch: Rows) -> float | NotByStages:
         """Return the forecast seconds of a step on the connected devices.
 
         Returns:
-            The seconds; or why the step would not go by stages.
+            The seconds; or why the step would not be done by stages.
         """
         plan = self._plan_for(batch)
         if plan is None or not self._worth:
@@ -175,19 +172,19 @@ class StagedModel:
         return plan.step_s
 
     def gradients(self, batch: Rows, learned: int | None = None) -> float | NotByStages:
-        """Add the gradients of the mean loss of a batch to the parameters; return that loss.
+        """Add the gradients of a batch's mean loss to the parameters; return the loss.
 
         Args:
-            batch: its sequences.
-            learned: the tokens that the mean is of; those of the batch unless given. Where other
-                servers do more sequences it is more, and the loss what this batch adds to it.
+            batch: sequences of the batch.
+            learned: number of tokens that the loss is divided by; those of the batch by default.
+                With several servers it covers the whole step, and the loss is this batch's share.
 
         Returns:
-            The loss; or why the caller is to compute the step: no device is connected, the
-            connected devices failed in an earlier step, or another method is faster.
+            The loss; or why the caller must compute the step: no device is connected, the connected
+            devices failed in this or an earlier step, or another method is faster.
 
         Raises:
-            AbandonedError: when training is to stop.
+            AbandonedError: when training must stop.
             FleetError: when the fleet cannot do the step.
         """
         counted = int((batch.targets >= 0).sum()) if learned is None else learned
@@ -213,23 +210,23 @@ class StagedModel:
             faults = self._auditor.faults(work, result, self._proven)
             if not faults:
                 return self._take(result, embedded, losses, len(work.slices))
-            for fault in faults:  # nothing of the step was used yet: it is done again
+            for fault in faults:  # no result was used yet, so the step can be repeated
                 self._note(f"device {fault.device} is quarantined: {fault.reason}")
                 self.runtime.quarantine(fault.device, fault.reason)
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """Forget what a step came to: nothing of it was used."""
+        """Discard the plan and the gradients of a failed step."""
         self.plan = None
         for parameter in self.work.model.parameters():
             parameter.grad = None
 
     def _tries_again(self, reason: str, failed: int) -> bool:
-        """Say whether to try a step again that failed so often; False where the caller does it.
+        """Wait before a retry, and return True; return False if the caller must compute the step.
 
         Raises:
-            AbandonedError: when training is to stop meanwhile.
-            FleetError: when it failed too often.
+            AbandonedError: when training must stop meanwhile.
+            FleetError: when the step failed too often.
         """
         there = self.runtime.stage_devices().keys()
         if self._local_after_s is not None:
@@ -245,13 +242,13 @@ class StagedModel:
                 raise AbandonedError("training is to stop")
             try:
                 self.runtime.next_outcome(LOOK_S)
-            except FleetError as error:  # in virtual time: nothing will happen
+            except FleetError as error:  # in virtual time, no event is left to wait for
                 raise FleetError(f"{error}: {reason}") from error
             waited_s += LOOK_S
         return True
 
     def first_inputs(self, embedded: Sequence[Embedded]) -> list[Embedded]:
-        """Return what goes to the first stage, after the layers before it that are done here."""
+        """Return the first stage's inputs, after the layers that the PS computes before it."""
         self.passes.forget()
         if 0 not in self.passes.runs:
             return list(embedded)
@@ -269,13 +266,13 @@ class StagedModel:
         embedded: Sequence[Embedded],
         scale: float,
     ) -> StepWork:
-        """Return a step for the fleet.
+        """Return the fleet's work for a step.
 
         Args:
-            plan: its stages.
+            plan: plan with the stages.
             parts: the micro-batches.
-            embedded: the same before the first stage.
-            scale: what each token's loss counts.
+            embedded: inputs of the first stage, by micro-batch.
+            scale: factor of each token's loss.
         """
         targets = [part.targets for part in parts]
         inner = self.passes.runs.keys() - {0, len(self.work.graphs.parts)}
@@ -308,7 +305,7 @@ class StagedModel:
         embedded: Sequence[Embedded],
         scale: float,
     ) -> tuple[StepResult, dict[int, float]]:
-        """Have the fleet do a step; return what came, and the losses that were computed here."""
+        """Do a step on the fleet; return its result, and the losses computed locally."""
         self.runtime.begin_step(work)
         losses: dict[int, float] = {}
         while True:
@@ -343,12 +340,12 @@ class StagedModel:
         work: StepWork,
         embedded: Sequence[Embedded],
     ) -> None:
-        """Do layers between two stages, forward or backward, and give the fleet what comes of it.
+        """Compute the PS's layers between two stages, and give the fleet the result.
 
         Args:
-            wanted: what the fleet waits for.
+            wanted: request of the fleet, for a forward or backward pass.
             work: the step.
-            embedded: the micro-batches before the first stage.
+            embedded: inputs of the first stage, by micro-batch.
         """
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
@@ -366,7 +363,7 @@ class StagedModel:
         losses: dict[int, float],
         slices: int,
     ) -> float:
-        """Add all gradients of a finished step to the parameters; return its loss."""
+        """Add the gradients of a finished step to the parameters; return its loss."""
         for number, payload in sorted(result.dx.items()):
             x = embedded[number].x
             dx = self.work.tensor(payload, x.shape, self.work.dtype)
@@ -395,10 +392,10 @@ class StagedModel:
         return list(dict.fromkeys(found))
 
     def refuse_faults(self, work: StepWork, result: StepResult) -> None:
-        """Audit a step that cannot be done again.
+        """Audit a step that cannot be repeated.
 
         Raises:
-            FleetError: when something is wrong; the device is quarantined.
+            FleetError: when a device returned wrong results; it is quarantined.
         """
         faults = self._auditor.faults(work, result, self._proven)
         for fault in faults:
@@ -410,16 +407,16 @@ class StagedModel:
             )
 
     def embed(self, part: Rows) -> Embedded:
-        """Do what the model does before its first layer."""
+        """Compute the inputs of the model's first layer."""
         with self.autocast():
             return self._outside.embed(part.ids, part.mask, part.positions)
 
     def autocast(self) -> torch.autocast:
-        """Return a context in which the model computes here in the dtype in which it travels."""
+        """Return a context manager for local passes in the dtype in which activations travel."""
         return torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16)
 
     def _loss(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
-        """Compute a micro-batch's loss and its gradients here; return it and that of `y`."""
+        """Compute a micro-batch's loss and gradients locally; return the loss and dy."""
         y.requires_grad_()
         held: dict[str, Any] = dict(self.work.model.named_parameters())
         with self.autocast():
@@ -432,16 +429,14 @@ class StagedModel:
         assert y.grad is not None
         return float(loss.detach()), y.grad
 
-    # --- the plan ---
-
     def planned(self, batch: Rows) -> StagePlan | NotByStages:
-        """Return the plan for the connected devices; wait for devices when no plan fits.
+        """Return the plan for the connected devices; wait for devices while no plan fits.
 
         Returns:
-            The plan; or why the caller is to compute the step.
+            The plan; or why the caller must compute the step.
 
         Raises:
-            AbandonedError: when training is to stop meanwhile.
+            AbandonedError: when training must stop meanwhile.
         """
         waited_s = 0.0
         while True:
@@ -466,7 +461,7 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
-        """Return the plan for the connected devices; plan again only when they have changed."""
+        """Return the plan for the connected devices; plan again if they or the shape changed."""
         devices = self.runtime.stage_devices()
         wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
         if self.plan is None or wanted != self._planned_for:
@@ -475,7 +470,7 @@ class StagedModel:
         return self.plan
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
-        """Plan stages for these devices, say what was found, and return it; None for none."""
+        """Plan stages for these devices, and report the plan; return None if no plan fits."""
         if not devices:
             then = "training waits" if self._local_after_s != 0.0 else "no stages"
             self._say(f"{then}: {self.runtime.why_no_stages()}")
@@ -495,7 +490,7 @@ class StagedModel:
                 self._say(f"layers are cut in parts, attention and MLP apart, for {error}")
                 self.runtime.end_steps()
                 self.work, self._in_parts = self._in_parts(), None
-                self.passes = PsPasses(self.work.graphs, self.autocast)  # counts parts, too
+                self.passes = PsPasses(self.work.graphs, self.autocast)  # runs are numbered by part
                 return self._new_plan(batch, devices)
             self._say(f"there is no plan for stages: {error}")
             return None
@@ -516,34 +511,34 @@ class StagedModel:
         return plan
 
     def _note_presence(self, *, there: bool) -> None:
-        """Tell whether devices are there, where that has changed."""
+        """Report whether devices can do a step, if that has changed."""
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
 
     def _say(self, text: str) -> None:
-        """Note something, unless that was said last."""
+        """Report a message, unless it equals the last one."""
         if text != self._said:
             self._said = text
             self._note(text)
 
     def cut(self, batch: Rows) -> list[Rows]:
-        """Return the micro-batches of a batch."""
+        """Split a batch into the plan's micro-batches."""
         return batch.cut(self._parts)
 
     def next_outcome(self) -> StageOutcome:
         """Return the next outcome of the step.
 
         Raises:
-            AbandonedError: when training is to stop.
-            StageFailedError: when all devices left, and the caller is to do the step itself.
+            AbandonedError: when training must stop.
+            StageFailedError: when all devices left, and the caller can compute the step.
         """
         stopping_s = left_s = 0.0
         local = self._local_after_s is not None
         while True:
             try:
                 outcome = self.runtime.next_outcome(LOOK_S)
-            except FleetError as error:  # in virtual time: nothing will happen
+            except FleetError as error:  # in virtual time, no event is left to wait for
                 if not local:
                     raise
                 self.runtime.end_steps()
@@ -566,7 +561,7 @@ class StagedModel:
                     raise AbandonedError("training is to stop")
 
     def _examine(self, suspect: Suspect) -> None:
-        """Find out whether numbers that stand out are right, and have the fleet go on."""
+        """Check suspicious results, and tell the fleet whether they are right."""
         assert self._step_work is not None
         found = examined(self._step_work, suspect, self._auditor)
         if found.proven:

@@ -1,11 +1,10 @@
-"""`cleave.offload(model, fleet, method="stages")`: a model in anybody's training loop.
+"""`cleave.offload(model, fleet, method="stages")`: stages in the caller's own training loop.
 
-A forward pass looks at what the layers are called with, sends the batch through all of them at
-once, and then does the rest of the model with what came back. The backward pass goes the same way.
-Each backward pass brings all gradients.
+A forward pass records the arguments of the layers, sends the batch through all layers on the fleet,
+and computes the rest of the model locally. The backward pass is similar, and returns all gradients.
 
-The caller may change the model between passes in any way. So every pass asks whether the model is
-still the one that its graphs were made of, and makes other graphs where it is not.
+The caller may change the model between passes. So every pass checks whether the model still matches
+its graphs, and makes new graphs if it does not.
 """
 
 from __future__ import annotations
@@ -60,18 +59,18 @@ _OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels",
                         "output_hidden_states", "num_items_in_batch")  # fmt: skip
 _NO_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
 _MOST_KEPT: Final = 8
-"""States of a model whose graphs are kept ready, as with adapters and without them."""
+"""Maximum number of model states with cached graphs, such as with and without adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """Says what graphs a pass needs.
+    """Key of the graphs that a pass needs.
 
     Attributes:
-        tokens: of a sequence.
-        padded, packed: whether the pass has a mask of padding, or positions of documents.
-        dtype: in which numbers travel.
-        state: of the model; see `model_state`.
+        tokens: tokens per sequence.
+        padded, packed: whether the pass has a padding mask, or positions of packed documents.
+        dtype: dtype in which tensors travel.
+        state: state of the model; see `model_state`.
     """
 
     tokens: int
@@ -82,14 +81,13 @@ class _Called:
 
 
 class StagedForward:
-    """Does the forward passes of a model.
+    """Computes the forward passes of a model by stages.
 
     Args:
         model: a causal language model of transformers.
-        fleet: trains its layers.
-        audit: the chance that a device's part of a step is computed again here.
-        local_after_s: after so many seconds without devices layers are computed here; None to wait
-            for ever.
+        fleet: fleet that computes the layers.
+        audit: probability that a device's part of a step is audited.
+        local_after_s: seconds without devices before layers are computed locally; None to wait.
     """
 
     def __init__(
@@ -103,23 +101,23 @@ class StagedForward:
         self._signature = inspect.signature(self._plain_forward)
         self._sent = Sent(changing=True)
         self._speeds: dict[DType, PsCompute] = {}
-        self._staged: OrderedDict[_Called, StagedModel] = OrderedDict()  # used last at the end
+        self._staged: OrderedDict[_Called, StagedModel] = OrderedDict()  # least recent first
         self._under_way: _Pass | None = None
-        self._here = False  # where the last pass was, as far as was logged
+        self._here = False  # whether the log says that layers are computed locally
 
     def close(self) -> None:
-        """Let devices forget what they hold."""
+        """Release what devices hold for the model."""
         self._fleet.runtime.end_steps()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Do the model's forward pass with its layers on the fleet."""
-        # Devices compute forward passes again by themselves, as their plan says.
+        """Compute the model's forward pass with its layers on the fleet."""
+        # The plan already decides where devices recompute forward passes.
         with _without_checkpointing(self._model):
             found = self._forward(args, kwargs)
         return self._plain_forward(*args, **kwargs) if found is None else found
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the model does with its layers on the fleet; None to do it here."""
+        """Return the model's output with layers on the fleet; None to compute it locally."""
         given = self._signature.bind(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         unknown = [n for n, v in given.items() if n not in _OF_THE_MODEL and v is not None]
@@ -137,11 +135,11 @@ class StagedForward:
         if positions is not None:
             positions = positions.expand(ids.shape)
             if bool((positions == torch.arange(ids.shape[1])).all()):
-                positions = None  # as they are without
+                positions = None  # these are the default positions
             elif mask is None and self._keeps(given.get("use_cache")):
                 mask = torch.ones_like(ids)
         if mask is not None and positions is None and bool(mask.all()):
-            mask = None  # transformers leaves it out as well
+            mask = None  # transformers ignores such a mask as well
         try:
             staged = self._of(ids.shape[1], padded=mask is not None, packed=positions is not None)
             one = _Pass(self, staged, Rows(ids, ids, mask, positions), torch.is_grad_enabled())
@@ -179,20 +177,20 @@ class StagedForward:
         )
 
     def _asks(self, output: str) -> bool:
-        """Say whether the model's configuration asks for an output that stages do not have."""
+        """Return whether the model's configuration asks for an output."""
         config: Any = self._model.config
         return bool(getattr(config, output, False))
 
     def _keeps(self, use_cache: bool | None) -> bool:
-        """Say whether the model would keep keys and values: then it ignores where documents begin.
+        """Return whether the model would use a key-value cache, and so ignore document boundaries.
 
-        There is nothing to keep here, so a mask says that all is one document.
+        Stages have no cache, so the caller passes a mask that makes a sequence one document.
         """
         config: Any = self._model.config
         return bool(getattr(config, "use_cache", False) if use_cache is None else use_cache)
 
     def tell(self, why_here: str) -> None:
-        """Log why layers are computed here, or that they are not any more, once for all passes."""
+        """Log why layers are computed locally, or that they no longer are; only when it changes."""
         if bool(why_here) == self._here:
             return
         self._here = bool(why_here)
@@ -221,11 +219,11 @@ class StagedForward:
         return self._staged[called]
 
     def _new(self, called: _Called) -> StagedModel:
-        """Make the graphs of the model as it is now, and what trains it with them."""
-        # What positions mean is up to the model, as where it computes alone.
+        """Make the graphs of the model's current state, and the `StagedModel` that uses them."""
+        # The model itself decides what positions mean, as in a local forward pass.
         by = PackedBy.POSITIONS if called.packed else None
         cache = GraphCache.of_user()
-        # Graphs are those of fp32.
+        # Graphs compute in fp32.
         with plain(self._model), torch.autocast("cpu", enabled=False):
             graphs = model_graphs(
                 self._model,
@@ -250,7 +248,7 @@ class StagedForward:
         )
 
     def begin(self, one: _Pass) -> None:
-        """Note that a forward pass begins; one without its backward pass is given up."""
+        """Note that a forward pass begins; abandon the last one if it had no backward pass."""
         if self._under_way is not None:
             self._under_way.given_up = True
             self._fleet.runtime.withdraw_step()
@@ -264,9 +262,9 @@ class StagedForward:
 
 @contextmanager
 def _without_checkpointing(model: nn.Module) -> Iterator[None]:
-    """Let layers that keep only their inputs keep all for a while."""
+    """Return a context manager that disables activation checkpointing."""
     those = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
-    # With them comes a hook that makes the embedding's output require gradients, whatever calls it.
+    # Checkpointing also installs a hook that makes the embedding's output require gradients.
     hooks = [
         (m, key, hook)
         for m in model.modules()
@@ -287,13 +285,13 @@ def _without_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def _plan_layers(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
-    """Plan stages without slices of the loss, which the caller computes."""
+    """Plan stages without a vocabulary-parallel loss, as the caller computes the loss."""
     return plan_stages(replace(model, most_slices=1), devices, ps)
 
 
 @dataclass(eq=False)
 class _Pass:
-    """One forward pass of the layers, and its backward pass."""
+    """A forward pass of the layers, and its backward pass."""
 
     owner: StagedForward
     staged: StagedModel
@@ -306,18 +304,18 @@ class _Pass:
     plan: StagePlan | None = None
     work: StepWork | None = None
     x: Tensor | None = None
-    values: Mapping[int, bytes] = field(default_factory=dict)  # of the layers' tensors, by `id`
+    values: Mapping[int, bytes] = field(default_factory=dict)  # digests of tensors by `id`
 
     def prepare(self) -> None:
-        """Plan the pass, and see what the layers are called with."""
+        """Plan the pass, and record the arguments of the layers."""
         plan = self.staged.planned(self.batch)
         self.plan = plan if isinstance(plan, StagePlan) else None
         self.parts = self.staged.cut(self.batch)
-        with torch.set_grad_enabled(self.trains):  # what is trained is noticed
+        with torch.set_grad_enabled(self.trains):  # to notice which inputs require gradients
             self.embedded = [self.staged.embed(part) for part in self.parts]
 
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:
-        """Return what the last layer returns."""
+        """Return the output of the last layer."""
         self.owner.begin(self)
         assert self.plan is not None
         self.x = x.detach()
@@ -359,7 +357,7 @@ class _Pass:
         return torch.cat([outputs[number] for number in range(len(self.parts))])
 
     def backward(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the gradient of the layers' input, and of parameters by their `id`."""
+        """Return the gradient of the layers' input, and those of the parameters by `id`."""
         if self.done:
             raise UsageError("by stages, a forward pass has one backward pass, and this was done")
         self.done = True
@@ -398,15 +396,15 @@ class _Pass:
         return torch.cat(dx), self.staged.passes.add_gradients(found)
 
     def _values(self) -> dict[int, bytes]:
-        """Return digests of the tensors that the layers hold."""
+        """Return digests of the layers' tensors by `id`."""
         held = (t for call in self.staged.calls for t in tensors_of(call.layer).values())
         return {id(tensor): content(tensor) for tensor in held}
 
     def _result(self, dy: Tensor) -> StepResult:
-        """Give the gradient of the layers' output to the fleet, and wait for what comes of it.
+        """Give the fleet the gradient of the layers' output, and wait for the result.
 
         Raises:
-            StageFailedError: when the fleet cannot do the backward pass.
+            StageFailedError: when the fleet cannot complete the backward pass.
         """
         assert self.work is not None
         rows, last = [len(part.ids) for part in self.parts], len(self.work.layers)
@@ -423,7 +421,7 @@ class _Pass:
                     return result
 
     def _backward_here(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the same as `backward`, from layers that are computed again in this process."""
+        """Return the result of `backward`, computed locally with a repeated forward pass."""
         assert self.x is not None
         calls, trained = self.staged.calls, self.staged.trained_parameters()
         rows = [len(part.ids) for part in self.parts]

@@ -1,7 +1,7 @@
-"""A model whose forward pass goes by stages: the same object, with a class that does so.
+"""Replacement of a model's forward pass by one in stages, through a subclass of its class.
 
-The class is a subclass of the model's own. So whatever wraps the model's `forward` afterwards wraps
-the passes on the fleet, and stays in place when the model is restored.
+A later wrapper of the model's `forward` therefore wraps the passes on the fleet, and stays in place
+when the model is restored.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _HOOKS: Final = (
 
 
 class Passes(Protocol):
-    """Does the forward passes of a model."""
+    """Computes the forward passes of a model."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Do a forward pass."""
+        """Compute a forward pass."""
         ...
 
     def close(self) -> None:
-        """Release what devices hold."""
+        """Release what devices hold for the model."""
         ...
 
 
 def passes_of(model: nn.Module) -> Passes | None:
-    """Return what does a model's forward passes by stages; None where it is not offloaded so."""
+    """Return the object that computes a model's passes by stages; None without stages."""
     found: Passes | None = vars(model).get(ATTRIBUTE)
     return found
 
 
 def go_by_stages(model: nn.Module, passes: Passes) -> None:
-    """Let a model's forward passes go by stages."""
+    """Compute a model's forward passes by stages from now on."""
     object.__setattr__(model, ATTRIBUTE, passes)
     model.__class__ = _staged_class(type(model))
 
@@ -55,7 +55,7 @@ def go_plainly(model: nn.Module) -> None:
 
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
-    """Let an offloaded model compute alone for a while: without its wrappers and its own hooks."""
+    """Return a context manager that disables a model's stages, forward wrappers and hooks."""
     held, staged = vars(model), type(model)
     aside: Sequence[str] = (ATTRIBUTE, "forward", *_HOOKS)
     before = {name: held.pop(name) for name in aside if name in held}
@@ -69,19 +69,19 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 def _staged_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a model's class whose forward passes go by stages."""
+    """Return a subclass of a model's class that computes forward passes by stages."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # A wrapper of this function may outlive the offloading.
+        # A wrapper may still call this function after the model is restored.
         passes = passes_of(self) or kind.forward.__get__(self)
         return passes(*args, **kwargs)
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:  # noqa: N807
-        """Let copies and pickles be plain models."""
+        """Make copies and pickles plain models."""
         held = {name: value for name, value in vars(self).items() if name != ATTRIBUTE}
         return copyreg._reconstructor, (kind, object, None), held  # type: ignore[attr-defined]
 
-    # Libraries look at the signature, and must not look through to the plain forward.
+    # Libraries inspect the signature, but must not unwrap the function to the plain forward.
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
     forward.__doc__ = kind.forward.__doc__
     same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}

@@ -1,16 +1,15 @@
-"""What devices return for stages and stands out is computed again here before it is used.
+"""Check of suspicious results of devices, by repeating the work before the results are used.
 
-`cleave.scheduler.stages.step` holds back numbers that are not finite or much larger than usual, and
-those of which nothing is known yet. Here they are computed again. An honest device is never
-blamed: numbers are wrong only where all of this holds.
+`cleave.scheduler.stages.step` holds back results that are not finite or much larger than usual, or
+whose usual size is unknown. An honest device is never blamed; all of this must hold to blame one:
 
-- What the device was given, weights included, is finite and not so large that a product may
-  overflow in one order of summing and not in another.
-- What is computed here is finite.
-- What the device returned is not finite, or is off by half of the largest element or more, and
-  nothing like that comes of inputs that are moved by rounding.
+- The device's inputs and weights are finite, and too small for the order of summation to decide
+  whether a product overflows.
+- The local result is finite.
+- The device's result is not finite, or off by more than half of the largest element, while
+  repetitions with coarser rounding agree with the local result.
 
-Where the inputs, or what is computed here, are not finite, the run diverges and nobody is to blame.
+If inputs or the local result are not finite, the run diverges, and no device is to blame.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ from cleave.training.stages.audits import Auditor
 from cleave.training.stages.honest_error import MOST_REPEATS, error_of
 
 LARGEST_INPUT: Final = 2.0**20
-"""Where an input or a weight is larger, nobody is blamed: a product of a few may overflow."""
+"""No device is blamed if an input or weight is larger, as products of a few may overflow."""
 
 _GROSS: Final = 0.5
-"""Nobody is blamed for less, as a share of the largest element: that is what audits are for."""
+"""Smaller errors, as a fraction of the largest element, are left to audits."""
 
 _STEADY: Final = 0.1
-"""Numbers that rounding moves by more than this share of the largest element prove nothing."""
+"""Results that rounding changes by more than this fraction of the largest element prove nothing."""
 
 _BEYOND: Final = 1000.0
-"""Unless they are off by so many times as much: a gradient may consist of rounding alone."""
+"""They do if the error is this many times larger than the change that rounding makes."""
 
 _OTHERS: Final = 10.0
-"""So much larger may the gradient of one micro-batch be than that of another."""
+"""Factor by which the gradient of one micro-batch may exceed that of another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Says what numbers that stood out are.
+    """Result of a check.
 
     Attributes:
-        right: whether to use them; else another device is asked.
-        reason: what is wrong with them; empty if they are right.
+        right: whether to use the device's result; if not, another device repeats the work.
+        reason: what is wrong with the result; empty if it is right.
         proven: whether the device is to blame.
     """
 
@@ -67,11 +66,11 @@ _RIGHT: Final = Finding(True)
 
 
 def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
-    """Compute again what a device returned; say whether it is right.
+    """Repeat a device's work, and return whether its result is right.
 
     Args:
         work: the step.
-        suspect: what the device was given, and returned.
+        suspect: inputs and result of the device.
         auditor: repeats passes.
     """
     largest_input = _largest_input(work, suspect)
@@ -117,7 +116,7 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
 def _repeater(
     work: StepWork, suspect: Suspect, auditor: Auditor
 ) -> tuple[Callable[[np.random.Generator | None], dict[Place, Array]], int]:
-    """Return a function that computes again what stands out, and of how many passes it consists."""
+    """Return a function that repeats the suspicious work, and its number of passes."""
     record, places = suspect.record, list(suspect.sizes)
 
     def sums_again(random: np.random.Generator | None) -> dict[Place, Array]:
@@ -140,10 +139,7 @@ def _repeater(
 def _is_like_one_batch(
     work: StepWork, suspect: Suspect, sums: SumsRecord, auditor: Auditor
 ) -> bool:
-    """Say whether sums are as large as the gradients of one of their micro-batches explain.
-
-    That takes one pass, where all of them take as many as there are micro-batches.
-    """
+    """Return whether one random micro-batch's gradients explain the sums' size, by one pass."""
     count = len(sums.batches)
     if count == 1 or not all(map(math.isfinite, suspect.sizes.values())):
         return False
@@ -157,7 +153,7 @@ def _is_like_one_batch(
 
 
 def _found(work: StepWork, suspect: Suspect, wanted: Mapping[Place, Array]) -> dict[Place, Array]:
-    """Return what the device returned, shaped as what was computed here."""
+    """Return the device's results in fp32, in the shapes of the local results."""
     record, found = suspect.record, {}
     for place, each in wanted.items():
         parts: list[Any]
@@ -187,13 +183,13 @@ def _sum_name(place: Place) -> SumName:
 
 
 def _largest_input(work: StepWork, suspect: Suspect) -> float:
-    """Return the largest magnitude of what the device computed with; NaN or infinity if any is."""
+    """Return the largest magnitude of the device's inputs; NaN or infinity if one has any."""
     sizes = [_array_size(array) for array in _inputs(work, suspect)]
     return math.nan if any(map(math.isnan, sizes)) else max(sizes)
 
 
 def _inputs(work: StepWork, suspect: Suspect) -> Iterator[StageArray]:
-    """Yield what the device computed with: activations, gradients and weights."""
+    """Yield the device's inputs: activations, gradients and weights."""
     record, plan = suspect.record, suspect.record.plan
     yield from record.x.values()
     if not record.y:
@@ -207,7 +203,7 @@ def _inputs(work: StepWork, suspect: Suspect) -> Iterator[StageArray]:
 
 
 def _array_size(array: StageArray) -> float:
-    """Return the largest magnitude of an array; 0 of one of indices or codes."""
+    """Return the largest magnitude of an array; 0 if it holds indices or codes."""
     if array.dtype not in {dtype.value for dtype in DType}:
         return 0.0
     payload: Any = array.payload
@@ -220,7 +216,7 @@ def _size(values: Array) -> float:
 
 
 def _words(place: Place, suspect: Suspect) -> str:
-    """Return in words what was returned."""
+    """Return a description of a result."""
     what, parameter, layer = place
     if what is Returned.SUM:
         of = f"layer {layer}'s " if layer > LOSS_LAYER else ""

@@ -1,7 +1,7 @@
-"""Experts of a mixture, which transformers keeps in one module, as slices of 3-D parameters.
+"""Mixture-of-experts modules of transformers, whose experts are slices of 3-D parameters.
 
-Their own forward (the eager one) multiplies by one expert after another, with `F.linear` or `@`. An
-offloaded module runs that forward, and these products go to the fleet.
+Their eager forward multiplies by one expert after another, with `F.linear` or `@`. An offloaded
+module runs the eager forward, and sends these products to the fleet.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _DIMENSIONS: Final = 3  # experts, outputs, inputs
 _PRODUCTS: Final = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 Product = Callable[[Tensor, Tensor, "Tensor | None", bool], Tensor]
-"""Multiplies x by a weight, which is transposed or not, and adds a bias."""
+"""Multiplies x by a weight, of shape (in, out) if the last argument is True, and adds a bias."""
 
 
 def auxiliary_weight(model: nn.Module) -> float:
-    """Return the weight of the loss that spreads tokens over experts; 0 where there is none.
+    """Return the weight of the load-balancing loss of experts; 0 if the model does not use it.
 
-    A model of transformers has that loss where its config says `output_router_logits`.
+    A model of transformers uses that loss if its config sets `output_router_logits`.
 
     Raises:
-        UsageError: when the config asks for the loss, and its weight is not known.
+        UsageError: when the config asks for the loss and the model does not name its weight.
     """
     config: Any = getattr(model, "config", None)
     if not getattr(config, "output_router_logits", False):
@@ -43,14 +43,14 @@ def auxiliary_weight(model: nn.Module) -> float:
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Say whether a module is a transformers' one of experts, whose products can be offloaded."""
+    """Return whether a module is a transformers module of experts that can be offloaded."""
     own = module.parameters(recurse=False)
     forward = type(module).forward
     return any(p.dim() == _DIMENSIONS for p in own) and hasattr(forward, "__wrapped__")
 
 
 class _Products(TorchFunctionMode):
-    """Sends products by slices of some parameters to a fleet."""
+    """Sends products by slices of the given parameters to a fleet."""
 
     def __init__(self, parameters: Sequence[Tensor], product: Product) -> None:
         super().__init__()
@@ -77,11 +77,11 @@ class _Products(TorchFunctionMode):
 
 
 def offloaded_experts(base: type[nn.Module], product: Callable[..., Tensor]) -> type[nn.Module]:
-    """Return the class that a module of experts gets.
+    """Return the class of an offloaded module of experts.
 
     Args:
-        base: its own class.
-        product: called with the module, x, weight, bias, and whether the weight is transposed.
+        base: original class of the module.
+        product: called with the module, x, weight, bias, and whether the weight is (in, out).
     """
     eager: Callable[..., Any] = base.forward.__wrapped__  # type: ignore[attr-defined]
 

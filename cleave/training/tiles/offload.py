@@ -1,9 +1,8 @@
-"""A model's multiplications on a fleet: `offload`, and `restore`.
+"""`offload` sends a model's multiplications to a fleet; `restore` undoes it.
 
-`offload` changes the `nn.Linear` layers of a model (and transformers' `Conv1D` and experts) into
-offloaded ones in place: the module objects and parameters stay the same, and the class becomes a
-subclass whose forward and backward send their three GEMMs (forward, input gradient, weight
-gradient) to a fleet. `restore` changes them back.
+By tiles, `offload` changes the class of linear layers to a subclass, and keeps the module objects
+and parameters. The subclass sends its three GEMMs (forward, input gradient, weight gradient) to
+the fleet.
 """
 
 from __future__ import annotations
@@ -44,37 +43,36 @@ def offload(
     fallback: str = "wait",
     fallback_after_s: float = 30.0,
 ) -> OffloadReport:
-    """Send a model's linear layers, or whole layers, to a fleet from now on.
+    """Compute a model's linear layers (tiles), or whole layers (stages), on a fleet from now on.
 
-    By tiles, every `nn.Linear`, and transformers' `Conv1D` and experts of mixtures, in `model` are
-    changed in place: same object, same parameters, hooks and state dict. The caller's loop,
+    By tiles, every `nn.Linear`, and transformers' `Conv1D` and mixture-of-experts modules, are
+    changed in place. Objects, parameters, hooks and state dict stay the same; the caller's loop,
     optimizer and autocast work as before. Subclasses of these layers keep their own forward.
-    Adapters of `peft` (LoRA) multiply here, and the layers that they are beside on the fleet.
+    LoRA adapters of `peft` stay local, but their base layers go to the fleet.
 
-    By stages, the `forward` of a causal language model of transformers is replaced: devices do the
-    forward and backward passes of its layers, and this process the rest. Each forward pass must be
-    followed by its backward pass before the next one, and each backward pass brings all gradients.
+    By stages, the `forward` of a causal language model of transformers is replaced. Devices compute
+    the forward and backward passes of its layers, and this process the rest. Each forward pass must
+    be followed by its backward pass before the next one. All gradients arrive in the backward pass.
 
     Args:
-        model: on the CPU, with float32, bfloat16 or float16 weights; by stages with float32 ones,
-            and under autocast numbers travel in bfloat16.
-        fleet: from `cleave.emulated`, or that of a server from `cleave.serve`.
+        model: model on the CPU with float32, bfloat16 or float16 weights. Stages need float32;
+            under autocast their tensors travel in bfloat16.
+        fleet: fleet from `cleave.emulated`, or of a server from `cleave.serve`.
         method: `tiles` or `stages`.
-        audit: by stages, the chance that a device's part of a step is computed again here.
-        include: by tiles, patterns of the names of modules, as `model.layers.*`; only these go.
-        exclude: patterns of those that stay here in any case.
-        min_flops: by tiles, products of fewer floating-point operations are done here.
-        fallback: what happens while no device is there: `wait`, or `local` to compute here until
-            one is. Either is logged.
-        fallback_after_s: seconds, on the fleet's clock, without devices before `local` begins.
+        audit: with stages, probability that a device's part of a step is repeated here to check it.
+        include: with tiles, patterns of the names of modules to offload, such as `model.layers.*`.
+        exclude: with tiles, patterns of the names of modules that stay local in any case.
+        min_flops: with tiles, products of fewer floating-point operations are computed locally.
+        fallback: `wait` for a device, or compute `local` until one connects. Both are logged.
+        fallback_after_s: seconds without devices, on the fleet's clock, before `local` begins.
 
     Returns:
-        What went to the fleet and what stayed here. Where less than 90 % of the parameters that
-        multiply went, Python's `warnings` say so, too.
+        Which modules went to the fleet and which stayed local. If less than 90 % of the
+        multiplying parameters went, a Python warning is issued as well.
 
     Raises:
-        UsageError: when the model has no such layer, is offloaded already, is not on the CPU, or
-            has weights of another dtype.
+        UsageError: when an argument is invalid, or the model has no suitable layer, is already
+            offloaded, is not on the CPU, or has weights of another dtype.
     """
     report = send(
         model,
@@ -104,7 +102,7 @@ def send(
     fallback: str = "wait",
     fallback_after_s: float = 30.0,
 ) -> OffloadReport:
-    """Do what `offload` does, without a warning."""
+    """Offload a model without a warning; see `offload`."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"offload takes a torch module, not {_kind(model)}, as its first argument")
     if not callable(getattr(fleet, "submit", None)):
@@ -161,13 +159,13 @@ def _refuse_offloaded(model: nn.Module) -> None:
 
 
 def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
-    """Return a fleet that logs when no device is there, and multiplies here if that is wanted."""
+    """Return a fleet that logs when no device is connected, and falls back to local products."""
     local = fallback == FallbackMode.LOCAL.value
     if not isinstance(fleet, Fleet):
         if local:
             raise UsageError(f"fallback 'local' needs a fleet of devices, not {_kind(fleet)}")
-        return fleet  # which decides that itself
-    if not local and fleet.clock == "virtual":  # it knows when nobody is due any more
+        return fleet  # other multipliers handle missing devices themselves
+    if not local and fleet.clock == "virtual":  # knows when no more devices are due
         return fleet
     here = Fallback(TorchBackend(), after_s) if local else None
     return FallbackFleet(fleet, _tell, here, say=_log.warning)
@@ -186,7 +184,7 @@ _PRESENCE: Final = {
 
 
 def _kind(value: object) -> str:
-    """Say in words what kind of object a value is."""
+    """Return the name of a value's type with its article."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
@@ -194,10 +192,10 @@ def _kind(value: object) -> str:
 def _offload_by_stages(
     model: nn.Module, fleet: Multiplier, audit: float, local_after_s: float | None
 ) -> OffloadReport:
-    """Replace a model's forward by one that goes by stages."""
+    """Replace a model's forward pass by one in stages."""
     from transformers import PreTrainedModel
 
-    from cleave.training.stages.staged_forward import StagedForward  # with ONNX and transformers
+    from cleave.training.stages.staged_forward import StagedForward  # imports ONNX, transformers
 
     inner = _without_wrapper(model)
     if passes_of(inner) is not None:
@@ -226,7 +224,7 @@ def _offload_by_stages(
 
 
 def _without_wrapper(model: Any) -> nn.Module:
-    """Return the model that a wrapper of `peft` calls, or the model itself."""
+    """Return the model inside a wrapper of `peft`, or the model itself."""
     inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inner
 
@@ -244,7 +242,7 @@ def offloaded(
     fallback: str = "wait",
     fallback_after_s: float = 30.0,
 ) -> Iterator[nn.Module]:
-    """Offload a model in a `with` block, and make it a plain one again at its end.
+    """Return a context manager that offloads a model and restores it at the end.
 
     Args:
         model, fleet, method, audit, include, exclude, min_flops, fallback, fallback_after_s: see
@@ -271,10 +269,10 @@ def offloaded(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Change an offloaded model back into a plain one.
+    """Undo `offload`; do nothing to a model that is not offloaded.
 
     Returns:
-        `model` itself; a model that is not offloaded is returned unchanged.
+        `model` itself.
     """
     inner = _without_wrapper(model)
     if (passes := passes_of(inner)) is not None:
@@ -288,9 +286,9 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 class hold_weights:  # noqa: N801 - reads as a statement
-    """Lets devices keep the weights sent to them, in a context for accumulated micro-batches.
+    """Context manager for gradient accumulation, in which devices keep the weights sent to them.
 
-    The weights must not change in it: leave it before the optimizer steps.
+    The weights must not change inside: leave it before the optimizer steps.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Which modules of a model go to a fleet, and why others stay here."""
+"""Choice of the modules that go to a fleet, with the reasons why others stay local."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cleave.training.tiles.offloaded_linear import (
 
 
 class OffloadChoice:
-    """Decides which modules of a model go to a fleet, and says why others do not.
+    """Chooses the modules of a model that go to a fleet, and reports why others do not.
 
     Args:
         model: the model.
@@ -35,10 +35,10 @@ class OffloadChoice:
         self._conv1d = conv1d()
 
     def found(self) -> dict[str, tuple[nn.Module, type[nn.Module]]]:
-        """Return the modules that go, by name, each with the class that it gets.
+        """Return the modules that go to the fleet by name, each with its new class.
 
         Raises:
-            UsageError: when one has weights of another dtype or not on the CPU.
+            UsageError: when a module's weights have another dtype or are not on the CPU.
         """
         found = {}
         classes: dict[type[nn.Module], type[nn.Module]] = {}
@@ -60,7 +60,7 @@ class OffloadChoice:
         return found
 
     def report(self, found: Mapping[str, tuple[nn.Module, type[nn.Module]]]) -> OffloadReport:
-        """Return what went and what did not."""
+        """Return which modules went to the fleet and which stayed local."""
         counted: set[int] = set()
 
         def own(module: nn.Module) -> int:
@@ -71,7 +71,8 @@ class OffloadChoice:
                 size += module.in_features * module.out_features
             return size
 
-        sent = {name: own(module) for name, (module, _) in found.items()}  # a tied head goes
+        # Sent modules are counted first, so that a tied LM head counts as sent.
+        sent = {name: own(module) for name, (module, _) in found.items()}
         stayed = {}
         for name, module in self._model.named_modules():
             if name not in found and (size := own(module)):
@@ -83,7 +84,7 @@ class OffloadChoice:
         return included and not any(fnmatchcase(name, p) for p in self._exclude)
 
     def _why(self, name: str, module: nn.Module) -> tuple[str, bool]:
-        """Say why a module stayed here, and whether it multiplies by its parameters."""
+        """Return why a module stayed local, and whether it multiplies by its parameters."""
         kind = type(module).__name__
         if isinstance(module, QuantizedLinear):
             return "tiles take no quantized weights", True
@@ -103,10 +104,10 @@ class OffloadChoice:
 
 
 def _check_weight(layer: str, weight: Tensor) -> None:
-    """Refuse weights that the parameter server cannot send.
+    """Check that the parameter server can send a weight.
 
     Raises:
-        UsageError: when they have another dtype, or are not on the CPU.
+        UsageError: when the weight has another dtype or is not on the CPU.
     """
     if weight.device.type != "cpu":
         raise UsageError(
@@ -120,10 +121,7 @@ def _check_weight(layer: str, weight: Tensor) -> None:
 
 
 def _adapters(model: nn.Module) -> set[nn.Module]:
-    """Return the small layers that `peft` adds beside others; their products stay here.
-
-    A product with a side of some dozen elements is done sooner than its operands are sent.
-    """
+    """Return the modules of `peft`'s LoRA adapters, whose small products are faster locally."""
     return {
         small
         for module in model.modules()

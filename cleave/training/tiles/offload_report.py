@@ -1,4 +1,4 @@
-"""What of a model went to a fleet and what stayed here, with the reason."""
+"""Report of the modules that went to a fleet, and of those that stayed local and why."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Final
 
 LEAST_SHARE: Final = 0.9
-"""Of the parameters that multiply; `offload` warns where fewer went to the fleet."""
+"""Fraction of the multiplying parameters on the fleet below which `offload` warns."""
 
-_LISTED: Final = 8  # layers that stayed here
+_LISTED: Final = 8  # local modules that a report lists
 
 
 @dataclass(frozen=True, slots=True)
 class Stayed:
-    """A module whose parameters stayed here.
+    """A module that stayed local.
 
     Attributes:
-        parameters: how many, without those of modules within it.
-        reason: why, in words.
-        multiplies: whether the fleet is missed: it multiplies by them.
+        parameters: number of parameters, without those of its submodules.
+        reason: why the module stayed.
+        multiplies: whether the module multiplies by its parameters.
     """
 
     parameters: int
@@ -29,15 +29,14 @@ class Stayed:
 
 @dataclass(frozen=True, slots=True)
 class OffloadReport:
-    """What `cleave.offload` did; printed, it is a table.
+    """Result of `cleave.offload`; `print` shows it as text.
 
     Attributes:
         method: `tiles` or `stages`.
-        sent: parameters by the name of the module that multiplies by them on the fleet. By stages
-            it is empty: whole layers go, and which can is known at the first forward pass.
-        stayed: the other modules that have parameters, by name.
-        min_flops: products of fewer floating-point operations are computed here, whatever they
-            multiply by.
+        sent: number of parameters by name of the module on the fleet. Empty with stages, where
+            the layers are known only at the first forward pass.
+        stayed: other modules with parameters, by name; empty with stages.
+        min_flops: products of fewer floating-point operations are computed locally.
     """
 
     method: str
@@ -47,14 +46,14 @@ class OffloadReport:
 
     @property
     def share(self) -> float:
-        """Return which share of the parameters that multiply is on the fleet; 1 if none does."""
+        """Return the fraction of multiplying parameters on the fleet; 1 if none multiply."""
         sent = sum(self.sent.values())
         missed = sum(each.parameters for each in self.stayed.values() if each.multiplies)
         return sent / (sent + missed) if sent + missed else 1.0
 
     @property
     def shortfall(self) -> str:
-        """Return what is amiss where much stayed here, as a sentence; else nothing."""
+        """Return a sentence if `share` is below `LEAST_SHARE`; else an empty text."""
         missed = {n: each for n, each in self.stayed.items() if each.multiplies}
         if self.share >= LEAST_SHARE or not missed:
             return ""

@@ -1,4 +1,4 @@
-"""Linear layers whose multiplications run on a fleet: their forward and backward."""
+"""Forward and backward passes of linear layers whose multiplications run on a fleet."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ _UNSUPPORTED: Final = (
 
 
 class Operands:
-    """Gives tensors their operands, one to a tensor that is used twice.
+    """Maps tensors to operands of a fleet; a tensor that is used twice has one operand.
 
-    An operand must live as long as its tensor's values may be needed again, and no longer, or
-    activation checkpointing would save nothing. An activation (a tensor with a `grad_fn`) holds its
-    operand itself. A leaf (a weight, an input) may be changed through `.data` or numpy without
-    autograd's knowledge, so its operand lives only from a layer's forward to its backward.
+    An operand must not outlive the need for its tensor's values, or activation checkpointing would
+    save nothing. An activation (a tensor with a `grad_fn`) holds its operand itself. A leaf (a
+    weight or input) may change through `.data` or numpy without autograd's knowledge. So a leaf's
+    operand lives only from a layer's forward to its backward.
 
-    Weights that are gathered for each pass and freed after it have other memory each time, and
-    what was one's memory may be another's later. They are known as parameters, from one update to
-    the next: see `bind`.
+    Weights that are gathered for each pass have different memory each time. They are identified by
+    parameter, from one update to the next; see `bind`.
     """
 
     def __init__(self, fleet: Multiplier, min_flops: float = 0.0) -> None:
         self.fleet, self.min_flops = fleet, min_flops
-        self.held: list[Operand] = []  # of weights, across accumulated micro-batches
+        self.held: list[Operand] = []  # keeps weights on devices during gradient accumulation
         self.holding = False
         self._leaves: weakref.WeakValueDictionary[tuple[Any, ...], Operand] = (
             weakref.WeakValueDictionary()
@@ -49,7 +48,7 @@ class Operands:
         )
 
     def bind(self, weight: nn.Parameter) -> None:
-        """Note that a weight has been gathered, with the values that it has until `updated`."""
+        """Note that a weight has been gathered. Its values are the same until `updated`."""
         self._whole[weight.data_ptr()] = weight
         if (operand := self._gathered.get(id(weight))) is not None:
             operand.bind(self._view(weight))
@@ -58,10 +57,10 @@ class Operands:
         """Note that a gathered weight is about to be freed.
 
         Args:
-            weight: it.
-            done: whether all of its products are; others keep its memory until they are over.
+            weight: the weight.
+            done: whether all its products are complete; pending ones keep its memory.
         """
-        self._whole.pop(weight.data_ptr(), None)  # empty ones have one address
+        self._whole.pop(weight.data_ptr(), None)  # empty weights share one address
         operand = self._gathered.get(id(weight))
         if operand is None:
             return
@@ -75,8 +74,8 @@ class Operands:
         self._gathered.clear()
 
     def of(self, tensor: Tensor) -> Operand:
-        """Return the operand of a tensor, whose leading dimensions become rows."""
-        if tensor.is_inference():  # has no version to tell changes by
+        """Return the operand of a tensor; its leading dimensions become rows."""
+        if tensor.is_inference():  # inference tensors have no version counter
             return self._new(tensor)
         version = tensor._version
         if tensor.grad_fn is not None:
@@ -92,7 +91,7 @@ class Operands:
             tensor.stride(),
         ):
             return self._of_gathered(weight)
-        # What lives longer than from a forward pass to its backward pass is known by its values.
+        # An operand that outlives the backward pass is identified by its values as well.
         values = content(tensor) if self.holding else b""
         key = (
             tensor.data_ptr(),
@@ -118,7 +117,7 @@ class Operands:
         return operand
 
     def _new(self, tensor: Tensor) -> Operand:
-        """Make an operand of a tensor's memory, without copying."""
+        """Make an operand that shares a tensor's memory."""
         return self.fleet.operand(self._view(tensor))
 
     @staticmethod
@@ -147,10 +146,10 @@ class _LinearFunction(torch.autograd.Function):
         operands: Operands,
         weight_transposed: bool,
     ) -> Tensor:
-        """Return y; the fleet fills its memory."""
+        """Return y; the fleet writes into its memory."""
         x_operand, w_operand = operands.of(x), operands.of(weight)
         width = weight.shape[1] if weight_transposed else weight.shape[0]
-        # What is returned must be no view, or nobody could change it in place.
+        # y must not be a view, as autograd forbids in-place changes of returned views.
         y = torch.empty(*x.shape[:-1], width, dtype=x.dtype)
         if x.shape[-1] == 0:
             y.zero_()
@@ -178,7 +177,7 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients; the fleet fills the memory of those of x and the weight."""
+        """Return the gradients; the fleet writes those of x and the weight into their memory."""
         (dy,) = grads
         x, weight = ctx.saved_tensors
         operands: Operands = ctx.operands
@@ -192,7 +191,7 @@ class _LinearFunction(torch.autograd.Function):
         else:
             x_side, w_side = Side(operands.of(x)), Side(operands.of(weight), ctx.weight_transposed)
             dy_operand = operands.fleet.operand(arrays.from_torch(dy2))
-            # Both are in flight before either is waited for.
+            # Both products are in flight before the wait for either.
             if need_x:
                 dx = torch.empty(x.shape, dtype=x.dtype)
                 dx2 = dx.view(-1, x.shape[-1])
@@ -204,7 +203,7 @@ class _LinearFunction(torch.autograd.Function):
                     (x_turned, Side(dy_operand)) if ctx.weight_transposed else (dy_turned, x_side)
                 )
                 futures.append(_multiply(operands.fleet, left, right, dw))
-            # The PS has this to do while the fleet multiplies.
+            # The PS computes this while the fleet multiplies.
             dbias = dy2.sum(0) if ctx.has_bias and need_bias else None
             for future in futures:
                 future.result()
@@ -220,15 +219,15 @@ class _LinearFunction(torch.autograd.Function):
 
 
 def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
-    """Start out = a @ b; blocks are written into `out`'s own memory."""
+    """Start out = a @ b; the fleet writes the result into `out`'s memory."""
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
 def product(
     module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_transposed: bool
 ) -> Tensor:
-    """Cast for autocast, check dtypes, and return y."""
-    if torch.compiler.is_compiling():  # graphs cannot hold what other machines do, and break here
+    """Return x @ W^T + bias, or x @ W + bias if `weight_transposed`; cast inputs under autocast."""
+    if torch.compiler.is_compiling():  # a compiled graph cannot contain the fleet, so it breaks
         outside: Callable[..., Tensor] = torch.compiler.disable(_product)  # type: ignore[no-untyped-call]
         return outside(module, x, weight, bias, weight_transposed)
     return _product(module, x, weight, bias, weight_transposed)
@@ -259,7 +258,7 @@ def _product(
 
 
 class OffloadedLinear(nn.Linear):
-    """Multiplies on a fleet what an `nn.Linear` multiplies here."""
+    """An `nn.Linear` that multiplies on a fleet."""
 
     _cleave: Operands
 
@@ -269,7 +268,7 @@ class OffloadedLinear(nn.Linear):
 
 
 def conv1d() -> type[nn.Module] | None:
-    """Return transformers' Conv1D (GPT-2's linear layer, with a weight (in, out)), or None."""
+    """Return transformers' Conv1D (GPT-2's linear layer); None without transformers."""
     try:
         from transformers.pytorch_utils import Conv1D
     except ImportError:
@@ -279,7 +278,7 @@ def conv1d() -> type[nn.Module] | None:
 
 
 def offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
-    """Return the class that transformers' Conv1D layers get."""
+    """Return the class of offloaded Conv1D layers, whose weights have shape (in, out)."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return product(self, x, self.weight, self.bias, weight_transposed=True)
