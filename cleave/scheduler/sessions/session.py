@@ -75,9 +75,7 @@ class Session:
     admitted_s: float = math.inf  # when its hello was accepted; inf before that
     heard_s: float = 0.0
     counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime counts the bytes
-    credited: DeviceCounters = field(
-        default_factory=DeviceCounters
-    )  # already reported to the authenticator
+    credited: DeviceCounters = field(default_factory=DeviceCounters)  # already reported
     reputation: Reputation = field(default_factory=Reputation)
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)

@@ -260,10 +260,7 @@ class SessionManager:
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
         instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
-        lost = code in (
-            ErrorCode.LIMIT,
-            ErrorCode.PROTOCOL,
-        )  # otherwise the PS ends the session on purpose
+        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # otherwise the PS ended it
         return instructions + self.closed(session_id, reason, now_s, lost=lost)
 
     def refuse_identity(
