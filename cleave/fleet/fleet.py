@@ -85,7 +85,6 @@ class Fleet:
         return future
 
     def _await(self, future: GemmFuture) -> None:
-        """Wait for a GEMM, in the caller's thread."""
         self.runtime.wait(future)
         self._under_way.pop(future.job.id, None)
 

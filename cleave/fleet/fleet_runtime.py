@@ -59,17 +59,11 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Continue a micro-batch of the step with an array that the caller computed.
-
-        See `cleave.scheduler.stages.step.StageStep.give`.
-        """
+        """Continue a micro-batch with an array that the caller computed; see `StageStep.give`."""
 
     @abstractmethod
     def resolve(self, right: bool, reason: str) -> None:
-        """Report whether the numbers of the last `Suspect` are correct.
-
-        See `cleave.scheduler.stages.step.StageStep.resolve`.
-        """
+        """Report whether the last `Suspect`'s numbers are correct; see `StageStep.resolve`."""
 
     @abstractmethod
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:

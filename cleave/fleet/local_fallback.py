@@ -219,7 +219,6 @@ class FallbackFleet:
         return self._fallback
 
     def _multiply(self, a: Side, b: Side, out: Buffer, fallback: Fallback) -> None:
-        """Multiply on the PS now."""
         fallback.backend.matmul(a.matrix, b.matrix, out)
         self._local_gemms += 1
         self._runtime.advance_for_local_work(product_of(a, b, out)[0].flops)

@@ -11,10 +11,7 @@ from cleave.scheduler.tiles.gemm_job import GemmJob
 
 @dataclass(slots=True)
 class DeviceReady:
-    """A device is connected and may be given work.
-
-    With `careful`, the device gets one run at a time until it returns a correct result.
-    """
+    """A device may be given work; if `careful`, one run at a time until it does one right."""
 
     rates: DeviceRates
     careful: bool = False

@@ -59,10 +59,7 @@ class BytesByKind:
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of encoded messages, from the PS to devices and back.
-
-    Subtract two snapshots to get the traffic of a step.
-    """
+    """Bytes of encoded messages, PS to devices and back; subtract two snapshots for a step."""
 
     down: BytesByKind = field(default_factory=BytesByKind)
     up: BytesByKind = field(default_factory=BytesByKind)

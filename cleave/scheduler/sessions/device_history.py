@@ -88,8 +88,6 @@ class DeviceHistory:
 
         Args:
             session: the session, in its last state.
-            reason: why it ended.
-            now_s: the current time.
             lost: whether it ended unintentionally.
         """
         if session.identity is None:

@@ -25,7 +25,6 @@ def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
     """Return why a device cannot take part, whatever its identity; None if it can.
 
     Args:
-        hello: the device's hello.
         full_with: the maximum number of devices if the server is full; None otherwise.
 
     Raises:

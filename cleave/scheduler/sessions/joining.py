@@ -90,10 +90,8 @@ class Joining:
         """Admit a device or refuse it with a reason.
 
         Args:
-            hello: the device's first message.
-            address: the address that it connects from.
-            sessions: number of sessions, including its own.
-            now_s: the current time.
+            address: the address that the device connects from.
+            sessions: number of sessions, including the device's own.
 
         Raises:
             ProtocolError: the hello lacks an op or dtype that every device must support.
@@ -123,10 +121,7 @@ class Joining:
         """Welcome an admitted device, and start a probe if there is anything to measure.
 
         Args:
-            session: the device's session.
-            hello: the device's hello.
             admission: the device's identity and record.
-            now_s: the current time.
             verify: whether results are checked; if so, the device's arithmetic is tested too.
         """
         self._introduce(session, hello, admission)

@@ -210,7 +210,6 @@ class Pace:
 
         Args:
             common_s: delay common to all devices (`common_delay_s`).
-            now_s: the current time.
 
         Returns:
             Whether the estimate changed.

@@ -170,10 +170,8 @@ class Probe:
         return run in self._tests or run == self._run
 
     def failed(self, run: int, now_s: float) -> list[Message]:
-        """Return the messages that repeat a failed run.
-
-        The list is empty once the device has failed `ASIDE_AFTER` runs in a row.
-        """
+        """Return the messages that repeat a failed run; empty after `ASIDE_AFTER` failures in a
+        row."""
         self._failures += 1
         if self._failures >= ASIDE_AFTER:
             return []

@@ -172,10 +172,7 @@ class Session:
         return self.probe is not None or (trial is not None and trial.probe.awaits(run))
 
     def measured_j(self, now_s: float) -> float | None:
-        """Return the energy that the device reports, in joules.
-
-        Return None if the device reports none or the value is implausible.
-        """
+        """Return the energy that the device reports, in joules; None if missing or implausible."""
         said = self.telemetry.get("energy_j")
         if said is None or not believable_j(said, self.profile, now_s - self.opened_s):
             return None

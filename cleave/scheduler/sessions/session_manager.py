@@ -195,7 +195,6 @@ class SessionManager:
         return session.state
 
     def _busy(self, session: Session) -> bool:
-        """Return whether a device has tasks or takes part in a step by stages."""
         return self.scheduler.busy(session.id) or self.stages.busy(session.id)
 
     # --- sessions ---
@@ -210,9 +209,6 @@ class SessionManager:
         """Handle a message. A message that breaks the protocol ends only its own session.
 
         Args:
-            session_id: the session.
-            message: the message.
-            now_s: the current time.
             nbytes: the message's size, if it was sent over a network.
         """
         session = self.sessions.get(session_id)
@@ -321,7 +317,6 @@ class SessionManager:
         self.history.credit(self.sessions.values(), now_s)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
-        """Handle a device's hello: refuse the device, or welcome it and start its probe."""
         if not isinstance(message, messages.Hello):
             raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
         admission = self._joining.admit(message, session.address, len(self.sessions), now_s)
@@ -334,7 +329,6 @@ class SessionManager:
         return ended + self._carry_out(begun, now_s)
 
     def _from_device(self, session: Session, message: Message, now_s: float) -> Sequence[Decision]:
-        """Decide how to handle a message of a welcomed device."""
         trial = session.trial
         match message:
             case messages.Result() if session.probe is not None:
@@ -428,9 +422,7 @@ class SessionManager:
         the server corrected it, without a penalty.
 
         Args:
-            check: the instruction.
-            judgement: the outcome.
-            now_s: the current time.
+            judgement: the outcome of the check.
         """
         session = self.sessions.get(check.session)
         if session is None:  # the device left; another one has the task
@@ -468,10 +460,7 @@ class SessionManager:
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
-        """Start a training step by stages; see `StageStep`.
-
-        Planned devices have no memory for tiles until the step ends.
-        """
+        """Start a step by stages. Planned devices have no memory for tiles until it ends."""
         planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
         return reserved + self._carry_out(self.stages.begin(work), now_s)
@@ -543,7 +532,6 @@ class SessionManager:
         return done
 
     def _dismiss(self, session_id: int, code: ByeCode, now_s: float) -> list[ForRuntime]:
-        """End a session without an error, with a `bye`."""
         if (session := self.sessions.pop(session_id, None)) is not None:
             self.history.depart(session, code.value, now_s, lost=False)
         return [Send(session_id, messages.Bye(code.value, code)), Close(session_id)]
@@ -557,7 +545,6 @@ class SessionManager:
             count: maximum number of devices to move; busy devices and those that cannot move stay.
             address: join URL of the other server, without a credential: the devices' own are valid
                 there.
-            now_s: the current time.
             admitted_before_s: move only devices admitted before this time; the other server knows
                 them.
         """
@@ -589,7 +576,6 @@ class SessionManager:
         return done
 
     def _of_stages(self, event: events.FleetChange) -> Sequence[Decision]:
-        """Tell the step by stages about a change of the fleet."""
         match event:
             case events.DeviceLost(device) | events.DeviceDraining(device):
                 return self.stages.lost(device)
@@ -629,11 +615,9 @@ class SessionManager:
         return [Send(instruction.device, _run_message(run, task))]
 
     def _send_drop(self, instruction: SendDrop, now_s: float) -> list[ForRuntime]:
-        """Tell a device which arrays to drop."""
         return [Send(instruction.device, messages.Drop(instruction.ids))]
 
     def _send_cancel(self, instruction: SendCancel, now_s: float) -> list[ForRuntime]:
-        """Cancel runs of a device and stop awaiting their answers."""
         session = self.sessions[instruction.device]
         self._await_no_more(session, instruction.runs)
         if session.rates is not None:
@@ -642,7 +626,6 @@ class SessionManager:
 
     @staticmethod
     def _await_no_more(session: Session, runs: Iterable[int]) -> None:
-        """Record that runs of a device are cancelled."""
         for run in runs:
             if (awaited := session.expected.pop(run, None)) is not None:
                 session.cancelled_runs.cancelled(run, awaited.output_bytes)
@@ -655,14 +638,12 @@ class SessionManager:
         return [Note(f"training waits: {instruction.reason}")]
 
     def _note_overdue(self, instruction: Overdue, now_s: float) -> list[ForRuntime]:
-        """Record that a device is overdue or has answered, and pass the instruction on."""
         self.epoch += 1
         session = self.sessions[instruction.session]
         session.reason = "it does not answer" if instruction.overdue else session.restriction
         return [instruction]
 
     def _end_drained(self, instruction: Drained, now_s: float) -> list[ForRuntime]:
-        """End the session of a device that has answered every run."""
         return self._dismiss(instruction.device, ByeCode.DRAINED, now_s)
 
 
@@ -678,7 +659,6 @@ def _is_finite(result: messages.Result) -> bool:
 
 
 def _run_message(run: int, task: Task) -> messages.Run:
-    """Return the message that sends a task to a device."""
     detail: GemmTask = task.detail
     return messages.Run(
         id=run,

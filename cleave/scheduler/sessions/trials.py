@@ -70,8 +70,7 @@ class Trials:
         """Start a device's due trial, or abandon one that takes too long.
 
         Args:
-            session: the device's session, which is ready.
-            now_s: the current time.
+            session: a session in state READY.
             busy: whether the device has work.
             alone: whether no other device may be given work.
         """

@@ -479,7 +479,6 @@ class StageDevice:
 
     @staticmethod
     def _activation_bytes(work: StepWork, batch: int) -> int:
-        """Return the bytes of an fp32 activation on a device."""
         return _FP32 * work.tokens[batch] * work.width
 
     # --- messages ---
@@ -494,14 +493,12 @@ class StageDevice:
         self._out.append(SendStage(self.device, message, task, kind))
 
     def _next_array(self, nbytes: int) -> int:
-        """Return the id of a new array on the device."""
         self._ids.arrays += 1
         self._sizes[self._ids.arrays] = nbytes
         self.occupied_bytes += nbytes
         return self._ids.arrays
 
     def _next_run(self, unit: Unit, name: Any, output_bytes: int, flops: int, form: Any) -> Task:
-        """Return the task of a new order."""
         self._ids.runs += 1
         unit.answers[self._ids.runs] = output_bytes
         unit.flops += flops
@@ -526,7 +523,6 @@ class StageDevice:
         return self._ids.arrays
 
     def _send_put(self, id: int, array: StageArray) -> None:
-        """Queue the `put` of an array."""
         put = messages.Put(id, array.rows, array.columns, array.dtype, array.payload)
         self._send(put, kind=array.kind)
 
@@ -539,7 +535,6 @@ class StageDevice:
         return id
 
     def _forget(self, array: StageArray) -> None:
-        """Drop an array that the device was sent."""
         self._drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:
@@ -590,7 +585,6 @@ class StageDevice:
 
 
 def _item_bytes(dtype: str) -> int:
-    """Return the bytes of an element."""
     return _FP32 if dtype == "fp32" else 2
 
 

@@ -25,8 +25,7 @@ class InputWanted:
 
     Attributes:
         stage: number of the stage before these layers.
-        batch: the micro-batch.
-        payload: the stage's output.
+            payload: the stage's output.
     """
 
     stage: int
@@ -40,8 +39,7 @@ class GradientWanted:
 
     Attributes:
         stage: number of the stage before these layers.
-        batch: the micro-batch.
-        payload: the gradient of the next stage's input.
+            payload: the gradient of the next stage's input.
     """
 
     stage: int
@@ -56,8 +54,7 @@ class SlicesReady:
     The PS must return the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
 
     Attributes:
-        batch: the micro-batch.
-        payloads: by slice, log-sum-exp and target's logit, shape (tokens, 2), fp32.
+            payloads: by slice, log-sum-exp and target's logit, shape (tokens, 2), fp32.
     """
 
     batch: int

@@ -102,11 +102,7 @@ class StageStep:
     # --- events ---
 
     def begin(self) -> list[ForSteps]:
-        """Start the step.
-
-        Let devices drop unneeded arrays, request the first passes, and preload later stages'
-        parameters.
-        """
+        """Start the step: free memory, request the first passes, and preload later stages."""
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:
             for device in stage.devices:
@@ -168,11 +164,7 @@ class StageStep:
         return self.lost(device)
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Repeat an order that a device could not do.
-
-        If the order cannot be repeated alone, all work of that device is repeated, except for sums
-        already at the PS.
-        """
+        """Repeat a refused order or, if necessary, all of the device's work but sums at the PS."""
         unit = order.unit
         store = self._stores.get(unit.device)
         if store is None:
@@ -226,7 +218,6 @@ class StageStep:
         """Record an array that the training thread computed for a micro-batch.
 
         Args:
-            batch: the micro-batch.
             made: the gradient of its last output. With slices of the loss on devices, first the
                 log-sum-exp over the whole vocabulary. With `after`, first the next stage's input,
                 then the gradient of stage `after`'s output.
@@ -332,7 +323,6 @@ class StageStep:
         return {p: size for p, size in unit.sizes.items() if not self._usual.explains(p, size)}
 
     def _tell_suspect(self) -> None:
-        """Ask the caller to judge the first suspect unit."""
         unit = self._suspects[0]
         stage, batches = self._stages[unit.stage], {unit.batch}
         y: dict[int, Any] = {}
@@ -363,7 +353,6 @@ class StageStep:
         """Use a unit's results, unless another device was asked for them meanwhile.
 
         Args:
-            unit: the unit.
             repeated: whether the caller computed the same results.
         """
         if unit not in self._units:
@@ -377,7 +366,6 @@ class StageStep:
         self._finish(unit)
 
     def _finish(self, unit: Unit) -> None:
-        """Record a unit's results, by its kind."""
         stage = self._stages[unit.stage]
         match unit.kind:
             case UnitKind.FORWARD:
@@ -449,7 +437,6 @@ class StageStep:
             self._stages[unit.stage - 1].dy[unit.batch] = self._activation(unit.batch, dx)
 
     def _activation(self, batch: int, payload: Any) -> StageArray:
-        """Return a payload from a device as an array to send to another device."""
         return StageArray(self.work.tokens[batch], self.work.width, self.work.dtype, payload)
 
     # --- scheduling ---
@@ -520,7 +507,6 @@ class StageStep:
         return direction is not None
 
     def _ask_forward(self, number: int, stage: StageState, device: int, batch: int) -> None:
-        """Request the forward pass of a micro-batch from a device."""
         keep = self._next_kept(stage, device)
         unit = self._unit(UnitKind.FORWARD, number, batch, device, keep)
         stage.forward.add(batch)
@@ -566,7 +552,6 @@ class StageStep:
     def _unit(
         self, kind: UnitKind, stage: int, batch: int, device: int, keep: Keep = Keep.NOTHING
     ) -> Unit:
-        """Record a unit that a device is asked for."""
         unit = Unit(kind, stage, batch, device, keep)
         self._units.add(unit)
         return unit
@@ -615,12 +600,10 @@ class StageStep:
         self._end(StepResult(self._losses, self._dx, gradients, records))
 
     def _end_failed(self, why: str) -> None:
-        """End the step as failed, and name the failed devices."""
         reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())
         self._end(StepFailed(f"{why}: {reasons}"))
 
     def _end(self, outcome: StepResult | StepFailed) -> None:
-        """End the step and report the outcome to the training thread."""
         self.ended = True
         self._units.clear()
         self._suspects.clear()

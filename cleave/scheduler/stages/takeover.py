@@ -90,8 +90,6 @@ class Takeover:
     """The costs of taking over a stage of a step.
 
     Attributes:
-        work: the step.
-        stage: the stage.
         returned: the sums that are wanted.
     """
 
@@ -110,7 +108,6 @@ class Takeover:
         """Return a device as a candidate.
 
         Args:
-            rates: the device's rates.
             store: the device's arrays; None if it holds nothing.
             own_s: seconds that its own work in this step still takes.
             parts: number of parts of the sums.
@@ -156,7 +153,6 @@ class Takeover:
         """Return the seconds of a micro-batch on a device, forward and backward.
 
         Args:
-            rates: the device's rates.
             activations: average number of activations that the device returns: its output and the
                 gradient of its input, less those already known.
         """

@@ -41,10 +41,7 @@ class UsualSizes:
     _usual: dict[tuple[Returned, str], dict[int, float]] = field(default_factory=dict)
 
     def of(self, place: Place) -> float | None:
-        """Return the usual magnitude at a place; None if it is unknown.
-
-        A place without values of its own uses the largest magnitude of other layers.
-        """
+        """Return a place's usual magnitude, else the largest of other layers; None if unknown."""
         what, of, layer = place
         others = self._usual.get((what, of), {})
         return others.get(layer, max(others.values(), default=None))
@@ -58,7 +55,6 @@ class UsualSizes:
         """Record the magnitude of a value that is used.
 
         Args:
-            place: the value's place.
             size: its largest magnitude, a finite number.
             repeated: whether the server computed the same value. Other values change the usual
                 magnitude only gradually.

@@ -102,8 +102,6 @@ class UnitCount:
         """Return a stage's progress.
 
         Args:
-            number: the stage's number.
-            plan: the stage's layers.
             devices: the devices that hold the layers.
             outputs: number of micro-batches whose output is here.
             generations: the stage's generations of sums.

@@ -248,10 +248,7 @@ class UnitKind(Enum):
     FORWARD = "forward"
     BACKWARD = "backward"
     LAST = "forward, loss and backward"
-    """Forward, loss and backward at once, in the stage that computes the loss.
-
-    The stage's output never travels.
-    """
+    """Forward, loss and backward at once, in the stage with the loss; its output never travels."""
 
     SUMS = "sums"
     """The device sends its gradient sums to the PS."""

@@ -87,7 +87,6 @@ class DeviceMemory:
         """Drop the arrays that a device needs least until a task fits.
 
         Args:
-            device: the device that needs room.
             task: the task; its own inputs are kept.
             room_bytes: bytes that must fit in addition to what is kept.
 

@@ -48,8 +48,6 @@ class MatrixRef:
 class GemmTask:
     """The part of a task that the scheduler does not read.
 
-    The session manager reads how to request the task; the runtime reads where its block goes.
-
     Attributes:
         block: the output block, in the coordinates of the GEMM.
         tile: the block's tile number in `GemmJob.tiles`.
@@ -211,7 +209,6 @@ class GemmJob:
         return device_memory.array_of(self.a.operand, *self.a.region(m, k), self.element.sent)
 
     def _b(self, device_memory: DeviceMemory, k: Span, n: Span) -> ArrayRef:
-        """Return the array of a part of B, naming it if it is new."""
         return device_memory.array_of(self.b.operand, *self.b.region(k, n), self.element.sent)
 
     # --- repartitioning ---
@@ -266,7 +263,6 @@ class GemmJob:
         return found
 
     def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Return a plan for a part of the GEMM."""
         of_payloads = payload_rates(devices, self.dtype)
         if isinstance(self._planner, PartPlanner):
             return self._planner.plan_part(gemm, element, of_payloads)
@@ -383,7 +379,6 @@ def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
 
 
 def _hull(spans: Sequence[Span]) -> Span:
-    """Return the span from the start of the first span to the end of the last."""
     return Span(spans[0].start, spans[-1].stop)
 
 

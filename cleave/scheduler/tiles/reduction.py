@@ -11,10 +11,7 @@ from cleave.scheduler.tiles.tasks import Task
 
 
 class ReductionOrder:
-    """Releases partial sums in order of k: each waits for lower ones of the same elements.
-
-    Results therefore do not depend on the order in which devices answer.
-    """
+    """Releases partial sums in order of k: each waits for lower ones of the same elements."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._waits = dict.fromkeys(tasks, 0)

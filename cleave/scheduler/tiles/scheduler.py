@@ -218,12 +218,10 @@ class Scheduler:
     # --- devices come and go ---
 
     def _ready(self, event: events.DeviceReady, now_s: float) -> None:
-        """Add a device and give it work."""
         self._devices[event.rates.device] = DeviceLoad(event.rates, one_run=event.careful)
         self._give_work(event.rates.device, now_s)
 
     def _back(self, event: events.DeviceBack, now_s: float) -> None:
-        """Resume giving tasks to a device that was set aside."""
         device = self._devices.get(event.rates.device)
         if device is None or not device.aside:
             return
@@ -263,7 +261,6 @@ class Scheduler:
         self._tell_forgotten(device)
 
     def _give_away_queue(self, device: DeviceLoad) -> None:
-        """Move a device's unsent tasks to other devices."""
         unsent = list(device.queue)
         device.queue.clear()
         for task in unsent:
@@ -286,7 +283,6 @@ class Scheduler:
             self._instructions.append(Drained(device.id))
 
     def _lost(self, event: events.DeviceLost, now_s: float) -> None:
-        """Move a lost device's tasks to other devices."""
         device = self._forget_device(event.device)
         if device is not None:
             self._reassign(u for u in device.unanswered() if not self._copied(event.device, u))
@@ -301,7 +297,6 @@ class Scheduler:
     # --- work ---
 
     def _submitted(self, event: events.Submitted, now_s: float) -> None:
-        """Record a new job and start it."""
         self._jobs[event.job.id] = event.job
         self._begun_s[event.job.id] = now_s
         self._start(event.job)
@@ -328,7 +323,6 @@ class Scheduler:
             self._pump(device)
 
     def _enqueue(self, device: DeviceLoad, task: Task) -> None:
-        """Add a task to a device's queue."""
         self.counters.tasks += 1
         device.queue.append(task)
         self.device_memory.retain(device, task)
@@ -391,15 +385,12 @@ class Scheduler:
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
     def _holds(self, device_id: int, task: Task) -> bool:
-        """Return whether a device has enough memory for a task."""
         return _need(task) <= self._devices[device_id].rates.memory_bytes
 
     def _may_take(self, device_id: int, task: Task) -> bool:
-        """Return whether a device has enough memory for a task and has not failed it."""
         return device_id not in task.failed_on and self._holds(device_id, task)
 
     def _task_s(self, device_id: int, task: Task) -> float:
-        """Return the predicted seconds for a task on a device."""
         return self._devices[device_id].task_s(task)
 
     # --- duplicated tasks ---
@@ -447,7 +438,6 @@ class Scheduler:
                 self._pump(self._devices[helper])
 
     def _help_with_newcomer(self, newcomer: int, now_s: float) -> None:
-        """Give a new device some tasks of busy devices."""
         busy = [
             (device.remaining_s(now_s), device_id)
             for device_id, device in self._devices.items()
@@ -493,10 +483,7 @@ class Scheduler:
             self._speculate(late, helpers)
 
     def _expected_since(self) -> dict[int, float]:
-        """Return, by job, the time from which its results are expected.
-
-        Jobs run one after another, so a job waits for the previous one to finish.
-        """
+        """Return, by job, when its results became due: jobs run one after another."""
         return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
@@ -531,7 +518,6 @@ class Scheduler:
         )
 
     def _try_again(self, tasks: Sequence[Task]) -> None:
-        """Reassign tasks that were kept back."""
         for task in tasks:
             del self._held[task]
         for job in {task.job for task in tasks} - {task.job for task in self._held}:
@@ -600,7 +586,6 @@ class Scheduler:
         return device, task
 
     def _late_answer(self, event: events.LateAnswer, now_s: float) -> None:
-        """Count an answer to a run that is no longer in flight."""
         self.counters.late += 1
         self._heard(event.device)
 
@@ -661,7 +646,6 @@ class Scheduler:
         self._instructions.append(Done(job))
 
     def _fail(self, job: int, reason: str) -> None:
-        """End a job as failed, and cancel its runs."""
         if self._jobs.pop(job, None) is None:
             return
         del self._begun_s[job]
@@ -688,20 +672,17 @@ class Scheduler:
     # --- operands ---
 
     def _operand_released(self, event: events.OperandReleased, now_s: float) -> None:
-        """Forget an operand, and drop its arrays on devices."""
         self.device_memory.forget(event.operand, self._devices)
         for device in self._devices.values():
             self._tell_if_much(device)
 
     def _paused(self, event: events.Paused, now_s: float) -> None:
-        """Tell every device now which arrays to drop."""
         for device in self._devices.values():
             self._tell_forgotten(device)
 
     # --- withdrawal ---
 
     def _withdrawn(self, event: events.Withdrawn, now_s: float) -> None:
-        """End a job that is no longer wanted."""
         self._waiting = [job for job in self._waiting if job.id != event.job]
         self._fail(event.job, WITHDRAWN)
 

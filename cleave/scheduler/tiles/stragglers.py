@@ -50,7 +50,6 @@ def find_stragglers(
         devices: by id, the load of each device.
         jobs: unfinished jobs, by id.
         since_s: by job, the time from which its results are expected.
-        now_s: the current time.
     """
     limits_s = {id: _limit_s(job) for id, job in jobs.items()}
     limits_s = {id: s for id, s in limits_s.items() if now_s - since_s[id] > s}
@@ -78,10 +77,7 @@ def _limit_s(job: GemmJob) -> float:
 def _silent(
     devices: Mapping[int, DeviceLoad], jobs: Mapping[int, GemmJob], now_s: float
 ) -> list[int]:
-    """Return devices that have been silent for longer than any of their blocks should take.
-
-    Return none if they are too many; see `SILENT_SHARE`.
-    """
+    """Return devices silent for longer than their blocks should take; none if too many are."""
     silent = []
     for device_id, device in devices.items():
         for_s = now_s - device.heard_s
