@@ -22,7 +22,7 @@ class FleetCounters:
             once, plus `StepWork.floor_bytes` of steps by stages.
         gemms, tiles, blocks: planned GEMMs, their tiles, and returned blocks.
         reissued: tasks and stage passes repeated because a device was lost, late or failed.
-        late: answers that arrived after their runs had ended.
+        late: answers that were no longer awaited.
         local_gemms: GEMMs multiplied on the PS because no device was available.
     """
 

@@ -31,11 +31,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait until the future is done, for at most `timeout_s` seconds on the runtime's clock.
-
-        Returns:
-            Whether the future is done.
-        """
+        """Wait at most `timeout_s` seconds, by the runtime's clock; return whether it is done."""
 
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -47,7 +43,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM. Its future is then done: withdrawn, or with its earlier result."""
+        """Withdraw a GEMM. Its future is then done: withdrawn, or as it ended before."""
 
     @abstractmethod
     def advance_for_local_work(self, flops: float) -> None:
@@ -99,8 +95,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def counting_tasks(self) -> AbstractContextManager[None]:
-        """Count the tasks of a training step for `progress`, which expects as many in the next
-        step."""
+        """Count a training step's tasks for `progress`, which expects as many in the next step."""
 
     @abstractmethod
     def progress(self) -> StepProgress | None:

@@ -1,7 +1,6 @@
 """Behavior without available devices: training waits, or multiplies on the PS.
 
-The module also decides when a stopping run no longer waits. Everything runs in the training thread,
-in `submit` and `result`. It uses the runtime only for the number of devices and the time.
+The module also decides when a stopping run no longer waits. Everything runs in the training thread.
 """
 
 from __future__ import annotations
@@ -164,8 +163,7 @@ class FallbackFleet:
         """Wait until the future is done, by the fleet or on the PS.
 
         Raises:
-            AbandonedError: training must stop and the step can be abandoned. The future is still
-                running.
+            AbandonedError: the step was abandoned; the future is still running.
         """
         runtime = self._runtime
         while True:
@@ -191,7 +189,7 @@ class FallbackFleet:
                 self._become(FleetPresence.ABSENT)
                 if reason := runtime.stuck(future):  # connected devices are set aside
                     self._say_once(reason)
-                if runtime.clock == "virtual":  # it knows when no device can join any more
+                if runtime.clock == "virtual":  # it knows when no device will join
                     timeout_s = None
             else:
                 if self.presence is FleetPresence.PRESENT:

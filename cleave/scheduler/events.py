@@ -71,10 +71,7 @@ class ResultArrived:
 
 @dataclass(slots=True)
 class RunFailed:
-    """A device failed a run or returned an invalid result.
-
-    With `invalidated`, its copies of the inputs may be corrupt and are sent again when needed.
-    """
+    """A run failed or its result was invalid. If `invalidated`, the inputs must be sent again."""
 
     device: int
     run: int
@@ -84,7 +81,7 @@ class RunFailed:
 
 @dataclass(slots=True)
 class LateAnswer:
-    """A device answered a run that is no longer in flight."""
+    """A device answered a run whose answer is no longer awaited."""
 
     device: int
 

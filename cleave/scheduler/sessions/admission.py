@@ -102,11 +102,7 @@ class Authenticator(Protocol):
         ...
 
     def failed(self, address: str) -> bool:
-        """Count a failed attempt: a peer at this address sent something other than a `hello`.
-
-        Returns:
-            Whether the peer had an attempt left, and so deserves an answer.
-        """
+        """Count an attempt that sent no `hello`; return whether the address had an attempt left."""
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
@@ -195,8 +191,7 @@ def clean_name(name: str) -> str:
 
 
 def clean_text(text: str, most: int) -> str:
-    """Return a device's text, safe to print: no line ends, no terminal codes, at most `most`
-    characters."""
+    """Return a device's text, safe to print: at most `most` characters, one line, no escapes."""
     return clean(text)[:most].strip()
 
 

@@ -129,17 +129,12 @@ class DeviceHistory:
         return self._rounding.setdefault(session.identity, session.rounding)
 
     def forget_rounding(self, session: Session) -> None:
-        """Forget a device's rounding evidence, so that it starts afresh if released from
-        quarantine."""
+        """Forget a device's rounding evidence, so that it has none if released from quarantine."""
         if session.identity is not None:
             self._rounding.pop(session.identity, None)
 
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
-        """Return the session's rates with the link rates and speed that were measured before.
-
-        Returns:
-            None if the link or the speed must be measured.
-        """
+        """Return the session's rates with earlier link rates and speed; None to measure."""
         if session.identity is None or session.rates is None:
             return None
         left = self._departed.pop(session.identity, None)

@@ -148,8 +148,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle an answer to the probe; after the last one, the device is ready or was
-        measured."""
+        """Handle an answer to the probe; the last one makes the device ready or measured."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"

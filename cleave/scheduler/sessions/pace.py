@@ -206,13 +206,10 @@ class Pace:
         return median_low(sample.took_s - sample.expected_s for sample in self.samples)
 
     def judge(self, common_s: float, now_s: float) -> bool:
-        """Judge the device if there are enough new samples.
+        """Judge the device if it has enough new samples; return whether its estimate changed.
 
         Args:
             common_s: delay common to all devices (`common_delay_s`).
-
-        Returns:
-            Whether the estimate changed.
         """
         if self.fresh < (1 if self._wary else ENOUGH):
             return False
@@ -227,8 +224,7 @@ class Pace:
         return True
 
     def due(self, rates: DeviceRates, now_s: float) -> bool:
-        """Return whether a trial is due: the device is slow or far away, and was idle for a
-        while."""
+        """Return whether a trial is due: the device is slow or far away, and had no recent work."""
         far = rates.latency_s >= LEAST_LATE_S
         return (self.estimate.slow or far) and now_s >= self.trial_s
 
@@ -238,8 +234,7 @@ class Pace:
         """Update the estimate if a trial took at most half of the predicted time.
 
         Returns:
-            The device's rates, with a new latency if the trial shows that the measured one was too
-            large.
+            The device's rates, with a new latency if the measured one proved too large.
         """
         if sample.took_s < sample.expected_s / 2:
             rates = replace(rates, latency_s=sample.took_s / 2)
@@ -304,8 +299,7 @@ def _sample(burst: _Burst, rates: DeviceRates, now_s: float) -> Sample:
 
 
 def expected(rates: DeviceRates, down_bytes: float, flops: float, up_bytes: float) -> float:
-    """Return the seconds that a device's rates predict from the first byte sent to the last
-    received."""
+    """Return the predicted seconds from the first byte sent to the last byte received."""
     return 2 * rates.latency_s + streamed_s(
         down_bytes / rates.downlink_bytes_per_s,
         flops / rates.flops_per_s,

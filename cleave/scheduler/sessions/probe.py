@@ -47,11 +47,10 @@ _TEST_SIDES: Final = (4, 192, 5)
 deep enough to show errors of 16-bit sums."""
 
 CLAIM: Final = 10.0
-"""Factor by which a device's claimed speed may exceed its probed speed; a probe is not a
-benchmark."""
+"""Maximum ratio of a device's claimed speed to its probed speed; a probe is not a benchmark."""
 
 _SPEED_ROWS: Final = 128
-_SPEED_SIDES: Final = (128, 512)  # min and max; a smaller product could not be timed
+_SPEED_SIDES: Final = (128, 512)  # min and max; smaller products tell nothing
 _SPEED_BYTES_S: Final = 0.5  # of download
 _SPEED_ENOUGH_S: Final = 0.05
 _SPEED_PAIRS: Final = 1024
@@ -170,8 +169,7 @@ class Probe:
         return run in self._tests or run == self._run
 
     def failed(self, run: int, now_s: float) -> list[Message]:
-        """Return the messages that repeat a failed run; empty after `ASIDE_AFTER` failures in a
-        row."""
+        """Return messages to repeat a failed run; empty after `ASIDE_AFTER` failures in a row."""
         self._failures += 1
         if self._failures >= ASIDE_AFTER:
             return []

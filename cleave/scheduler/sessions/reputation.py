@@ -26,16 +26,14 @@ _FOR_A_WRONG: Final = math.log((1 / 6) / 0.01)
 _FOR_A_RIGHT: Final = math.log((5 / 6) / 0.99)
 
 KNOWN_AFTER: Final = 16
-"""Number of correct results after which a device is known. Results of unknown devices are always
-checked."""
+"""Correct results after which a device is known. Unknown devices' results are always checked."""
 
 
 class Wrong(Enum):
     """How a result was wrong. The values are penalties."""
 
     SMALL = 1.0
-    """An element, a row or a column is wrong, or everything is slightly wrong. A flipped bit can
-    cause this."""
+    """Parts are wrong, or everything is slightly wrong. A flipped bit can cause this."""
 
     FORM = 1.5
     """The shape or dtype is not the requested one: a broken or foreign program."""

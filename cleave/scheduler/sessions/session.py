@@ -96,7 +96,7 @@ class Session:
     allowance: Allowance | None = None  # set when it is welcomed
     probe: Probe | None = None
     probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
-    trial: Trial | None = None  # under way
+    trial: Trial | None = None  # in progress
 
     @property
     def codes_puts(self) -> bool:

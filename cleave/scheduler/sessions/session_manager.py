@@ -206,11 +206,7 @@ class SessionManager:
     def received(
         self, session_id: int, message: Message, now_s: float, nbytes: int = 0
     ) -> list[ForRuntime]:
-        """Handle a message. A message that breaks the protocol ends only its own session.
-
-        Args:
-            nbytes: the message's size, if it was sent over a network.
-        """
+        """Handle a message of `nbytes` bytes; a protocol error ends only its own session."""
         session = self.sessions.get(session_id)
         if session is None:
             return []
@@ -466,7 +462,7 @@ class SessionManager:
         return reserved + self._carry_out(self.stages.begin(work), now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
-        """Reserve memory of devices for stages: bytes by device, or None for all of its memory."""
+        """Reserve bytes of devices' memory for stages, by device; None reserves all of it."""
         done: list[ForRuntime] = []
         for device, nbytes in devices.items():
             session = self.sessions.get(device)

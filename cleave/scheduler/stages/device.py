@@ -325,12 +325,7 @@ class StageDevice:
                 self._careful_bytes = None
 
     def ask_again(self, run: int, unit: Unit) -> bool:
-        """Repeat a failed order of a unit.
-
-        Returns:
-            False if the order cannot be repeated: later orders may depend on it, or it replaced a
-            sum.
-        """
+        """Repeat a failed order; return False if later orders may use it or it replaced a sum."""
         failed = self._asked.pop(run, None)
         self._done = 0
         if failed is None or not (self._careful or unit.kind is UnitKind.SUMS):
@@ -449,8 +444,7 @@ class StageDevice:
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
-        """Run a graph that adds gradients to sums. Sums keep their ids unless old and new
-        coexist."""
+        """Run a graph that adds to sums. Sums keep their ids unless old and new ones coexist."""
         before = {name: generation.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}

@@ -13,7 +13,7 @@ from cleave.scheduler.stages.usual_sizes import Place
 
 @dataclass(frozen=True, slots=True)
 class OutputReady:
-    """The last layer's output of a micro-batch is at the PS, which must return its gradient."""
+    """The last layer's output of a micro-batch; the caller must return its gradient."""
 
     batch: int
     payload: Any
@@ -21,11 +21,11 @@ class OutputReady:
 
 @dataclass(frozen=True, slots=True)
 class InputWanted:
-    """A stage's output before layers on the PS, which must return the next stage's input.
+    """A stage's output; the caller must run the PS's layers and return the next stage's input.
 
     Attributes:
-        stage: number of the stage before these layers.
-            payload: the stage's output.
+        stage: number of the stage before the PS's layers.
+        payload: the stage's output.
     """
 
     stage: int
@@ -35,11 +35,11 @@ class InputWanted:
 
 @dataclass(frozen=True, slots=True)
 class GradientWanted:
-    """The gradient after layers on the PS, which must return the previous stage's gradient.
+    """A stage's input gradient; the caller must return the gradient for the previous stage.
 
     Attributes:
-        stage: number of the stage before these layers.
-            payload: the gradient of the next stage's input.
+        stage: number of the stage before the PS's layers.
+        payload: the gradient of the next stage's input.
     """
 
     stage: int
@@ -51,10 +51,10 @@ class GradientWanted:
 class SlicesReady:
     """The forward results of all slices of the loss for a micro-batch.
 
-    The PS must return the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
+    The caller must return the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
 
     Attributes:
-            payloads: by slice, log-sum-exp and target's logit, shape (tokens, 2), fp32.
+        payloads: by slice, log-sum-exp and target's logit, shape (tokens, 2), fp32.
     """
 
     batch: int
@@ -63,7 +63,7 @@ class SlicesReady:
 
 @dataclass(frozen=True, slots=True)
 class SlicesBack:
-    """The last output's gradients from all slices of the loss; the PS must sum them."""
+    """The last output's gradients from all slices of the loss; the caller must sum them."""
 
     batch: int
     payloads: Sequence[Any]

@@ -124,11 +124,7 @@ class StageState:
         )
 
     def forget(self, device: int) -> int:
-        """Discard a lost device's arrays, so that the work is repeated.
-
-        Returns:
-            The number of backward passes in lost sums.
-        """
+        """Discard a lost device's arrays; return the number of backward passes in its lost sums."""
         self.kept = {batch: kept for batch, kept in self.kept.items() if kept[0] != device}
         lost = [g for g in self.generations if g.device == device and not g.landed]
         for generation in lost:
@@ -137,7 +133,7 @@ class StageState:
         return sum(len(generation.batches) for generation in lost)
 
     def validate(self) -> None:
-        """Check that each micro-batch of `backward` is in exactly one generation.
+        """Check that the generations contain exactly the micro-batches of `backward`, each once.
 
         Raises:
             AssertionError: the state is inconsistent.

@@ -277,8 +277,7 @@ class StageStep:
     # --- answers ---
 
     def _answered(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Handle an answer to an order; with its unit's last answer, finish the unit and
-        continue."""
+        """Handle an answer to an order; the last answer finishes its unit."""
         unit = order.unit
         unit.answers.pop(run, None)
         store = self._stores.get(unit.device)
@@ -632,8 +631,7 @@ class StageStep:
         stage.devices = sorted({*stage.devices, *chosen})
 
     def _divide(self, stage: StageState) -> None:
-        """Reassign a stage of which nothing is left, in the number of parts that finishes
-        soonest."""
+        """Reassign a stage that is wholly lost, in the number of parts that finishes soonest."""
         groups = soonest_parts(
             lambda parts: self._candidates(stage, parts), stage.left, max(1, len(stage.sums))
         )

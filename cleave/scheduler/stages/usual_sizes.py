@@ -27,11 +27,7 @@ class Returned(Enum):
 
 
 Place: TypeAlias = tuple[Returned, str, int]
-"""A class of values of about the same magnitude in every step.
-
-It names what was returned, its parameter or slice (or empty), and the layer that it precedes or
-belongs to.
-"""
+"""Identifies similar values: what was returned, its parameter or slice or empty, its layer."""
 
 
 @dataclass(slots=True)
@@ -47,7 +43,7 @@ class UsualSizes:
         return others.get(layer, max(others.values(), default=None))
 
     def explains(self, place: Place, size: float) -> bool:
-        """Return whether a magnitude is at most `FAR` times the usual one; False if not finite."""
+        """Return whether a magnitude is at most `FAR` times the usual one, if that is known."""
         usual = self.of(place)
         return usual is not None and size <= FAR * usual
 

@@ -84,14 +84,11 @@ class DeviceMemory:
                     self._drop(device, array)
 
     def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
-        """Drop the arrays that a device needs least until a task fits.
+        """Drop a device's least needed arrays to make room; return whether the bytes fit.
 
         Args:
-            task: the task; its own inputs are kept.
+            task: the task that needs room; its own inputs are kept.
             room_bytes: bytes that must fit in addition to what is kept.
-
-        Returns:
-            Whether the bytes fit now.
         """
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:

@@ -225,7 +225,7 @@ class GemmJob:
         busy_s: Mapping[int, float],
         device_memory: DeviceMemory,
     ) -> Repartition | None:
-        """Propose smaller tasks with the same results, for `replace`.
+        """Propose smaller tasks with the same results, for `replace`; return None if no plan fits.
 
         Each box of unfinished blocks is planned as a separate GEMM.
 
@@ -234,9 +234,6 @@ class GemmJob:
             devices: devices that may compute the tasks.
             busy_s: by device, the seconds of work that it already has.
             device_memory: as for `assign`.
-
-        Returns:
-            The proposal; None if no plan fits.
         """
         found = Repartition([], 0.0)
         self._repartitioned_tiles = {}
@@ -319,8 +316,7 @@ class GemmJob:
     def _follow(
         self, whole: Tile, cut_a: _Grid | None, cut_b: _Grid | None, *, follow_a: bool
     ) -> TileCut | None:
-        """Return the tile of the held grid of A or B by the whole third dimension; None if
-        unusable."""
+        """Return the tile of a held grid by the whole third dimension; None if there is none."""
         grid = cut_a if follow_a else cut_b
         if grid is None:
             return None

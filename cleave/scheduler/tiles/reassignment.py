@@ -125,8 +125,7 @@ class _Takers:
         self._task_s = task_s
 
     def best(self, task: Task) -> tuple[float, int] | None:
-        """Return the earliest finish time of a task and its device; None if no device may take
-        it."""
+        """Return a task's earliest finish time and its device; None if no device may take it."""
         looked_at, found, compared = [], None, 0
         while self._queue and compared < _COMPARED:
             busy, device = heapq.heappop(self._queue)

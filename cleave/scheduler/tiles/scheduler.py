@@ -43,12 +43,10 @@ from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.tiles.validation import broken_invariants, leftovers
 
 MAX_FAILURES: Final = 8
-"""A task is kept back after this many failures, once every device that can take it has failed
-it."""
+"""A task that failed this often, and on every device that can take it, is kept back."""
 
 HOLD_S: Final = 5.0
-"""Seconds a task is kept back the first time; the time doubles after each further hold. The task is
-tried earlier if another device joins."""
+"""Seconds of the first hold of a task, doubled for each further hold; a new device ends it."""
 
 HOLD_MOST_S: Final = 300.0
 

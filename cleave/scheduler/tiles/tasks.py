@@ -39,8 +39,7 @@ class Task:
         output_bytes: size of the result.
         detail: how to request the task (for the session manager) and where its block goes (for the
             runtime). The scheduler never reads it.
-        input_ratio, output_ratio: compressed size over plain size of inputs and result; 1 if
-            uncompressed.
+        input_ratio, output_ratio: compressed size over plain size, where links are compressed.
         failures: number of times a device failed the task.
         failed_on: the devices that failed the task.
         held: number of times the task was kept back because every device had failed it.
