@@ -31,11 +31,12 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait at most `timeout_s` seconds, by the runtime's clock; return whether it is done."""
+        """Wait for a future, up to `timeout_s` s on the runtime's clock; return whether it is
+        done."""
 
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until a condition holds, for at most `timeout_s` seconds on the runtime's clock.
+        """Wait until a condition holds, up to `timeout_s` seconds on the runtime's clock.
 
         Returns:
             Whether the condition holds; False also if no event is left that could change it.

@@ -234,6 +234,5 @@ class Runtime(FleetRuntime):
         self._count_floor(*work.floor_bytes(DType(work.gradients).itemsize))
 
     def _count_floor(self, down_bytes: int, up_bytes: int) -> None:
-        """Add to the bytes that would travel if everything were sent once."""
         self._counters.floor_down_bytes += down_bytes
         self._counters.floor_up_bytes += up_bytes

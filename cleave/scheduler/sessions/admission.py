@@ -191,10 +191,10 @@ def clean_name(name: str) -> str:
 
 
 def clean_text(text: str, most: int) -> str:
-    """Return a device's text, safe to print: at most `most` characters, one line, no escapes."""
+    """Return a device's text, safe to print: at most `most` characters, no terminal codes."""
     return clean(text)[:most].strip()
 
 
 def same_secret(one: str, other: str) -> bool:
-    """Return whether two secrets are equal, in constant time."""
+    """Return whether two secrets are equal, in a time independent of where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())

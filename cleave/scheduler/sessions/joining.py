@@ -1,7 +1,4 @@
-"""How a device joins: admission, recognition, welcome, probe, ready for work.
-
-The module only decides; the session manager carries out the decisions.
-"""
+"""How a device joins: admission, recognition, welcome, probe, ready for work. No I/O."""
 
 from __future__ import annotations
 

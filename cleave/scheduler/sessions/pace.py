@@ -172,10 +172,7 @@ class Pace:
                 self._take(_sample(burst, rates, now_s), now_s)
 
     def given_up(self, runs: Iterable[int], rates: DeviceRates, now_s: float) -> None:
-        """Record that runs were cancelled.
-
-        The time until now is a lower bound; it is a sample only if it is longer than predicted.
-        """
+        """Record cancelled runs; their time so far is a sample only if longer than predicted."""
         burst = self._burst
         if burst is None:
             return

@@ -1,7 +1,4 @@
-"""Judges devices' results: right ones are used, wrong ones count against their device.
-
-The module only decides; the session manager carries out the decisions.
-"""
+"""Judges devices' results: right ones are used, wrong ones count against their device. No I/O."""
 
 from __future__ import annotations
 

@@ -373,7 +373,6 @@ class SessionManager:
     def _result(
         self, session: Session, message: messages.Result | messages.Computed, now_s: float
     ) -> Sequence[Decision]:
-        """Handle an answer: reject its form, have it checked, or accept it."""
         task = session.expected.pop(message.id, None)
         if task is None:
             # A run whose result is being checked is still in flight in the scheduler. A second
@@ -600,7 +599,6 @@ class SessionManager:
         return [Send(instruction.device, put, TrafficKind.TILES)]
 
     def _send_run(self, instruction: SendRun, now_s: float) -> list[ForRuntime]:
-        """Send a task to a device, and record the awaited answer."""
         run, task = instruction.run, instruction.task
         session = self.sessions[instruction.device]
         session.expected[run] = task

@@ -2,7 +2,7 @@
 
 A device is set aside after several consecutive failures (`setbacks.py`). A slow device may get no
 work from the planner (`pace.py`). Both are tested from time to time, with secret numbers that no
-job waits for. The module only decides; the session manager carries out the decisions.
+job waits for. No I/O.
 """
 
 from __future__ import annotations

@@ -521,7 +521,6 @@ class StageDevice:
         self._send(put, kind=array.kind)
 
     def _put_graph(self, graph: StageGraph) -> int:
-        """Return a graph's id, after sending the graph unless the device holds it."""
         id = self._sent.get(graph)
         if id is None:
             id = self._sent[graph] = self._next_array(graph.nbytes)
@@ -571,7 +570,6 @@ class StageDevice:
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
 
     def _drop(self, arrays: Iterable[int]) -> None:
-        """Drop arrays and graphs."""
         ids = tuple(dict.fromkeys(arrays))
         if ids:
             self.occupied_bytes -= sum(self._sizes.pop(id) for id in ids)

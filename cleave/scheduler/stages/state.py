@@ -26,7 +26,7 @@ class StageState:
         passes: whether it returns activations and their gradients too; one part of a stage does.
         devices: devices that may run micro-batches through it now.
         x, dy: by micro-batch, its input and its output's gradient, once available.
-        forward: micro-batches whose output is here or in flight.
+        forward: micro-batches whose output is at the PS or in flight.
         backward: micro-batches whose gradients are in a generation or in flight.
         kept: by micro-batch, the device that keeps arrays of it, and their wire ids.
         generations: the generations, oldest first.

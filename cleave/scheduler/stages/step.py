@@ -686,12 +686,10 @@ class StageStep:
         return 1.0
 
     def _arrays_of(self, stage: StageState, device: int) -> Iterator[StageArray | StageGraph]:
-        """Yield the arrays and graphs that a device of a stage needs throughout the step."""
         kept = self.work.kept_batches.get(device, NOTHING_KEPT)
         return arrays_of(self.work, stage.plan, kept)
 
     def _store(self, device: int) -> StageDevice:
-        """Return a device's store, creating it if needed."""
         if device not in self._stores:
             self._stores[device] = StageDevice(device, self._ids)
         return self._stores[device]

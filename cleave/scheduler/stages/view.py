@@ -103,7 +103,7 @@ class UnitCount:
 
         Args:
             devices: the devices that hold the layers.
-            outputs: number of micro-batches whose output is here.
+            outputs: number of micro-batches whose output has arrived.
             generations: the stage's generations of sums.
         """
         summed: Counter[int] = Counter()

@@ -1,7 +1,4 @@
-"""The scheduler's record of arrays and of the fleet's memory.
-
-It names arrays, tracks which devices need and hold them, and chooses which arrays to drop.
-"""
+"""The scheduler's record of arrays: which devices need and hold them, and which to drop."""
 
 from __future__ import annotations
 

@@ -174,7 +174,6 @@ class GemmJob:
         return assigned
 
     def _count(self, tasks: Iterable[Task], each: int = 1) -> None:
-        """Add `each` blocks per task to the block counts of the tasks' tiles."""
         for task in tasks:
             self.tiles[task.detail.tile].blocks += each
 
@@ -205,7 +204,6 @@ class GemmJob:
             )
 
     def _a(self, device_memory: DeviceMemory, m: Span, k: Span) -> ArrayRef:
-        """Return the array of a part of A, naming it if it is new."""
         return device_memory.array_of(self.a.operand, *self.a.region(m, k), self.element.sent)
 
     def _b(self, device_memory: DeviceMemory, k: Span, n: Span) -> ArrayRef:

@@ -1,7 +1,4 @@
-"""Choose who takes over undone tasks, and who helps late devices.
-
-The functions only choose, from predicted times; the scheduler acts on the choices.
-"""
+"""Choose, from predicted times, who takes over undone tasks and who helps late devices."""
 
 from __future__ import annotations
 

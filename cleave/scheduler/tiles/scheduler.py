@@ -559,7 +559,6 @@ class Scheduler:
         self._tell_if_much(device)
 
     def _tell_if_much(self, device: DeviceLoad) -> None:
-        """Tell a device to drop unneeded arrays if there are many of them."""
         if len(device.forget) >= _DROP_BATCH or device.forget_bytes >= _DROP_BATCH_BYTES:
             self._tell_forgotten(device)
 

@@ -1,7 +1,4 @@
-"""Find late and overdue devices.
-
-The functions only decide, from predicted times; the scheduler acts on the decisions.
-"""
+"""Find late and overdue devices, from predicted times."""
 
 from __future__ import annotations
 
