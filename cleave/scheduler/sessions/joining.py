@@ -214,8 +214,8 @@ class Joining:
 def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
     """End the earlier sessions of a device that joins again: the new session counts.
 
-    The old connection may be dead unnoticed, so the new one cannot be refused. If both are alive,
-    the old one is told why and does not come back.
+    The PS may not have noticed that the old connection is dead, so it cannot refuse the new one. If
+    both are alive, the old one is told why and does not come back.
     """
     if admission.measured_by:
         before = [s.id for s in sessions if s.measured_by == admission.measured_by]

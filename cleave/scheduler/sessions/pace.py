@@ -276,7 +276,7 @@ def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False)
 
 
 def common_delay_s(delays_s: Iterable[float | None]) -> float:
-    """Return the PS's own delay: the lower median of all delays, 0 if there are none."""
+    """Return the PS's own delay: the lower median of the known delays, at least 0."""
     known = sorted(delay_s for delay_s in delays_s if delay_s is not None)
     return max(0.0, known[(len(known) - 1) // 2]) if known else 0.0
 

@@ -33,7 +33,7 @@ class Wrong(Enum):
     """How a result was wrong. The values are penalties."""
 
     SMALL = 1.0
-    """Parts are wrong, or everything is slightly wrong. A flipped bit can cause this."""
+    """An element, row or column is wrong, or all are slightly wrong; a flipped bit can do that."""
 
     FORM = 1.5
     """The shape or dtype is not the requested one: a broken or foreign program."""
@@ -101,7 +101,7 @@ class Reputation:
 
     @property
     def quarantined(self) -> bool:
-        """Return whether the device is to be quarantined."""
+        """Return whether the penalty has reached `QUARANTINE`."""
         return self.penalty >= QUARANTINE
 
     def was_right(self) -> None:
@@ -125,9 +125,9 @@ class Suspects:
     """Possibly corrupt arrays on a device, so that one flipped bit counts as one fault.
 
     A flipped bit in a device's copy of a strip makes every result of that strip wrong. Only the
-    first such result counts, and the PS sends the strip again. Wrong results of earlier runs are
-    excused as long as one array is an input of all of them. A device that answers everything wrong
-    soon has two wrong results without a common array.
+    first such result counts, and the PS sends the strip again. Wrong results of runs sent before
+    that are excused as long as one array is an input of all of them. A device that answers
+    everything wrong soon has two wrong results without a common array.
     """
 
     common: frozenset[int] = frozenset()

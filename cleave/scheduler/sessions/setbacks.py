@@ -47,7 +47,7 @@ class Setbacks:
 
     @classmethod
     def remembered(cls, times: int, last: str) -> Setbacks:
-        """Return a returning device's setbacks; after any, one more failure sets it aside."""
+        """Return the setbacks of a returning device; if any, its next failure sets it aside."""
         return cls(ASIDE_AFTER - 1 if times else 0, times, last)
 
     @property

@@ -64,7 +64,8 @@ class StageRuns:
 
     @property
     def repeated(self) -> int:
-        """Return the number of passes repeated because a device was lost, in all steps."""
+        """Return the number of passes repeated because a device was lost or failed, in all
+        steps."""
         step = self._step  # the training thread asks as well
         return self._repeated + (step.repeated if step is not None else 0)
 

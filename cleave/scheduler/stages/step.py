@@ -49,7 +49,7 @@ from cleave.scheduler.stages.work import (
 from cleave.scheduler.tiles.device_memory import Names
 
 MAX_FAILURES: Final = 4
-"""Number of device failures that ends a step."""
+"""Number of device failures after which a step ends."""
 
 
 class StageStep:

@@ -64,7 +64,7 @@ class StepView:
     Attributes:
         batches: number of micro-batches.
         ended: whether the step has ended and the next one has not begun.
-        repeated: passes repeated because a device was lost.
+        repeated: passes repeated because a device was lost or failed.
         stages: the stages, in layer order.
     """
 

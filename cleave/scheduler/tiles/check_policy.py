@@ -19,7 +19,7 @@ class CheckScope(Enum):
 
     ALL = "all"
     SAMPLE = "sample"
-    """A random share of results from known devices that were never wrong; all other results."""
+    """A random share of the results of known devices that were never wrong, and all others."""
 
     OFF = "off"
 
