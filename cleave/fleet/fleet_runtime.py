@@ -31,7 +31,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait for a future, up to `timeout_s` s on the runtime's clock; return whether it is
+        """Wait up to `timeout_s` seconds of the runtime's clock; return whether the future is
         done."""
 
     @abstractmethod

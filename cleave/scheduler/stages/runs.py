@@ -64,8 +64,7 @@ class StageRuns:
 
     @property
     def repeated(self) -> int:
-        """Return the number of passes repeated because a device was lost or failed, in all
-        steps."""
+        """Return how many passes of all steps were repeated after a device was lost or failed."""
         step = self._step  # the training thread asks as well
         return self._repeated + (step.repeated if step is not None else 0)
 
