@@ -31,8 +31,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait up to `timeout_s` seconds of the runtime's clock; return whether the future is
-        done."""
+        """Wait up to `timeout_s` seconds (runtime's clock); return whether the future is done."""
 
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
