@@ -1,1 +1,1 @@
-"""The fleet as training sees it: `Fleet.submit(...) -> GemmFuture`."""
+"""The fleet, as used by training: `Fleet.submit(...) -> GemmFuture`."""

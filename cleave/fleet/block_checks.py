@@ -1,4 +1,4 @@
-"""The checks of the GEMMs under way, for the runtimes that carry out `Check` instructions."""
+"""Checks of running GEMMs, for runtimes that carry out `Check` instructions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cleave.verify import GemmCheck, Judgement, Projector
 
 
 class BlockChecks:
-    """The checks of the GEMMs under way. It may be called by one thread at a time.
+    """The checks of running GEMMs. Only one thread may call it at a time.
 
     Args:
         rng: draws all secret vectors; seed it from the system's randomness.
@@ -24,7 +24,7 @@ class BlockChecks:
         self._checks: dict[int, GemmCheck] = {}
 
     def judge(self, future: GemmFuture, task: Task, payload: object) -> Judgement:
-        """Check a result; the payload is a `Buffer` or bytes."""
+        """Check a result. The payload is a `Buffer` or bytes."""
         check = self._checks.get(future.job.id)
         if check is None:
             plan = future.job.plan
@@ -41,5 +41,5 @@ class BlockChecks:
         return check.judge(block, payload)
 
     def forget(self, job: int) -> None:
-        """Forget the check of a GEMM that is over."""
+        """Forget the check of an ended GEMM."""
         self._checks.pop(job, None)

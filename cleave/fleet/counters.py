@@ -1,4 +1,4 @@
-"""What a fleet did since it was made, and how far the step under way is."""
+"""Counters of a fleet, and the progress of the current step."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from cleave.scheduler.traffic import Traffic
 
 @dataclass(slots=True)
 class FleetCounters:
-    """Counts what the fleet did since it was made; subtract two snapshots for a step.
+    """A fleet's counters since its creation; subtract two snapshots for a step.
 
     Attributes:
         fleet_s: seconds on the fleet's clock (virtual or wall) during which the training thread
             waited for GEMMs or a step by stages.
-        waited_s: wall seconds during which it did.
-        verify_s: processor seconds spent on checking results.
-        traffic: bytes of encoded messages, by what they are for.
-        saved: bytes that these would have been more without coding, likewise.
-        floor_down_bytes, floor_up_bytes: bytes if every operand and every result of every GEMM were
-            sent once, and of steps by stages what `StepWork.floor_bytes` says.
-        gemms, tiles, blocks: planned GEMMs, their tiles, and blocks that came back.
-        reissued: tasks given out again because a device was lost or failed, and passes of stages.
-        late: answers that nobody waited for any more.
-        local_gemms: GEMMs multiplied on the PS because no device was there.
+        waited_s: the same wait in wall seconds.
+        verify_s: CPU seconds spent on checking results.
+        traffic: bytes of encoded messages, by category.
+        saved: bytes saved by compression, by category.
+        floor_down_bytes, floor_up_bytes: bytes if every operand and result of every GEMM were sent
+            once, plus `StepWork.floor_bytes` of steps by stages.
+        gemms, tiles, blocks: planned GEMMs, their tiles, and returned blocks.
+        reissued: tasks and stage passes repeated because a device was lost, late or failed.
+        late: answers that were no longer awaited.
+        local_gemms: GEMMs multiplied on the PS because no device was available.
     """
 
     fleet_s: float = 0.0
@@ -42,12 +42,12 @@ class FleetCounters:
 
     @property
     def downlink_bytes(self) -> int:
-        """Return the bytes of all messages from the PS to devices."""
+        """Return the total bytes from the PS to devices."""
         return self.traffic.down.total
 
     @property
     def uplink_bytes(self) -> int:
-        """Return the bytes of all messages from devices to the PS."""
+        """Return the total bytes from devices to the PS."""
         return self.traffic.up.total
 
     def __add__(self, more: FleetCounters) -> FleetCounters:
@@ -63,12 +63,12 @@ class FleetCounters:
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """How far a training step is.
+    """Progress of a training step.
 
     Attributes:
-        done: tasks: multiplications that were begun; by stages, passes of micro-batches through
-            stages, and stages whose gradients are here.
-        of: how many there are; 0 if that is not known yet.
+        done: tasks begun or done: multiplications begun; by stages, micro-batch passes and stages
+            whose gradients are at the PS.
+        of: number of all tasks; 0 if unknown.
     """
 
     done: int

@@ -1,4 +1,4 @@
-"""The fleet as training sees it: operands, and GEMMs that are submitted."""
+"""The fleet, as used by training: operands and submitted GEMMs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 class Fleet:
     """Multiplies matrices on a fleet of devices.
 
-    What happens while it has no devices, and which multiplications are worth sending, is decided by
-    its wrappers: `cleave.fleet.local_fallback`, `cleave.fleet.selection`.
+    Wrappers decide what happens without devices (`cleave.fleet.local_fallback`) and which
+    multiplications are worth sending (`cleave.fleet.selection`).
 
     Args:
-        runtime: what moves time and bytes.
+        runtime: supplies time and transport.
         planner: chooses the tiles.
     """
 
@@ -40,29 +40,29 @@ class Fleet:
     def __post_init__(self) -> None:
         self._operands = count(1)
         self._jobs = count(1)
-        # While one is under way its runtime holds it.
+        # The runtime holds GEMMs that are running.
         self._under_way: WeakValueDictionary[int, GemmFuture] = WeakValueDictionary()
 
     @property
     def clock(self) -> str:
-        """Return `virtual` or `wall`: the clock that `fleet_s` counts on."""
+        """Return `virtual` or `wall`: the clock of `fleet_s`."""
         return self.runtime.clock
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Name a matrix. It must not change while the operand lives."""
+        """Register a matrix. It must not change while the operand lives."""
         operand = Operand(next(self._operands), buffer, self.runtime.unbind)
         weakref.finalize(operand, self.runtime.release, operand.id).atexit = False
         return operand
 
     def submit(self, a: Side, b: Side, out: Buffer) -> GemmFuture:
-        """Start ``out = a @ b``; GEMMs submitted before the first `result` are in flight together.
+        """Start ``out = a @ b``. GEMMs submitted before the first `result` run concurrently.
 
         Args:
             a, b: shapes (m, k) and (k, n), of one dtype.
-            out: shape (m, n); the dtype of the operands, or fp32.
+            out: shape (m, n), in the dtype of the operands or fp32.
 
         Raises:
-            ValueError: when shapes or dtypes do not fit.
+            ValueError: shapes or dtypes do not match.
         """
         gemm, element, dtype = product_of(a, b, out)
         job = GemmJob(
@@ -79,18 +79,17 @@ class Fleet:
         if gemm.volume:
             self.runtime.start(future)
             self._under_way[job.id] = future
-        else:  # nothing to multiply: an empty sum is zero
+        else:  # an empty sum is zero
             out.array[...] = 0
             future.done = True
         return future
 
     def _await(self, future: GemmFuture) -> None:
-        """Return when a GEMM is done, in the thread that waits for it."""
         self.runtime.wait(future)
         self._under_way.pop(future.job.id, None)
 
     def abandon(self) -> None:
-        """Withdraw every GEMM that nobody has waited for to its end."""
+        """Withdraw every GEMM that is not done."""
         for future in list(self._under_way.values()):
             if not future.done:
                 self.runtime.withdraw(future)
@@ -102,18 +101,18 @@ class Fleet:
 
     @property
     def device_count(self) -> int:
-        """Return how many devices may be given work now."""
+        """Return the number of devices that may be given work now."""
         return self.runtime.device_count()
 
     def wait_for(self, devices: int, timeout: float | None = None) -> None:
-        """Return when so many devices may be given work.
+        """Wait until enough devices may be given work.
 
         Args:
-            devices: how many.
-            timeout: seconds on the fleet's clock after which this is given up; None for never.
+            devices: number of devices.
+            timeout: maximum seconds on the fleet's clock; None for no limit.
 
         Raises:
-            FleetError: when they are not there in time.
+            FleetError: the devices did not join in time.
         """
         if self.device_count >= devices:
             return

@@ -1,7 +1,7 @@
-"""What a fleet asks of the runtime that moves its time and bytes.
+"""The interface between a fleet and the runtime that supplies time and transport.
 
-`cleave.fleet.runtime.Runtime` does it in this process. `cleave.cluster.door_runtime.DoorRuntime`
-has another process do it, which devices stay connected to when this one ends.
+`cleave.fleet.runtime.Runtime` runs in this process. `cleave.cluster.door_runtime.DoorRuntime`
+delegates to another process, to which devices stay connected when this process ends.
 """
 
 from __future__ import annotations
@@ -20,80 +20,70 @@ from cleave.scheduler.stages.work import StepWork
 
 
 class FleetRuntime(ABC):
-    """Does the GEMMs and steps of one fleet."""
+    """Runs the GEMMs and steps of one fleet."""
 
     clock: ClassVar[str]
-    """`virtual` or `wall`: the clock that `FleetCounters.fleet_s` counts on."""
+    """`virtual` or `wall`: the clock of `FleetCounters.fleet_s`."""
 
     @abstractmethod
     def start(self, future: GemmFuture) -> None:
-        """Start a GEMM, without waiting."""
+        """Start a GEMM without waiting."""
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Return when the future is done, or after `timeout_s` seconds on the runtime's clock.
-
-        Returns:
-            Whether it is done.
-        """
+        """Wait up to `timeout_s` seconds (runtime's clock); return whether the future is done."""
 
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Return when a condition holds, or after `timeout_s` seconds on the runtime's clock.
+        """Wait until a condition holds, up to `timeout_s` seconds on the runtime's clock.
 
         Returns:
-            Whether it holds; False also where nothing is left that could happen.
+            Whether the condition holds; False also if no event is left that could change it.
         """
 
     @abstractmethod
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM. Its future is then done: as withdrawn, or as it ended just before."""
+        """Withdraw a GEMM. Its future is then done: withdrawn, or as it ended before."""
 
     @abstractmethod
     def advance_for_local_work(self, flops: float) -> None:
-        """Advance a virtual clock by the time that the caller's own work of `flops` takes."""
+        """Advance a virtual clock by the time of `flops` of local work."""
 
     @abstractmethod
     def begin_step(self, work: StepWork) -> None:
-        """Start a training step by stages, without waiting."""
+        """Start a training step by stages without waiting."""
 
     @abstractmethod
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Go on with a micro-batch of that step with what the caller made of it.
-
-        See `cleave.scheduler.stages.step.StageStep.give`.
-        """
+        """Continue a micro-batch with an array that the caller computed; see `StageStep.give`."""
 
     @abstractmethod
     def resolve(self, right: bool, reason: str) -> None:
-        """Say whether the numbers of the last `Suspect` are right.
-
-        See `cleave.scheduler.stages.step.StageStep.resolve`.
-        """
+        """Report whether the last `Suspect`'s numbers are correct; see `StageStep.resolve`."""
 
     @abstractmethod
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Return what comes next of the step by stages; None if nothing does in time."""
+        """Return the next outcome of the step by stages; None on timeout."""
 
     @abstractmethod
     def quarantine(self, device: int, reason: str) -> None:
-        """End the sessions of a device whose work was found wrong, and keep it out."""
+        """End all sessions of a device with wrong results, and keep it out."""
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the step by stages, if any; devices keep what the next one can use."""
+        """End the step by stages, if any. Devices keep arrays that the next step can use."""
 
     @abstractmethod
     def end_steps(self) -> None:
-        """End the step by stages, if any, and let devices forget what they hold for it."""
+        """End the step by stages, if any, and let devices drop its arrays."""
 
     @abstractmethod
     def release(self, operand: int) -> None:
-        """Forget an operand. May be called from any thread, in any state."""
+        """Release an operand. Any thread may call this, in any state."""
 
     @abstractmethod
     def unbind(self, operand: int) -> None:
-        """Let go of an operand's memory; devices keep what they have. No product needs it now."""
+        """Release an operand's memory while no product needs it. Devices keep its arrays."""
 
     @abstractmethod
     def close(self) -> None:
@@ -105,28 +95,28 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def counting_tasks(self) -> AbstractContextManager[None]:
-        """Count the tasks of a training step for `progress`; the next one has as many."""
+        """Count a training step's tasks for `progress`, which expects as many in the next step."""
 
     @abstractmethod
     def progress(self) -> StepProgress | None:
-        """Return how far the step is that is under way, if any. Any thread may call this."""
+        """Return the progress of the current step, if any. Any thread may call this."""
 
     @abstractmethod
     def device_count(self) -> int:
-        """Return how many devices may be given work now."""
+        """Return the number of devices that may be given work now."""
 
     @abstractmethod
     def stuck(self, future: GemmFuture) -> str:
-        """Say why no connected device can finish a GEMM; empty if one can, or none is connected."""
+        """Return why no device can finish a GEMM; empty if one can, or none is connected."""
 
     @abstractmethod
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the devices that can run stages and may be given work now, with their rates."""
+        """Return the rates, by device, of the devices that can run stages now."""
 
     @abstractmethod
     def why_no_stages(self) -> str:
-        """Say in a sentence why no device can train whole layers now; empty if one can."""
+        """Return a sentence on why no device can train whole layers now; empty if one can."""
 
     @abstractmethod
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """Return the fleet's epoch, and the rates of the devices that may be given work now."""
+        """Return the fleet's epoch and the rates of the devices that may be given work now."""

@@ -1,8 +1,6 @@
-"""What training does while no device can work: it waits, or multiplies on the PS itself.
+"""Behavior without available devices: training waits, or multiplies on the PS.
 
-It also decides when to stop waiting because training is to stop. Everything runs in the training
-thread, in `submit` and `result`. Of the fleet it needs the runtime: how many devices there are, and
-the time.
+The module also decides when a stopping run no longer waits. Everything runs in the training thread.
 """
 
 from __future__ import annotations
@@ -21,30 +19,30 @@ from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
 LOOK_S: Final = 0.5
-"""Seconds between two looks at the fleet while a GEMM is waited for."""
+"""Seconds between two checks of the fleet while waiting for a GEMM."""
 
-_MOST_SAID: Final = 100  # reasons that are remembered, so that each is said once
+_MOST_SAID: Final = 100  # reasons remembered, to report each once
 
 
 STEP_END_S: Final = 30.0
-"""Seconds that a step may go on after training was asked to stop, while devices are there."""
+"""Seconds that a step may continue after a stop request, while devices are available."""
 
 
 class AbandonedError(CleaveError):
-    """Training is to stop, and the step under way is given up: no part of it was applied."""
+    """Training must stop and the current step is abandoned: no part of it was applied."""
 
 
 class FleetPresence(Enum):
-    """What multiplies now; users read the values."""
+    """Where GEMMs run now. Users see the values."""
 
     PRESENT = "present"
-    """Devices, as usual."""
+    """On devices."""
 
     ABSENT = "absent"
-    """Nothing: no device is connected, or each that is was set aside, and training waits."""
+    """Nowhere: training waits because no device is connected or all are set aside."""
 
     LOCAL = "local"
-    """The PS, until a device is connected."""
+    """On the PS, until a device is connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +59,17 @@ class Fallback:
 
 
 class Leaving:
-    """Decides when training that is to stop no longer waits for the step under way.
+    """Decides when a stopping run no longer waits for the current step.
 
-    A step that no device works on ends at once. While devices are there, it gets some time to
-    finish.
+    Without devices, the step ends at once. With devices, it gets some time to finish.
 
     Args:
-        asked: says whether training is to stop.
-        applied: says whether part of the step under way has been applied to the model, so that the
-            step cannot be given up any more and must be finished.
-        backend: multiplies what is left of such a step.
-        clock: seconds, of this machine.
-        patience_s: seconds that a step gets while devices are there.
+        asked: returns whether training must stop.
+        applied: returns whether part of the step was applied to the model, so that it must be
+            finished.
+        backend: multiplies the rest of such a step.
+        clock: returns wall seconds of this machine.
+        patience_s: seconds that a step gets while devices are available.
     """
 
     def __init__(
@@ -91,7 +88,7 @@ class Leaving:
         self._since_s: float | None = None
 
     def now(self, devices: int) -> bool:
-        """Say whether to stop waiting, given the number of devices that are there."""
+        """Return whether to stop waiting, given the number of available devices."""
         if not self._asked():
             self._since_s = None
             return False
@@ -100,27 +97,27 @@ class Leaving:
         return not devices or self._clock() - self._since_s >= self._patience_s
 
     def give_up(self) -> None:
-        """Give up the step, if that is still possible.
+        """Abandon the step, if still possible.
 
         Raises:
-            AbandonedError: if it was given up.
+            AbandonedError: the step was abandoned.
         """
         if not self._applied():
             raise AbandonedError("the step under way was given up, for training is to stop")
 
 
 class FallbackFleet:
-    """A fleet that reports when no device is there, or none can do a GEMM, and may multiply itself.
+    """A fleet that reports when no device can do a GEMM, and may multiply on the PS.
 
     Args:
-        fleet: the fleet that multiplies while it can.
+        fleet: multiplies while it can.
         tell: called with every change of presence, in the training thread.
         fallback: multiplies meanwhile; None to wait.
-        leaving: decides when to stop waiting; None to wait for ever.
+        leaving: decides when to stop waiting; None to wait forever.
         say: called once with each reason why no device can do a GEMM, in the training thread.
 
     Attributes:
-        presence: the presence that was last told.
+        presence: the last reported presence.
     """
 
     def __init__(
@@ -143,14 +140,14 @@ class FallbackFleet:
         self._local_gemms = 0
 
     def operand(self, buffer: Buffer) -> Operand:
-        """See `Fleet.operand`."""
+        """Register a matrix; see `Fleet.operand`."""
         return self._fleet.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """See `Fleet.submit`.
+        """Start a product on the fleet or do it here; see `Fleet.submit`.
 
         Raises:
-            AbandonedError: when training is to stop and the step can be given up.
+            AbandonedError: training must stop and the step can be abandoned.
         """
         gemm, _, _ = product_of(a, b, out)
         if gemm.volume and (fallback := self._takes()):
@@ -159,15 +156,14 @@ class FallbackFleet:
         return _WithFallback(self, self._fleet.submit(a, b, out))
 
     def counters(self) -> FleetCounters:
-        """See `Fleet.counters`; this adds the GEMMs that were multiplied here."""
+        """Return the fleet's counters, with the GEMMs multiplied here."""
         return replace(self._fleet.counters(), local_gemms=self._local_gemms)
 
     def wait(self, future: GemmFuture) -> None:
-        """Return when the future is done, by the fleet or without it.
+        """Wait until the future is done, by the fleet or on the PS.
 
         Raises:
-            AbandonedError: when training is to stop and the step can be given up. The future is
-                still under way then.
+            AbandonedError: the step was abandoned; the future is still running.
         """
         runtime = self._runtime
         while True:
@@ -180,20 +176,20 @@ class FallbackFleet:
                 return
             if runtime.device_count() and (reason := runtime.stuck(future)):
                 self._say_once(reason)
-                if self._fallback is not None:  # there is nothing to wait for
+                if self._fallback is not None:  # waiting would not help
                     self._take_back(future, self._fallback)
                     return
                 if runtime.clock == "virtual":
                     timeout_s = None
             elif runtime.device_count():
                 self._become(FleetPresence.PRESENT)
-            elif runtime.wait(future, 0.0):  # the last device answered before it went
+            elif runtime.wait(future, 0.0):  # the last device answered before it left
                 return
             elif self._fallback is None:
                 self._become(FleetPresence.ABSENT)
-                if reason := runtime.stuck(future):  # devices are connected, and set aside
+                if reason := runtime.stuck(future):  # connected devices are set aside
                     self._say_once(reason)
-                if runtime.clock == "virtual":  # which knows when nobody is due any more
+                if runtime.clock == "virtual":  # it knows when no device will join
                     timeout_s = None
             else:
                 if self.presence is FleetPresence.PRESENT:
@@ -209,7 +205,7 @@ class FallbackFleet:
                 return
 
     def _takes(self) -> Fallback | None:
-        """Return what multiplies a new GEMM instead of the fleet; None if the fleet does."""
+        """Return the fallback for a new GEMM; None if the fleet multiplies it."""
         if self._leaving is not None and self._leaving.now(self._runtime.device_count()):
             self._leaving.give_up()
             return Fallback(self._leaving.backend, 0.0)
@@ -221,14 +217,13 @@ class FallbackFleet:
         return self._fallback
 
     def _multiply(self, a: Side, b: Side, out: Buffer, fallback: Fallback) -> None:
-        """Do a GEMM here and now."""
         fallback.backend.matmul(a.matrix, b.matrix, out)
         self._local_gemms += 1
         self._runtime.advance_for_local_work(product_of(a, b, out)[0].flops)
 
     def _take_back(self, future: GemmFuture, fallback: Fallback) -> None:
         self._runtime.withdraw(future)
-        if future.error == WITHDRAWN:  # else it was finished, or failed, at the last moment
+        if future.error == WITHDRAWN:  # otherwise it finished or failed first
             future.error = ""
             self._multiply(future.a, future.b, future.out, fallback)
 
@@ -246,18 +241,18 @@ class FallbackFleet:
 
 @dataclass(frozen=True, slots=True)
 class _WithFallback:
-    """A GEMM under way that is waited for by its `FallbackFleet`."""
+    """A running GEMM that its `FallbackFleet` waits for."""
 
     fleet: FallbackFleet
     future: GemmFuture
 
     @property
     def done(self) -> bool:
-        """See `Pending.done`."""
+        """Return whether the product is complete."""
         return self.future.done
 
     def result(self) -> Buffer:
-        """See `GemmFuture.result`."""
+        """Wait for the product and return it."""
         if not self.future.done:
             self.fleet.wait(self.future)
         return self.future.result()

@@ -1,4 +1,4 @@
-"""One GEMM on a fleet: its operands, its output, and the future that its caller waits for."""
+"""One GEMM on a fleet: its operands, output and future."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
 
 
 class Operand:
-    """One version of one matrix, under one number, for as long as this object lives.
+    """One version of one matrix, with its own id for as long as this object lives.
 
-    Devices may keep what they were sent of it. When the object is deleted, they are told to forget
-    it. The matrix must not change meanwhile, but its memory may: where it is to be freed between
-    two products, `unbind` before, and `bind` the same values elsewhere before the next product.
+    Devices may keep parts of it. When the object is deleted, they are told to drop them. The matrix
+    must not change meanwhile, but its memory may. To free the memory between two products, call
+    `unbind`, then `bind` with the same values before the next product.
 
     Args:
-        id: its number, never used again.
+        id: the operand's id, never reused.
         buffer: the matrix, row-major or not.
-        unbound: called with the number when the memory is to be freed.
+        unbound: called with the id when the memory is released.
 
     Attributes:
-        id, buffer: see above; there is no buffer while none is bound.
+        id, buffer: see above; `buffer` is missing while unbound.
     """
 
     __slots__ = ("__weakref__", "_unbound", "buffer", "id")
@@ -40,19 +40,19 @@ class Operand:
         self._unbound = unbound
 
     def unbind(self) -> None:
-        """Let go of the memory, while no product is under way; devices keep what they have."""
+        """Release the memory while no product needs it. Devices keep their arrays."""
         del self.buffer
         if self._unbound is not None:
             self._unbound(self.id)
 
     def bind(self, buffer: Buffer) -> None:
-        """Have the same values in other memory from now on."""
+        """Set new memory that holds the same values."""
         self.buffer = buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An operand as one side of a product, as it is stored or transposed."""
+    """An operand as one side of a product, as stored or transposed."""
 
     operand: Operand
     transposed: bool = False
@@ -69,21 +69,21 @@ class Side:
 
 
 class Output:
-    """The matrix C of one GEMM while its blocks come in.
+    """The output matrix C of one GEMM, assembled from blocks.
 
-    Finished blocks are copied to their places; partial sums are added in fp32.
+    Finished blocks are copied into place; partial sums are added in fp32.
 
     Args:
-        out: where the result goes, shape (m, n).
+        out: buffer for the result, shape (m, n).
     """
 
     def __init__(self, out: Buffer) -> None:
         self.out = out
         self._sums: Buffer | None = None
-        self._summed: list[tuple[Span, Span]] = []  # which elements are sums
+        self._summed: list[tuple[Span, Span]] = []  # regions that are sums
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Put one result in its place. Partial sums must come in the order of k."""
+        """Write one result into C. Partial sums must arrive in the order of k."""
         block = task.block
         dtype = DType.FP32 if task.partial else self.out.dtype
         if not isinstance(payload, Buffer):
@@ -98,11 +98,11 @@ class Output:
             target += payload.array
 
     def sums(self, rows: Span, columns: Span, *, first: bool) -> Buffer:
-        """Return the fp32 accumulator of some elements; it is C itself where C is fp32.
+        """Return the fp32 accumulator of a region; C itself if C is fp32.
 
         Args:
-            rows, columns: the elements.
-            first: whether this is their first partial sum.
+            rows, columns: the region.
+            first: whether this is the region's first partial sum.
         """
         if self._sums is None:
             fp32 = self.out.dtype is DType.FP32
@@ -112,7 +112,7 @@ class Output:
         return self._sums.region(rows, columns)
 
     def finish(self) -> None:
-        """Round the sums to the dtype of C, once every block is in."""
+        """Round the sums to the dtype of C once every block is in place."""
         if self._sums is not None and self._sums is not self.out:
             for rows, columns in self._summed:
                 exact = self._sums.region(rows, columns).array
@@ -123,7 +123,7 @@ class Output:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class GemmFuture:
-    """A GEMM under way. `result` waits for it."""
+    """A running GEMM. `result` waits for it."""
 
     job: GemmJob
     a: Side
@@ -137,7 +137,7 @@ class GemmFuture:
         """Wait until every block is in place, then return the product.
 
         Raises:
-            FleetError: when the fleet cannot finish it.
+            FleetError: the fleet cannot finish the GEMM.
         """
         if not self.done:
             self._wait(self)
@@ -147,43 +147,43 @@ class GemmFuture:
 
 
 class Pending(Protocol):
-    """A multiplication under way."""
+    """A running multiplication."""
 
     @property
     def done(self) -> bool:
-        """Say whether the product is there, so that `result` does not wait."""
+        """Return whether the product is complete, so that `result` does not wait."""
         ...
 
     def result(self) -> Buffer:
-        """See `GemmFuture.result`."""
+        """Wait for the product and return it."""
         ...
 
 
 class Multiplier(Protocol):
-    """What a model needs of a fleet: a `Fleet`, or a wrapper of one."""
+    """The interface of `Fleet` and its wrappers that a model uses."""
 
     def operand(self, buffer: Buffer) -> Operand:
-        """See `Fleet.operand`."""
+        """Register a matrix; see `Fleet.operand`."""
         ...
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """See `Fleet.submit`."""
+        """Start a product; see `Fleet.submit`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A product that is finished already."""
+    """A finished product."""
 
     out: Buffer
 
     @property
     def done(self) -> bool:
-        """See `Pending.done`."""
+        """Return True."""
         return True
 
     def result(self) -> Buffer:
-        """See `GemmFuture.result`."""
+        """Return the product."""
         return self.out
 
 
@@ -191,7 +191,7 @@ def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType
     """Return the GEMM ``out = a @ b``, its elements' sizes, and its operands' dtype.
 
     Raises:
-        ValueError: when shapes or dtypes do not fit.
+        ValueError: shapes or dtypes do not match.
     """
     gemm = gemm_of(a.shape, b.shape)
     dtype = a.operand.buffer.dtype
@@ -208,6 +208,6 @@ def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType
 
 
 def floor_bytes(future: GemmFuture) -> tuple[int, int]:
-    """Return the bytes down and up if every operand and result of a GEMM were sent once."""
+    """Return the bytes down and up if every operand and result of a GEMM is sent once."""
     down = future.a.operand.buffer.nbytes + future.b.operand.buffer.nbytes
     return down, future.out.nbytes

@@ -1,7 +1,7 @@
-"""Runtimes: what carries out the instructions of the server's core.
+"""The runtime that carries out the instructions of the server's core.
 
-A `Runtime` executes the instructions of a session manager for a fleet, and keeps the futures,
-outputs and checks of its GEMMs. Two subclasses supply time and bytes: over real connections
+A `Runtime` executes a session manager's instructions, and keeps the futures, outputs and checks of
+its GEMMs. Two subclasses supply time and transport: over real connections
 (`cleave.server.runtime`), and in virtual time (`emulator.virtual`).
 """
 
@@ -47,23 +47,23 @@ from cleave.verify import Judgement
 
 
 class Placing(Protocol):
-    """Puts the blocks of one product in place: `cleave.fleet.product.Output`, or one like it."""
+    """The output of one product: `cleave.fleet.product.Output` or a substitute."""
 
     def place(self, task: GemmTask, payload: object) -> None:
-        """Put one block in its place."""
+        """Write one block into the output."""
         ...
 
     def finish(self) -> None:
-        """Complete the product, once every block is there."""
+        """Complete the product once every block is written."""
         ...
 
 
 Information = Joined | Overdue | Aside | Note
-"""Instructions that only inform; nothing has to be done."""
+"""Instructions that only inform."""
 
 
 class Runtime(FleetRuntime):
-    """Carries out the core's instructions, and moves time and bytes for a fleet.
+    """Carries out the core's instructions, and supplies time and transport for a fleet.
 
     Args:
         manager: the core whose instructions it carries out.
@@ -76,13 +76,13 @@ class Runtime(FleetRuntime):
         self._futures: dict[int, GemmFuture] = {}
         self._outputs: dict[int, Placing] = {}
         self._counters = FleetCounters()
-        self._gemms_before: int | None = None  # the step that is under way; None between steps
+        self._gemms_before: int | None = None  # at the step's start; None between steps
         self._gemms_of_step = 0
 
-    # --- what a fleet asks for, as far as every runtime does it alike ---
+    # --- the part of `FleetRuntime` common to all runtimes ---
 
     def counters(self) -> FleetCounters:
-        """See `FleetRuntime.counters`."""
+        """Return a snapshot of the counters."""
         done = self.manager.scheduler.counters
         return replace(
             self._counters,
@@ -95,7 +95,7 @@ class Runtime(FleetRuntime):
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """See `FleetRuntime.counting_tasks`."""
+        """Count the tasks of a training step for `progress`."""
         self._gemms_before = before = self._counters.gemms
         try:
             yield
@@ -104,96 +104,96 @@ class Runtime(FleetRuntime):
             self._gemms_of_step = self._counters.gemms - before
 
     def progress(self) -> StepProgress | None:
-        """See `FleetRuntime.progress`."""
+        """Return the progress of the current step, if any."""
         if (before := self._gemms_before) is None:
             return None
         if (tasks := self.manager.stages.tasks()) is not None:
             return StepProgress(*tasks)
         done = self._counters.gemms - before
-        # A step may have more than the one before: of another batch, or after an interruption.
+        # A step may have more tasks than the last: another batch, or an interrupted last step.
         of = self._gemms_of_step if done <= self._gemms_of_step else 0
         return StepProgress(done, of) if done else None
 
     def device_count(self) -> int:
-        """See `FleetRuntime.device_count`."""
+        """Return the number of devices that may be given work now."""
         return self.manager.ready_devices
 
     def stuck(self, future: GemmFuture) -> str:
-        """See `FleetRuntime.stuck`."""
+        """Return why no device can finish a GEMM; see `FleetRuntime.stuck`."""
         return self.manager.scheduler.stuck(future.job.id) or self.manager.why_aside()
 
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """See `FleetRuntime.stage_devices`."""
+        """Return the rates of the devices that can run stages now."""
         able = self.manager.stages.able
         rates = [r for r in self.manager.scheduler.rates if r.device in able]
-        # Tiles may have less of their memory while stages hold something there.
+        # The scheduler's rates leave out memory that stages use; restore it here.
         return {r.device: replace(r, memory_bytes=able[r.device].memory_bytes) for r in rates}
 
     def why_no_stages(self) -> str:
-        """See `FleetRuntime.why_no_stages`."""
+        """Return why no device can train whole layers now; empty if one can."""
         return self.manager.stages.why_none()
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """See `FleetRuntime.fleet_rates`."""
+        """Return the fleet's epoch and the rates of the available devices."""
         return self.manager.epoch, self.manager.scheduler.rates
 
     # --- carrying out instructions ---
 
     @abstractmethod
     def now(self) -> float:
-        """Return the time in seconds, on the runtime's clock."""
+        """Return the time on the runtime's clock, in seconds."""
 
     @abstractmethod
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Send a message, and count its bytes as of `kind`; do nothing if the device is gone."""
+        """Send a message and count its bytes under `kind`; do nothing if the device left."""
 
     @abstractmethod
     def end(self, session: int) -> None:
-        """End a session, after everything that was queued for it has been sent."""
+        """End a session after all queued messages have been sent."""
 
     @abstractmethod
     def conclude(self, job: int, error: str) -> None:
-        """Note that a GEMM has ended: with every block in place, or with an error."""
+        """Record that a GEMM ended: complete, or with an error."""
 
     @abstractmethod
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Keep what came of a step by stages for `next_outcome`, unless another has begun."""
+        """Store a step's outcome for `next_outcome`, unless another step has begun."""
 
     def tell(self, information: Information) -> None:
-        """Pass information on to those who watch the fleet."""
+        """Pass information to observers of the fleet."""
 
     def place(self, task: Task, payload: Any) -> None:
-        """Put a block in its place."""
+        """Write a block into its job's output."""
         output = self._outputs.get(task.job)
-        if output is not None:  # else its job has failed, and nobody waits for it
+        if output is not None:  # its job may have failed
             output.place(task.detail, payload)
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a block; return the instructions that follow, none yet if the check takes long."""
+        """Check a block; return the resulting instructions, empty while a long check runs."""
         future = self._futures.get(check.task.job)
-        if future is None:  # nobody waits for it any more
+        if future is None:  # the job has ended
             return self.checked(check, Judgement(), 0.0)
         return self.checked(check, *self.judge(check, future))
 
     def judge(self, check: Check, future: GemmFuture) -> tuple[Judgement, float]:
-        """Return the judgement on a block, and the processor seconds that it took."""
+        """Return the judgement of a block and the CPU seconds that the check took."""
         began_s = time.thread_time()
         judgement = self._checks.judge(future, check.task, check.payload)
         return judgement, time.thread_time() - began_s
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Tell the core what a check found; return the instructions that follow."""
+        """Report a check's outcome to the core; return the resulting instructions."""
         self._counters.verify_s += took_s
-        if check.task.job not in self._futures:  # it ended meanwhile
+        if check.task.job not in self._futures:  # the job has ended
             self._checks.forget(check.task.job)
         return self.manager.checked(check, judgement, self.now())
 
     def execute(self, instructions: Iterable[ForRuntime]) -> None:
-        """Carry out instructions, and those that follow from them, in order."""
+        """Carry out instructions, and those that result from them, in order."""
         waiting = list(instructions)
-        for instruction in waiting:  # which grows
+        for instruction in waiting:  # `waiting` grows in the loop
             match instruction:
-                case Send() as asked:  # most of them: unpacked faster than by a pattern
+                case Send() as asked:  # most frequent; attribute access is faster than a pattern
                     self.send(asked.session, asked.message, asked.kind)
                 case Check() as check:
                     waiting.extend(self.check(check))
@@ -213,7 +213,7 @@ class Runtime(FleetRuntime):
                     self.tell(information)
 
     def submit(self, future: GemmFuture) -> None:
-        """Hand a GEMM to the core, in the thread that `execute` is called in."""
+        """Pass a GEMM to the core, in the thread that calls `execute`."""
         job = future.job
         self._futures[job.id] = future
         self._outputs[job.id] = self.output(future.out)
@@ -221,7 +221,7 @@ class Runtime(FleetRuntime):
         self.execute(self.manager.submit(job, a, b, self.now()))
 
     def output(self, out: Buffer) -> Placing:
-        """Return where the blocks of a new product are put."""
+        """Return the output object of a new product."""
         return Output(out)
 
     def count(self, future: GemmFuture) -> None:
@@ -234,6 +234,5 @@ class Runtime(FleetRuntime):
         self._count_floor(*work.floor_bytes(DType(work.gradients).itemsize))
 
     def _count_floor(self, down_bytes: int, up_bytes: int) -> None:
-        """Count the bytes if everything were sent once."""
         self._counters.floor_down_bytes += down_bytes
         self._counters.floor_up_bytes += up_bytes

@@ -1,7 +1,7 @@
-"""Which GEMMs are worth sending out: the fleet's predicted time against the PS's own.
+"""Selection of the GEMMs that run on the fleet, by predicted time on the fleet and on the PS.
 
-The PS measures itself once for each dtype. With `--offload auto` it keeps the GEMMs that it does
-faster alone. With `--offload all` it compares as well, but only for the summary.
+The PS measures its own speed once per dtype. With `--offload auto`, it keeps the GEMMs that it does
+faster alone. With `--offload all`, it makes the comparison only for the summary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 
 _SIDE = 512
 _FEWEST, _MOST, _ENOUGH_S = 3, 200, 0.1
-_MOST_REASONS = 20  # experts multiply as many rows as tokens come to them: every step other shapes
+_MOST_REASONS = 20  # experts' shapes depend on routing and change every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PsSpeed:
     """The PS's own throughput in one dtype.
 
     Attributes:
-        flops_per_s: on a square GEMM of side 512.
+        flops_per_s: FLOP/s of a square GEMM of side 512.
         call_s: seconds of a GEMM of side 1.
     """
 
@@ -41,14 +41,14 @@ class PsSpeed:
     call_s: float
 
     def predicted_s(self, gemm: Gemm) -> float:
-        """Return how long the PS takes alone, in seconds."""
+        """Return the predicted seconds of a GEMM on the PS alone."""
         return self.call_s + gemm.flops / self.flops_per_s
 
 
 def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
-    """Time GEMMs on this machine for a tenth of a second, and take the fastest.
+    """Time GEMMs on this machine for about a tenth of a second per size, and take the fastest.
 
-    What else the machine does meanwhile then counts little.
+    The fastest time is least affected by other processes.
 
     Args:
         clock: returns seconds, like `time.perf_counter`.
@@ -71,7 +71,7 @@ def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float])
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a GEMM is predicted to be done sooner."""
+    """The predicted times of a GEMM on the fleet and on the PS."""
 
     gemm: Gemm
     dtype: DType
@@ -94,12 +94,12 @@ class Decision:
 
 
 class Selector:
-    """Decides where GEMMs are done sooner, and remembers its decisions.
+    """Decides whether GEMMs are faster on the fleet or on the PS, and caches its decisions.
 
     Args:
         planner: predicts the fleet's time.
-        backend: the PS's; measured when a dtype is first asked for.
-        clock: seconds, for the measurement.
+        backend: the PS's backend, measured on the first use of a dtype.
+        clock: returns seconds, for the measurement.
     """
 
     def __init__(
@@ -122,12 +122,12 @@ class Selector:
         devices: Sequence[DeviceRates],
         epoch: int,
     ) -> Decision:
-        """Compare the fleet as it is now with the PS alone.
+        """Compare the current fleet with the PS alone.
 
         Args:
-            gemm: the GEMM, of positive sides.
-            devices: the fleet; without any that has the memory, the PS is faster.
-            epoch: changes whenever the fleet does; decisions are kept until then.
+            gemm: the GEMM, with positive sides.
+            devices: the fleet; the PS is faster if no device has enough memory.
+            epoch: changes with the fleet; decisions are cached until then.
         """
         if epoch != self._epoch:
             self._known.clear()
@@ -138,7 +138,7 @@ class Selector:
             able = [d for d in devices if dtype.value in d.dtypes]
             fleet_s = float("inf")
             if able:
-                with suppress(PlanError):  # what else devices do may leave no memory for it
+                with suppress(PlanError):  # devices may have no free memory for it
                     of_payloads = payload_rates(able, dtype.value)
                     plan = self._planner.plan(gemm, element, of_payloads)
                     fleet_s = plan.makespan_s + plan.fill_s
@@ -149,13 +149,13 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many of the submitted GEMMs stay on the PS, or would.
+    """Counts of the submitted GEMMs that stay on the PS, or would.
 
     Attributes:
-        gemms: how many, out of `total`.
-        total: how many GEMMs were submitted.
-        saves_s: predicted seconds saved, compared with sending everything out.
-        reasons: a sentence for each of the shapes that save most, the first of them first.
+        gemms: number of GEMMs that stay, out of `total`.
+        total: number of submitted GEMMs.
+        saves_s: predicted seconds saved, compared with sending everything to the fleet.
+        reasons: a sentence for each of the shapes that save most, largest saving first.
     """
 
     gemms: int
@@ -165,7 +165,7 @@ class Kept:
 
 
 def summarise(decisions: Counter[Decision]) -> Kept:
-    """Add up decisions, each counted as often as its GEMM was submitted."""
+    """Sum decisions, weighted by how often each GEMM was submitted."""
     kept = [(d, count) for d, count in decisions.items() if not d.on_fleet]
     kept.sort(key=lambda item: (item[0].ps_s - item[0].fleet_s) * item[1])
     return Kept(
@@ -177,13 +177,13 @@ def summarise(decisions: Counter[Decision]) -> Kept:
 
 
 class SelectiveFleet:
-    """A fleet that sends out only what is done sooner there than on the PS.
+    """A fleet that sends devices only the GEMMs that they do faster than the PS.
 
     Args:
-        inner: multiplies what is sent out.
+        inner: multiplies on the fleet.
         fleet: the fleet that is compared with the PS.
         selector: decides.
-        keep: whether to keep GEMMs on the PS; if not, all are sent out, and `kept` says which ones
+        keep: whether to keep GEMMs on the PS. If not, all go to the fleet, and `kept` reports which
             might have stayed.
     """
 
@@ -197,11 +197,11 @@ class SelectiveFleet:
         self._decisions: Counter[Decision] = Counter()
 
     def operand(self, buffer: Buffer) -> Operand:
-        """See `Fleet.operand`."""
+        """Register a matrix; see `Fleet.operand`."""
         return self._inner.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """See `Fleet.submit`."""
+        """Start a product on the fleet or do it here; see `Fleet.submit`."""
         kind = product_of(a, b, out)
         if kind[0].volume and self._left_alone:
             return self._here(a, b, out)
@@ -216,7 +216,7 @@ class SelectiveFleet:
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """Multiply everything here for a while, because the fleet does something else."""
+        """Multiply everything on the PS meanwhile, because the fleet does something else."""
         self._left_alone = True
         try:
             yield
@@ -224,7 +224,7 @@ class SelectiveFleet:
             self._left_alone = False
 
     def kept(self) -> Kept:
-        """Return what stayed on the PS; or what would have, given the fleet as it is now."""
+        """Return what stayed on the PS, or what would have with the current fleet."""
         if self._keep:
             return summarise(self._decisions)
         decisions: Counter[Decision] = Counter()

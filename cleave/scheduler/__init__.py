@@ -1,1 +1,1 @@
-"""The server's core: device sessions, tasks, arrays. Events in, instructions out; no I/O."""
+"""The server's core: sessions, tasks and arrays. Events in, instructions out; no I/O."""

@@ -1,4 +1,4 @@
-"""The events that the scheduler is told. Its answers: `cleave.scheduler.instructions`."""
+"""Events that the scheduler handles. Its answers are in `cleave.scheduler.instructions`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from cleave.scheduler.tiles.gemm_job import GemmJob
 
 @dataclass(slots=True)
 class DeviceReady:
-    """A device is connected and may be given work.
-
-    With `careful` it is sent one run at a time until it has done one right.
-    """
+    """A device may be given work; if `careful`, one run at a time until it does one right."""
 
     rates: DeviceRates
     careful: bool = False
@@ -22,14 +19,14 @@ class DeviceReady:
 
 @dataclass(slots=True)
 class DeviceAside:
-    """A device gets nothing new for now, and keeps only the arrays that its runs need."""
+    """A device gets no new work for now. It keeps only the arrays that its runs need."""
 
     device: int
 
 
 @dataclass(slots=True)
 class DeviceBack:
-    """A device that was set aside may be given work again; `careful` as in `DeviceReady`."""
+    """A device that was set aside may be given work again. `careful` is as in `DeviceReady`."""
 
     rates: DeviceRates
     careful: bool = False
@@ -37,21 +34,21 @@ class DeviceBack:
 
 @dataclass(slots=True)
 class DeviceRated:
-    """A device is planned with other rates from now on."""
+    """A device's rates changed. Future plans use the new rates."""
 
     rates: DeviceRates
 
 
 @dataclass(slots=True)
 class DeviceDraining:
-    """A device answers what it was sent and gets nothing new."""
+    """A device finishes the runs it was sent and gets no new work."""
 
     device: int
 
 
 @dataclass(slots=True)
 class DeviceLost:
-    """A device is gone, with everything it held."""
+    """A device left, and every array it held is lost."""
 
     device: int
 
@@ -65,7 +62,7 @@ class Submitted:
 
 @dataclass(slots=True)
 class ResultArrived:
-    """A device answered a run. The scheduler does not look at the payload."""
+    """A device returned the result of a run. The scheduler never reads the payload."""
 
     device: int
     run: int
@@ -74,10 +71,7 @@ class ResultArrived:
 
 @dataclass(slots=True)
 class RunFailed:
-    """A device could not do a run, or its answer was not valid.
-
-    With `invalidated`, its copies of the inputs may be corrupt: they are sent again when needed.
-    """
+    """A run failed or its result was invalid. If `invalidated`, the inputs must be sent again."""
 
     device: int
     run: int
@@ -87,28 +81,28 @@ class RunFailed:
 
 @dataclass(slots=True)
 class LateAnswer:
-    """A device answered a run that nobody waits for any more."""
+    """A device answered a run whose answer is no longer awaited."""
 
     device: int
 
 
 @dataclass(slots=True)
 class OperandReleased:
-    """An operand will not be used again; devices may forget it."""
+    """An operand will not be used again, so devices may drop its arrays."""
 
     operand: int
 
 
 @dataclass(slots=True)
 class Alive:
-    """An overdue device said that it is still connected."""
+    """An overdue device reported that it is still connected."""
 
     device: int
 
 
 @dataclass(slots=True)
 class Paused:
-    """No more jobs are submitted for now: devices are told at once what they may forget."""
+    """No more jobs are coming for now. Devices are told at once which arrays to drop."""
 
 
 @dataclass(slots=True)
@@ -118,7 +112,7 @@ class Tick:
 
 @dataclass(slots=True)
 class Withdrawn:
-    """A job is not wanted any more: it fails, unless it is finished."""
+    """A job is no longer wanted. It fails unless it has already finished."""
 
     job: int
 
@@ -126,7 +120,7 @@ class Withdrawn:
 FleetChange: TypeAlias = (
     DeviceReady | DeviceAside | DeviceBack | DeviceRated | DeviceDraining | DeviceLost
 )
-"""Events that change which devices may be given work, or their rates: a new epoch begins."""
+"""Events that change the available devices or their rates, and so begin a new epoch."""
 
 Event: TypeAlias = (
     FleetChange

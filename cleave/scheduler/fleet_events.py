@@ -1,4 +1,4 @@
-"""Events of a fleet, for those who watch it; nothing in the fleet depends on them."""
+"""Fleet events for observers. Nothing in the fleet depends on them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,37 @@ from cleave.scheduler.sessions.session import Session
 
 
 class EventKind(Enum):
-    """Kinds of events; users read the values."""
+    """Kinds of events. Users see the values."""
 
     JOIN = "join"
     LEAVE = "leave"
     QUARANTINE = "quarantine"
-    """A device was disconnected or refused because of wrong results."""
+    """A device was disconnected or refused because its results were wrong."""
 
     OVERDUE = "overdue"
-    """A device did not answer in time, or answers again."""
+    """A device is overdue, or an overdue device has answered."""
 
     ASIDE = "aside"
-    """A device fails everything and gets no tasks for now, or it passed a trial and gets tasks
-    again."""
+    """A device was set aside because all its tasks fail, or it passed a trial and is back."""
 
     REISSUE = "reissue"
-    """Tasks were given to other devices, instead of the first one or in addition to it."""
+    """Tasks were given to other devices, in place of or in addition to the first device."""
 
     WRONG = "wrong"
     JOB = "job"
     PAUSE = "pause"
-    """Training has no device that can multiply, or has one again."""
+    """Training has no device that can multiply matrices, or has one again."""
 
 
 class EventListener(Protocol):
-    """Called in the server's loop as soon as something happens."""
+    """A callback that the server's event loop calls as soon as an event happens."""
 
     def __call__(self, kind: EventKind, session: Session | None, text: str) -> None:
-        """Take note of an event.
+        """Handle an event.
 
         Args:
-            kind: what happened.
-            session: the session that it concerns, as it was then; None where it concerns no
+            kind: the kind of event.
+            session: the session concerned, as it was at the event; None if the event concerns no
                 session.
             text: a description for people.
         """

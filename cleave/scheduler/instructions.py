@@ -1,8 +1,8 @@
-"""What the server's core wants done by the session manager and by the runtime.
+"""Instructions from the scheduler and its helpers to the session manager and the runtime.
 
-The scheduler speaks of arrays and runs, and the session manager turns these into messages. The
-session manager's helpers decide about sessions, and it carries that out. So a runtime
-(`cleave.fleet.runtime`) carries out only the instructions of the last part.
+The scheduler's instructions name arrays and runs; the session manager turns them into messages.
+The session manager also carries out its helpers' decisions about sessions. A runtime
+(`cleave.fleet.runtime`) carries out only the instructions of the last section.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cleave.scheduler.traffic import TrafficKind
 
 @dataclass(slots=True)
 class SendArray:
-    """Cut this array out of its operand and send it."""
+    """Extract this array from its operand and send it."""
 
     device: int
     array: ArrayRef
@@ -30,7 +30,7 @@ class SendArray:
 
 @dataclass(slots=True)
 class SendRun:
-    """Ask the device to do this task, under this run's number."""
+    """Ask the device to do this task under this run number."""
 
     device: int
     run: int
@@ -39,7 +39,7 @@ class SendRun:
 
 @dataclass(slots=True)
 class SendDrop:
-    """Tell the device to forget these arrays."""
+    """Tell the device to drop these arrays."""
 
     device: int
     ids: tuple[int, ...]
@@ -47,7 +47,7 @@ class SendDrop:
 
 @dataclass(slots=True)
 class SendCancel:
-    """Tell the device that these runs are not wanted any more."""
+    """Tell the device to cancel these runs."""
 
     device: int
     runs: tuple[int, ...]
@@ -55,14 +55,14 @@ class SendCancel:
 
 @dataclass(slots=True)
 class Drained:
-    """A draining device has answered everything; its session may end."""
+    """A draining device has answered every run; its session may end."""
 
     device: int
 
 
 @dataclass(slots=True)
 class Stuck:
-    """For information: no connected device can do this job, or part of it; it waits."""
+    """For information: no connected device can do this job or part of it, so it waits."""
 
     job: int
     reason: str
@@ -73,7 +73,7 @@ class Stuck:
 
 @dataclass(slots=True)
 class SendStage:
-    """Send this message of a step by stages; with a task, an answer to it is expected."""
+    """Send this message of a step by stages. With a task, the device must answer."""
 
     device: int
     message: Message
@@ -95,7 +95,7 @@ class Refuse:
 
 @dataclass(slots=True)
 class Dismiss:
-    """End this session with a `bye`: nothing went wrong."""
+    """End this session with a `bye`, without an error."""
 
     session: int
     code: ByeCode
@@ -106,7 +106,7 @@ class Dismiss:
 
 @dataclass(slots=True)
 class Send:
-    """Send this message on this session, after those sent before; `kind` is what it counts as."""
+    """Send this message on this session, in order. `kind` is its traffic category."""
 
     session: int
     message: Message
@@ -122,7 +122,7 @@ class Close:
 
 @dataclass(slots=True)
 class Check:
-    """Check this result of a device, then call `SessionManager.checked`."""
+    """Check this device's result, then call `SessionManager.checked`."""
 
     session: int
     run: int
@@ -132,7 +132,7 @@ class Check:
 
 @dataclass(slots=True)
 class Place:
-    """Put this result in its place in the output of its job, at once."""
+    """Write this result into its job's output at once."""
 
     task: Task
     payload: Any
@@ -140,7 +140,7 @@ class Place:
 
 @dataclass(slots=True)
 class Done:
-    """All results of this job are in place."""
+    """All results of this job are written."""
 
     job: int
 
@@ -155,7 +155,7 @@ class Failed:
 
 @dataclass(slots=True)
 class TellStep:
-    """Tell the thread that waits for a step by stages what has come of it."""
+    """Report the outcome of a step by stages to the thread that waits for it."""
 
     outcome: StageOutcome
     work: StepWork | None = None
@@ -170,7 +170,7 @@ class Joined:
 
 @dataclass(slots=True)
 class Overdue:
-    """For information: a device does not answer in time, or answers again."""
+    """For information: a device is overdue, or an overdue device has answered."""
 
     session: int
     overdue: bool
@@ -178,7 +178,7 @@ class Overdue:
 
 @dataclass(slots=True)
 class Aside:
-    """For information: this device gets no work for now, and why; or it gets some again."""
+    """For information: a device was set aside, and why, or it gets work again."""
 
     session: int
     aside: bool
@@ -198,7 +198,7 @@ ForRuntime: TypeAlias = (
 )
 Instruction: TypeAlias = ForSessions | ForRuntime
 ForSteps: TypeAlias = SendStage | TellStep | Note
-"""What a step by stages wants."""
+"""Instructions that a step by stages can return."""
 
 Decision: TypeAlias = Refuse | Dismiss | Event | SendStage | ForRuntime
-"""What a helper of the session manager decides; events are for the scheduler."""
+"""Decisions of the session manager's helpers. The events go to the scheduler."""

@@ -1,6 +1,6 @@
 """A bounded log of the scheduler's events and instructions, by device, job and run.
 
-Only names and numbers are kept, no payloads, so it costs almost nothing. People read it: in a
+The log keeps names and numbers but no payloads, so it costs almost nothing. People read it in a
 debugger, in a failing test, and in the server's log after a fault.
 """
 
@@ -16,14 +16,14 @@ from cleave.scheduler.instructions import Instruction, Place
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 LENGTH: Final = 10_000
-"""Events and instructions that are kept, the latest event's in any case; the oldest are removed
-first."""
+"""Maximum number of events and instructions kept. The oldest are removed first; the latest event
+always stays."""
 
 _PLAIN: Final = (bool, int, float, str, tuple)
 
 
 class Story:
-    """The scheduler's latest events, each with the instructions that followed, oldest first."""
+    """The scheduler's latest events, each with its instructions, oldest first."""
 
     def __init__(self, length: int = LENGTH) -> None:
         self._most = length
@@ -31,7 +31,7 @@ class Story:
         self._said: deque[tuple[float, Event, Sequence[Instruction | Task]]] = deque()
 
     def add(self, at_s: float, event: Event, instructions: Sequence[Instruction]) -> None:
-        """Note an event and its instructions, without their payloads."""
+        """Log an event and its instructions, without their payloads."""
         if isinstance(event, ResultArrived):  # a payload may be a hundred megabytes
             event = ResultArrived(event.device, event.run, None)
             # A `Place` has a payload too; its task is kept.
@@ -48,10 +48,10 @@ class Story:
     def tell(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
-        """Return what happened, one line per event or instruction.
+        """Return the log, one line per event or instruction.
 
         Args:
-            device, job, run: only what is about this device, job or run; all unless given.
+            device, job, run: if given, return only lines about this device, job or run.
         """
         return [
             _line(at_s, said)
@@ -80,7 +80,7 @@ def _about(said: Event | Instruction, device: int | None, job: int | None, run: 
 
 
 def _values(said: Event | Instruction) -> dict[str, Any]:
-    """Return what is shown of an event or instruction, by field."""
+    """Return the fields of an event or instruction, without payloads."""
     return {f.name: getattr(said, f.name) for f in fields(said) if f.name != "payload"}
 
 

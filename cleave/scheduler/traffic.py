@@ -1,4 +1,4 @@
-"""What crosses the network, counted by what it is for."""
+"""Network traffic, counted by what it carries."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from enum import StrEnum
 
 
 class TrafficKind(StrEnum):
-    """What a message carries; the values name the fields of `BytesByKind`."""
+    """What a message carries. The values are the field names of `BytesByKind`."""
 
     WEIGHTS = "weights"
-    """Parameters of layers that devices train."""
+    """Parameters of layers that train on devices."""
 
     ACTIVATIONS = "activations"
-    """What layers are called with and return for a micro-batch, and the gradients of that."""
+    """A micro-batch's inputs and outputs of layers, and their gradients."""
 
     GRADIENTS = "gradients"
-    """Sums of weight gradients."""
+    """Accumulated weight gradients."""
 
     GRAPHS = "graphs"
-    """Layers and losses as graphs."""
+    """Layers and losses, as graphs."""
 
     TILES = "tiles"
     """Parts of operands, and blocks of their products."""
 
     OTHER = "other"
-    """Orders and answers without an array, measurements, and all that keeps a session going."""
+    """Orders and answers without an array, measurements, and session control."""
 
 
 @dataclass(slots=True)
 class BytesByKind:
-    """Bytes of encoded messages one way; the fields are those of `TrafficKind`."""
+    """Bytes of encoded messages in one direction, one field per `TrafficKind`."""
 
     weights: int = 0
     activations: int = 0
@@ -41,11 +41,11 @@ class BytesByKind:
 
     @property
     def total(self) -> int:
-        """Return the bytes of all kinds together."""
+        """Return the total bytes of all kinds."""
         return sum(getattr(self, f.name) for f in fields(self))
 
     def count(self, kind: TrafficKind, nbytes: int) -> None:
-        """Add a message of so many bytes."""
+        """Add a message of `nbytes` bytes."""
         setattr(self, kind, getattr(self, kind) + nbytes)
 
     def __add__(self, more: BytesByKind) -> BytesByKind:
@@ -65,7 +65,7 @@ class Traffic:
     up: BytesByKind = field(default_factory=BytesByKind)
 
     def snapshot(self) -> Traffic:
-        """Return the counters as they are now."""
+        """Return a copy of the current counters."""
         return Traffic(replace(self.down), replace(self.up))
 
     def __add__(self, more: Traffic) -> Traffic:

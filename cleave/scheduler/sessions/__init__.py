@@ -1,1 +1,1 @@
-"""Devices: how they join, how fast they are, and whether they are trusted."""
+"""Device sessions: joining, measured speed and reputation."""

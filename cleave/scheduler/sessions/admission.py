@@ -1,4 +1,4 @@
-"""Who may join: what the session manager asks, and an authenticator with one credential for all."""
+"""The authenticator interface, and an authenticator with one credential for all devices."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from cleave.protocol.texts import clean
 from cleave.scheduler.sessions.conduct import Conduct
 
 MAX_NAME: Final = 60
-"""Characters of a device's name that are kept."""
+"""Maximum length of a device's name, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The device may join.
+    """Permission for a device to join.
 
     Attributes:
-        identity: which device it is, the same in all its sessions; None if none is recorded.
-        name: the name under which it is known; empty for the name in its `hello`.
-        credential: a new credential that the device is to keep; empty if it has one.
-        faults: wrong results that still count against it.
+        identity: the device's identity, the same in all its sessions; None if none is recorded.
+        name: the device's recorded name; empty to use the name in its `hello`.
+        credential: a new credential for the device to keep; empty if it has one.
+        faults: number of wrong results that still count against the device.
         penalty: the sum of their points (`cleave.scheduler.sessions.reputation`).
-        conduct: how it worked in its last session.
-        measured_by: for a device that only has its link measured, the credential or code that let
-            it in; empty where any number of devices may use that.
-        at_once: how many devices may use `measured_by` at the same time.
-        measures: the identity of a device that only has its link measured, where it is known. Such
-            a session has no `identity`, because it does no work.
+        conduct: the device's behavior in its last session.
+        measured_by: for a link measurement only, the credential or code that admitted the device;
+            empty if any number of devices may use it.
+        at_once: maximum number of devices that may use `measured_by` at the same time.
+        measures: the identity, if known, of a device that only has its link measured. Such a
+            session has no `identity` because it does no work.
         own: whether the device is the operator's own, and may train whole layers.
     """
 
@@ -49,16 +49,16 @@ class Admission:
 
     @property
     def known_as(self) -> int | None:
-        """Return which device it is, whether it works or only has its link measured."""
+        """Return the device's identity, whether it works or only has its link measured."""
         return self.identity if self.identity is not None else self.measures
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The peer may not join; the reason says what is wrong and what to do.
+    """Refusal of a peer; the reason says what is wrong and what to do.
 
     Attributes:
-        retry_after_s: seconds after which the same peer may be let in, where that is known; else 0.
+        retry_after_s: seconds after which the same peer may be admitted, if known; 0 otherwise.
     """
 
     code: ErrorCode
@@ -67,66 +67,62 @@ class Refusal:
 
 
 class AccessLevel(Enum):
-    """What a client that is not a device may do."""
+    """Access level of a client that is not a device."""
 
     OPERATOR = "operator"
-    """It may do everything."""
+    """May do everything."""
 
     VIEWER = "viewer"
-    """It may only look at what the fleet is doing."""
+    """May only watch the fleet."""
 
 
 AdmissionResult: TypeAlias = Admission | Refusal
 
 
 class Authenticator(Protocol):
-    """Decides who may join, and keeps what is learnt of devices. Called in the server's loop.
+    """Decides who may join, and records facts about devices. The server's event loop calls it.
 
     Attributes:
-        server: the server's id, which devices are told; empty if devices keep no credential for it.
+        server: the server's id, sent to devices; empty if devices keep no credential for it.
     """
 
     server: str
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Let a device in, or say why not. This may use up a join code.
+        """Admit a device or refuse it with a reason. This may use up a join code.
 
         Args:
-            hello: its first message; everything else in it has been checked.
-            address: where it connects from; empty where there is no network.
+            hello: the device's first message, whose other fields have been checked.
+            address: the address that it connects from; empty without a network.
         """
         ...
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Let an operator or a viewer in, or say why not."""
+        """Admit an operator or a viewer, or refuse them with a reason."""
         ...
 
     def failed(self, address: str) -> bool:
-        """Count a failed attempt: a peer at this address sent something that is not a `hello`.
-
-        Returns:
-            Whether it had an attempt left, and so is worth an answer.
-        """
+        """Count an attempt that sent no `hello`; return whether the address had an attempt left."""
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Note that a device's session ended: as intended, or because the device was lost."""
+        """Record that a device's session ended, intentionally or because the device was lost."""
         ...
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Add what a device did since the last call."""
+        """Add a device's contribution since the last call."""
         ...
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """Remember how a device works for its next session."""
+        """Remember a device's behavior for its next session."""
         ...
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Note that a device sent a wrong result, which costs it this many penalty points."""
+        """Record a wrong result of a device and its penalty points."""
         ...
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Note that a device gets no tasks any more, until an operator releases it."""
+        """Record that a device is quarantined until an operator releases it."""
         ...
 
 
@@ -134,11 +130,12 @@ class SharedSecretAuth:
     """One credential for all devices, without identities, and one for operators.
 
     A program's own fleet uses it. Its credentials are random and long, so guesses need no limit.
-    Nothing tells its devices apart: all that the program gave the credential to are its own.
+    Devices cannot be told apart; every device with the credential is the operator's own.
 
     Args:
-        credential: what a device's `hello` must carry; empty for none.
-        operator_credential: what an operator's `hello` must carry; empty for none.
+        credential: the credential that a device's `hello` must carry; empty if none is needed.
+        operator_credential: the credential that an operator's `hello` must carry; empty if none is
+            needed.
     """
 
     server = ""
@@ -148,8 +145,8 @@ class SharedSecretAuth:
         self._operator_credential = operator_credential
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """See `Authenticator.admit`."""
-        # A device may send a credential of another server, kept for this address, and ours as code.
+        """Admit every device with the credential as the operator's own."""
+        # A device may send another server's credential, kept for this address, and ours as a code.
         keys = (hello.credential, hello.join_code) if hello.join_code else (hello.credential,)
         if one_is(keys, self._credential):
             return Admission(own=True)
@@ -157,47 +154,47 @@ class SharedSecretAuth:
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """See `Authenticator.admit_operator`."""
+        """Admit every client with the operator's credential as an operator."""
         if same_secret(credential, self._operator_credential):
             return AccessLevel.OPERATOR
         reason = "the credential is not valid; use the operator's URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def failed(self, address: str) -> bool:
-        """See `Authenticator.failed`: nothing is kept."""
+        """Return True; attempts are not counted."""
         return True
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """See `Authenticator.departed`: nothing is kept."""
+        """Do nothing; no device is recorded."""
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """See `Authenticator.contributed`: nothing is kept."""
+        """Do nothing; no device is recorded."""
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """See `Authenticator.conducted`: nothing is kept."""
+        """Do nothing; no device is recorded."""
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """See `Authenticator.faulted`: nothing is kept."""
+        """Do nothing; no device is recorded."""
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """See `Authenticator.quarantined`: nothing is kept."""
+        """Do nothing; no device is recorded."""
 
 
 def one_is(keys: Iterable[str], secret: str) -> bool:
-    """Say whether one of the keys is the secret; all of them are compared."""
+    """Return whether any key is the secret, comparing all of them."""
     return sum([same_secret(key, secret) for key in keys]) > 0
 
 
 def clean_name(name: str) -> str:
-    """Return a device's name as it can be shown anywhere: printable, on one line, not too long."""
+    """Return a device's name, safe to print: printable, on one line, not too long."""
     return clean_text(name, MAX_NAME)
 
 
 def clean_text(text: str, most: int) -> str:
-    """Return a device's text as it can be shown anywhere: no line ends, no terminal codes."""
+    """Return a device's text, safe to print: at most `most` characters, no terminal codes."""
     return clean(text)[:most].strip()
 
 
 def same_secret(one: str, other: str) -> bool:
-    """Say whether two secrets are equal, in a time that does not tell where they differ."""
+    """Return whether two secrets are equal, in a time independent of where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())

@@ -1,4 +1,4 @@
-"""What is remembered of how a device works, from one session to the next."""
+"""A device's behavior, remembered from one session to the next."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """How a device worked when it was here last.
+    """A device's behavior in its last session.
 
     Attributes:
-        setbacks: how often it was set aside for failing, since it did a run
+        setbacks: number of times it was set aside since it last completed a run
             (`cleave.scheduler.sessions.setbacks`).
-        failure: why it failed last, as it said; empty for one that never did.
-        slowness: how many times longer its work took than its rates say
+        failure: the device's own reason for its last failure; empty if it never failed.
+        slowness: factor by which its work took longer than its rates predict
             (`cleave.scheduler.sessions.pace`).
-        late_s: how much later each of its answers came, seconds.
+        late_s: delay of each of its answers, in seconds.
     """
 
     setbacks: int = 0

@@ -1,7 +1,7 @@
-"""Devices beyond one session: what they did, how they worked and rounded, and their links.
+"""Records of devices beyond one session: contributions, behavior, rounding and link rates.
 
-Devices with an identity are known by it. Of others only how they worked is remembered, by address
-and name, and only while the server runs.
+A device with an identity is known by it. For other devices, only their behavior is remembered, by
+address and name, and only while the server runs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from cleave.scheduler.sessions.reputation import Rounding
 from cleave.scheduler.sessions.session import Session
 
 CREDIT_S: Final = 15.0
-"""Seconds between two reports to the authenticator of what devices contributed."""
+"""Seconds between two reports of devices' contributions to the authenticator."""
 
 GRACE_S: Final = 60.0
-"""A device that comes back within this time keeps the link rates and the speed that were measured
-before."""
+"""Seconds within which a returning device keeps its measured link rates and speed."""
 
 SAME_CLAIM: Final = 2.0
-"""Claims of speed that differ by no more than this factor count as the same processor's, since a
-device may measure itself again each time it starts."""
+"""Claimed speeds within this factor count as the same processor's, because a device may measure
+itself again each time it starts."""
 
 MAX_STRANGERS: Final = 1000
-"""How many devices without an identity are remembered: the most recent ones."""
+"""Maximum number of devices without an identity that are remembered, most recent first."""
 
 MAX_CREDIT: Final = 1e12
-"""The most compute seconds that are believed of a session, so that sums stay finite."""
+"""Maximum compute seconds believed of a session, so that sums stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,10 @@ class _Departure:
     claimed_flops_per_s: float
 
     def flops_per_s(self, claimed: float) -> float | None:
-        """Return its speed, given what it claims now; None where that has to be measured again.
+        """Return the device's speed, given its claim; None if it must be measured again.
 
-        A device that did not show the speed it claimed, and claims about the same now, would not
-        show it now either.
+        A device that did not reach its claimed speed, and claims about the same now, would not
+        reach it now either.
         """
         if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
             return claimed
@@ -56,10 +55,10 @@ class _Departure:
 
 
 class DeviceHistory:
-    """Tells the authenticator about devices, and remembers those that left.
+    """Reports devices to the authenticator, and remembers devices that left.
 
     Args:
-        auth: is told about devices that have an identity.
+        auth: receives reports about devices that have an identity.
     """
 
     def __init__(self, auth: Authenticator) -> None:
@@ -67,16 +66,16 @@ class DeviceHistory:
         self._credited_s = 0.0
         self._departed: dict[int, _Departure] = {}
         self._strangers: dict[tuple[str, str], Conduct] = {}  # by address and name
-        self._rounding: dict[int, Rounding] = {}  # by identity: a new session changes nothing
+        self._rounding: dict[int, Rounding] = {}  # by identity, across sessions
 
     def tick(self, sessions: Iterable[Session], now_s: float) -> None:
-        """Report what these sessions did, unless that was done less than `CREDIT_S` ago."""
+        """Report the sessions' contributions, at most once every `CREDIT_S` seconds."""
         if now_s - self._credited_s < CREDIT_S:
             return
         self.credit(sessions, now_s)
 
     def credit(self, sessions: Iterable[Session], now_s: float) -> None:
-        """Report what these sessions did since the last report."""
+        """Report the sessions' contributions since the last report."""
         self._credited_s = now_s
         for session in sessions:
             self._credit(session, now_s)
@@ -85,25 +84,23 @@ class DeviceHistory:
             del self._departed[who]
 
     def depart(self, session: Session, reason: str, now_s: float, *, lost: bool) -> None:
-        """Note that a session is over.
+        """Record the end of a session.
 
         Args:
-            session: in its last state.
-            reason: why it is over.
-            now_s: the time.
-            lost: whether the session ended unintentionally.
+            session: the session, in its last state.
+            lost: whether it ended unintentionally.
         """
         if session.identity is None:
             return
         self._credit(session, now_s)
-        if session.rates is not None and session.probe is None:  # its link is known
+        if session.rates is not None and session.probe is None:  # its link rates are known
             self._departed[session.identity] = _Departure(
                 now_s, session.address, session.rates, session.claimed_flops_per_s
             )
         self._auth.departed(session.identity, reason, lost=lost)
 
     def remember(self, session: Session) -> None:
-        """Keep how a device works for its next session, after that has changed."""
+        """Remember a device's changed behavior for its next session."""
         if session.identity is not None:
             self._auth.conducted(session.identity, session.conduct)
             return
@@ -115,33 +112,29 @@ class DeviceHistory:
                 del self._strangers[next(iter(self._strangers))]
 
     def conduct_before(self, session: Session, known: Conduct) -> Conduct:
-        """Return how a device worked in its last session.
+        """Return a device's behavior in its last session.
 
         Args:
             session: the new session, with the device's name.
-            known: what the authenticator knows.
+            known: the authenticator's record.
         """
         if session.identity is not None:
             return known
         return self._strangers.get((session.address, session.name), known)
 
     def rounding_before(self, session: Session) -> Rounding:
-        """Return the evidence of how a device rounds; its sessions share it."""
+        """Return the evidence of how a device rounds, which its sessions share."""
         if session.identity is None:
             return session.rounding
         return self._rounding.setdefault(session.identity, session.rounding)
 
     def forget_rounding(self, session: Session) -> None:
-        """Forget that evidence: a device that is quarantined for it and released begins anew."""
+        """Forget a device's rounding evidence, so that it has none if released from quarantine."""
         if session.identity is not None:
             self._rounding.pop(session.identity, None)
 
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
-        """Return the session's rates with the link and speed that were measured before.
-
-        Returns:
-            None where the link or the speed has to be measured.
-        """
+        """Return the session's rates with earlier link rates and speed; None to measure."""
         if session.identity is None or session.rates is None:
             return None
         left = self._departed.pop(session.identity, None)

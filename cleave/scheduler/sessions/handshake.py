@@ -1,4 +1,4 @@
-"""A device's `hello`: whether the device can take part, and the rates to begin with. Pure."""
+"""Checks of a device's `hello`, and its initial rates. No I/O."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from cleave.scheduler.sessions.admission import Refusal
 _MOST_VERSIONS: Final = 8  # in a text
 
 FULL_RETRY_S: Final = 30.0
-"""Seconds after which a device that found the server full should try again."""
+"""Seconds after which a device should retry if the server is full."""
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
-"""Assumed of a device that does not state its speed: a modest laptop."""
+"""Speed assumed for a device that states none: a modest laptop."""
 
 
 def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
-    """Return why a device cannot take part, whatever its identity; None when it can.
+    """Return why a device cannot take part, whatever its identity; None if it can.
 
     Args:
-        hello: what the device said.
-        full_with: the most devices there may be, if there are that many already; else None.
+        full_with: the maximum number of devices if the server is full; None otherwise.
 
     Raises:
-        ProtocolError: when it lacks what every device must have.
+        ProtocolError: the hello lacks an op or dtype that every device must support.
     """
     if hello.version != limits.VERSION:
         return Refusal(ErrorCode.VERSION, other_version(hello))
@@ -48,7 +47,7 @@ def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
 
 
 def other_version(hello: Hello) -> str:
-    """Return what to tell a client whose `hello` is in another version of the protocol."""
+    """Return the message for a client whose `hello` has another protocol version."""
     if limits.VERSION in hello.versions:
         return (
             f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
@@ -62,7 +61,7 @@ def other_version(hello: Hello) -> str:
 
 
 def stated_rates(session: int, hello: Hello) -> DeviceRates:
-    """Return the rates that a device states, within bounds; a missing speed is assumed."""
+    """Return the rates that a device states, within bounds; assume a missing speed."""
     return bounded(
         DeviceRates(
             device=session,
@@ -78,7 +77,7 @@ def stated_rates(session: int, hello: Hello) -> DeviceRates:
 
 
 def bounded(rates: DeviceRates) -> DeviceRates:
-    """Return rates within the protocol's limits, whatever a device states or a probe finds."""
+    """Return rates clipped to the protocol's limits."""
     return replace(
         rates,
         downlink_bytes_per_s=_within(limits.MIN_BYTES_PER_S, rates.downlink_bytes_per_s),

@@ -1,7 +1,4 @@
-"""How a device joins: it is let in, known again, welcomed, probed, and then ready for work.
-
-Pure: the session manager carries out what is decided.
-"""
+"""How a device joins: admission, recognition, welcome, probe, ready for work. No I/O."""
 
 from __future__ import annotations
 
@@ -35,17 +32,17 @@ from profiles.device_profile import DeviceKind
 
 
 class Joining:
-    """Takes devices from their hello to where they may be given work.
+    """Takes devices from their hello until they may be given work.
 
     Args:
         auth: decides which devices may join.
-        history: what is known of devices from earlier sessions.
-        rng: secret; draws the numbers that tell whether a device computes right.
-        max_devices: how many devices may be there at once; any number if None.
-        observe: whether devices are planned with the pace that they show.
-        coding: on which links payloads are coded.
+        history: records of devices from earlier sessions.
+        rng: secret; draws the numbers of the arithmetic tests.
+        max_devices: maximum number of connected devices; None for no limit.
+        observe: whether devices are planned with their measured pace.
+        coding: on which links payloads are compressed.
         card: the server's network card; None for no limit.
-        expected: how many devices share it at least.
+        expected: minimum number of devices that share the card.
     """
 
     def __init__(
@@ -68,40 +65,38 @@ class Joining:
         self._coding = coding
         self._card = card
         self._sharing = self._expected = expected
-        self._resting: dict[int, float] = {}  # by which device it is known as, until when
+        self._resting: dict[int, float] = {}  # by `known_as`, until when
         self._short_stays = ShortStays()
 
     def rest(self, session: Session, now_s: float) -> None:
-        """Keep a device that sent more than it may from coming back too soon."""
+        """Block a device that sent too much from rejoining too early."""
         if session.known_as is not None:
             self._resting[session.known_as] = now_s + limits.REST_S
 
     def left(self, session: Session, now_s: float) -> None:
-        """Note that a device left, or was lost."""
+        """Record that a device left or was lost."""
         if session.known_as is not None and not session.measure:
             self._short_stays.left(session.known_as, session.opened_s, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Forget the devices that may come back."""
+        """Forget the devices that may rejoin."""
         self._short_stays.tick(now_s)
         self._resting = {who: s for who, s in self._resting.items() if s > now_s}
 
     def admit(self, hello: Hello, address: str, sessions: int, now_s: float) -> AdmissionResult:
-        """Let a device in, or say why not.
+        """Admit a device or refuse it with a reason.
 
         Args:
-            hello: its first message.
-            address: where it connects from.
-            sessions: how many there are, its own among them.
-            now_s: the time.
+            address: the address that the device connects from.
+            sessions: number of sessions, including the device's own.
 
         Raises:
-            ProtocolError: when the hello lacks what every device must have.
+            ProtocolError: the hello lacks an op or dtype that every device must support.
         """
         self._sharing = max(self._expected, sessions)
         full = self._max_devices is not None and sessions > self._max_devices
         refusal = unfit(hello, self._max_devices if full else None)
-        # Asked last, for it may use up a join code.
+        # The authenticator is asked last because it may use up a join code.
         admission = refusal or self._auth.admit(hello, address)
         known_as = admission.known_as if isinstance(admission, Admission) else None
         if known_as is None:
@@ -120,14 +115,11 @@ class Joining:
     def begin(
         self, session: Session, hello: Hello, admission: Admission, now_s: float, *, verify: bool
     ) -> Sequence[Decision]:
-        """Welcome a device that was let in, and begin to probe it if there is anything to learn.
+        """Welcome an admitted device, and start a probe if there is anything to measure.
 
         Args:
-            session: its session.
-            hello: what it says of itself.
-            admission: who it is.
-            now_s: the time.
-            verify: whether results are checked; then so is its arithmetic.
+            admission: the device's identity and record.
+            verify: whether results are checked; if so, the device's arithmetic is tested too.
         """
         self._introduce(session, hello, admission)
         session.admitted_s = now_s
@@ -153,7 +145,7 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Take an answer to the probe; after the last, the device is ready, or was measured."""
+        """Handle an answer to the probe; the last one makes the device ready or measured."""
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
@@ -173,10 +165,10 @@ class Joining:
     def probe_run_failed(
         self, session: Session, probe: Probe, message: messages.TaskError, now_s: float
     ) -> Sequence[Decision]:
-        """Ask again for a run of the probe that the device could not do.
+        """Repeat a failed run of the probe.
 
         Raises:
-            ProtocolError: when it failed too many in a row, or was not asked for this one.
+            ProtocolError: the device failed too many runs in a row, or the run was not awaited.
         """
         again = probe.failed(message.id, now_s) if probe.awaits(message.id) else []
         if not again:
@@ -184,7 +176,7 @@ class Joining:
         return [Send(session.id, m) for m in again]
 
     def _introduce(self, session: Session, hello: Hello, admission: Admission) -> None:
-        """Note who a device is, what it says of itself, and what is remembered of it."""
+        """Record a device's identity, its statements and its remembered behavior."""
         session.measured_by = admission.measured_by
         session.name = admission.name or clean_name(hello.name)
         session.profile = clean_name(hello.profile)
@@ -222,8 +214,8 @@ class Joining:
 def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
     """End the earlier sessions of a device that joins again: the new session counts.
 
-    The old connection may be dead without anybody having noticed, so the new one cannot be the one
-    to refuse. Where both are alive, the old one is told, and does not come back.
+    The PS may not have noticed that the old connection is dead, so it cannot refuse the new one. If
+    both are alive, the old one is told why and does not come back.
     """
     if admission.measured_by:
         before = [s.id for s in sessions if s.measured_by == admission.measured_by]

@@ -1,16 +1,15 @@
-"""How long a device's answers take, compared with its rates, and how to plan with it. Pure.
+"""How a device's measured pace compares with its rates, and how to plan with it. No I/O.
 
-A sample covers what a device was asked from when it was idle until it is idle again: how long that
-should take by its rates, and how long it took, from when the PS began to send until the last answer
-came. What the PS then does with the answers makes no difference. The PS's own delays are part of
-every device's samples, so a device is compared with the fleet: the median delay of all devices is
-nobody's fault, and a device is slow if it takes much longer than that in most samples.
+A sample covers the requests from when a device leaves idle until it is idle again. It holds the
+time predicted by the device's rates, and the time from the PS's first send to the last answer.
+What the PS then does with the answers makes no difference. The PS's own delays are part of every
+sample, so a device is compared with the fleet. The median delay of all devices is nobody's fault;
+a device is slow if it takes much longer than that in most samples.
 
-A device is slow in one of two ways: everything takes some factor longer, or each answer comes some
-time late. It is planned with the one that explains its samples better. The planner then gives it
-less work, or none, as it would any device of such rates. A device that gets none is tried from time
-to time, so that it comes back when it has recovered. So is one whose latency was found to be large
-when it joined.
+A slow device either takes some factor longer for everything or returns each answer some time
+late. It is planned with the one that explains its samples better, so the planner gives it less
+work or none. A device without work is tried from time to time, so that it returns when it has
+recovered. So is a device whose measured latency was large when it joined.
 """
 
 from __future__ import annotations
@@ -27,27 +26,26 @@ from cleave.planner.tiles.cost import streamed_s
 from cleave.scheduler.sessions.setbacks import trial_in_s
 
 SLOW: Final = 2.0
-"""A device is slow when it takes this many times as long as it should, allowing for the fleet's
-median delay, and takes `LEAST_LATE_S` longer as well."""
+"""A device is slow if it takes this many times its predicted time plus the fleet's median delay,
+and also `LEAST_LATE_S` longer."""
 
 LEAST_LATE_S: Final = 0.05
-"""The shortest delay, in seconds, that makes a device slow; below it, what the PS does itself
-decides."""
+"""The shortest delay, in seconds, that makes a device slow; shorter delays depend on the PS."""
 
 SAMPLES: Final = 8
-"""Latest samples that are kept. Their lower median counts, so a single slow one has no effect."""
+"""Number of latest samples kept. Their lower median counts, so one slow sample has no effect."""
 
 ENOUGH: Final = 2
-"""New samples that are needed to judge a device, and each time to judge it again."""
+"""Number of new samples needed each time before a device is judged."""
 
-_STEPS: Final = 2  # of an estimate, for each doubling: plans are kept as long as it does not change
-_CLEARLY: Final = 0.8  # of samples that look alike both explain all: then it is slow
-_STILL: Final = 0.7  # of where a device begins to be slow, it ceases to be
-_CHANGE: Final = 1.5  # an estimate changes by so much, or not at all
+_STEPS: Final = 2  # steps of an estimate per doubling: plans stay valid while it does not change
+_CLEARLY: Final = 0.8  # if lateness does not explain the samples clearly better, the device is slow
+_STILL: Final = 0.7  # share of the limits below which a slow device is no longer slow
+_CHANGE: Final = 1.5  # smaller changes of an estimate are ignored
 
 
 class Sample(NamedTuple):
-    """How long something should have taken, and took; if given up, how long it took at least."""
+    """Predicted and measured seconds; if the work was given up, `took_s` is a lower bound."""
 
     expected_s: float
     took_s: float
@@ -55,11 +53,11 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How a device is planned with.
+    """Corrections of a device's rates for planning.
 
     Attributes:
-        slowness: how many times longer it takes for everything.
-        late_s: how much later each of its answers comes, besides.
+        slowness: factor by which everything takes longer.
+        late_s: additional delay of each answer, in seconds.
     """
 
     slowness: float = 1.0
@@ -67,12 +65,12 @@ class Estimate:
 
     @property
     def slow(self) -> bool:
-        """Say whether the device differs from what its rates say."""
+        """Return whether the device is slower or later than its rates predict."""
         return self.slowness > 1 or self.late_s > 0
 
     @property
     def text(self) -> str:
-        """Describe the estimate for people; empty where there is nothing to say."""
+        """Return a description for people; empty if the device is not slow."""
         if self.late_s:
             how = f"its answers come {self.late_s:.2g} s late"
         elif self.slowness > 1:
@@ -95,7 +93,7 @@ class Estimate:
         )
 
     def near(self, other: Estimate) -> bool:
-        """Say whether the difference to another estimate is too small to plan anew."""
+        """Return whether another estimate is too close to justify replanning."""
         if (self.late_s > 0) != (other.late_s > 0) or self.slow != other.slow:
             return False
         pairs = (self.slowness, other.slowness), (self.late_s or 1.0, other.late_s or 1.0)
@@ -107,10 +105,10 @@ AS_STATED: Final = Estimate()
 
 @dataclass(slots=True)
 class _Burst:
-    """What a device was asked since it was last idle."""
+    """The requests to a device since it was last idle."""
 
     asked_s: float
-    begun_s: float | None = None  # when the PS began to send it
+    begun_s: float | None = None  # when the PS began to send
     runs: set[int] = field(default_factory=set)
     down_bytes: float = 0.0
     flops: int = 0
@@ -120,14 +118,14 @@ class _Burst:
 
 @dataclass(slots=True)
 class Pace:
-    """One device's samples, and what follows from them.
+    """One device's samples and the resulting estimate.
 
     Attributes:
-        estimate: how the device is planned with now.
+        estimate: the estimate that the device is planned with.
         samples: the latest samples.
-        fresh: how many of them are new since it was last judged.
-        times: trials in a row that it failed, or that were followed by slow work.
-        trial_s: when it is to be tried, if it gets no work until then.
+        fresh: number of new samples since the last judgement.
+        times: consecutive trials that it failed or that were followed by slow work.
+        trial_s: time of the next trial, if the device gets no work until then.
     """
 
     estimate: Estimate = AS_STATED
@@ -136,17 +134,17 @@ class Pace:
     times: int = 0
     trial_s: float = 0.0
     _burst: _Burst | None = None
-    _wary: bool = False  # it passed a trial, and has not shown yet that it works as it should
-    _waiting_bytes: float = 0.0  # of arrays on their way, for the run that comes next
+    _wary: bool = False  # it passed a trial, but its pace is not confirmed yet
+    _waiting_bytes: float = 0.0  # arrays sent for the next run
 
-    # --- what happens ---
+    # --- observations ---
 
     def array(self, nbytes: float) -> None:
-        """Count an array that travels to the device, coded or not, for the run that follows."""
+        """Count the bytes on the wire of an array sent for the next run."""
         self._waiting_bytes += nbytes
 
     def asked(self, run: int, flops: int, up_bytes: float, now_s: float) -> None:
-        """Count a run that the device is asked to do, and what of its result is to travel."""
+        """Count a run sent to the device, with the bytes on the wire of its result."""
         burst = self._burst
         if burst is None:
             burst = self._burst = _Burst(now_s)
@@ -157,12 +155,12 @@ class Pace:
         self._waiting_bytes = 0.0
 
     def sending(self, now_s: float) -> None:
-        """Note that the PS begins to send the device something that it was asked."""
+        """Record that the PS begins to send requests to the device."""
         if self._burst is not None and self._burst.begun_s is None:
             self._burst.begun_s = now_s
 
     def answered(self, run: int, rates: DeviceRates, now_s: float, *, failed: bool = False) -> None:
-        """Note that the device answered a run; a burst with a failed run gives no sample."""
+        """Record an answered run; a burst with a failed run gives no sample."""
         burst = self._burst
         if burst is None or run not in burst.runs:
             return
@@ -174,10 +172,7 @@ class Pace:
                 self._take(_sample(burst, rates, now_s), now_s)
 
     def given_up(self, runs: Iterable[int], rates: DeviceRates, now_s: float) -> None:
-        """Note that the device need not answer some runs any more.
-
-        It would have taken longer than until now; that is a sample if it is longer than predicted.
-        """
+        """Record cancelled runs; their time so far is a sample only if longer than predicted."""
         burst = self._burst
         if burst is None:
             return
@@ -198,24 +193,20 @@ class Pace:
         self.fresh += 1
         self.trial_s = max(self.trial_s, now_s + trial_in_s(self.times + 1))
 
-    # --- what follows ---
+    # --- judgement ---
 
     @property
     def delay_s(self) -> float | None:
-        """Return how much longer than predicted the device takes; None where that is not known."""
+        """Return the device's median delay beyond prediction; None with too few samples."""
         if len(self.samples) < ENOUGH:
             return None
         return median_low(sample.took_s - sample.expected_s for sample in self.samples)
 
     def judge(self, common_s: float, now_s: float) -> bool:
-        """Judge the device again if there are enough new samples.
+        """Judge the device if it has enough new samples; return whether its estimate changed.
 
         Args:
-            common_s: the delay that all devices have (`common_delay_s`).
-            now_s: the time.
-
-        Returns:
-            Whether the device is to be planned with another estimate.
+            common_s: delay common to all devices (`common_delay_s`).
         """
         if self.fresh < (1 if self._wary else ENOUGH):
             return False
@@ -230,18 +221,17 @@ class Pace:
         return True
 
     def due(self, rates: DeviceRates, now_s: float) -> bool:
-        """Say whether to try the device: it is slow or far away, and had no work for a while."""
+        """Return whether a trial is due: the device is slow or far away, and had no recent work."""
         far = rates.latency_s >= LEAST_LATE_S
         return (self.estimate.slow or far) and now_s >= self.trial_s
 
     def tried(
         self, sample: Sample, rates: DeviceRates, common_s: float, now_s: float
     ) -> DeviceRates:
-        """Take a trial's time: if it is at most half of what was predicted, change the estimate.
+        """Update the estimate if a trial took at most half of the predicted time.
 
         Returns:
-            The device's rates, with a new latency if the trial shows that the measured one was too
-                large.
+            The device's rates, with a new latency if the measured one proved too large.
         """
         if sample.took_s < sample.expected_s / 2:
             rates = replace(rates, latency_s=sample.took_s / 2)
@@ -258,18 +248,18 @@ class Pace:
         return rates
 
     def put_off(self, now_s: float) -> None:
-        """Put the next trial off, because the device did not do one as it should."""
+        """Postpone the next trial because the device did not do one as it should."""
         self.times += 1
         self.trial_s = now_s + trial_in_s(self.times + 1)
 
 
 def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False) -> Estimate:
-    """Return the estimate that explains samples best: as stated, a factor slower, or a delay later.
+    """Return the estimate that explains samples best: as stated, slower by a factor, or late.
 
     Args:
         samples: one device's samples, at least one.
-        common_s: how much longer than predicted all devices take.
-        slow: whether the device counts as slow now; then it stays slow until it clearly is not.
+        common_s: delay common to all devices, in seconds.
+        slow: whether the device counts as slow now; it then stays slow until it clearly is not.
     """
     expected = [sample.expected_s + common_s for sample in samples]
     took = [sample.took_s for sample in samples]
@@ -286,7 +276,7 @@ def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False)
 
 
 def common_delay_s(delays_s: Iterable[float | None]) -> float:
-    """Return the delay that the PS itself causes: the lower median of all delays, 0 without any."""
+    """Return the PS's own delay: the lower median of the known delays, at least 0."""
     known = sorted(delay_s for delay_s in delays_s if delay_s is not None)
     return max(0.0, known[(len(known) - 1) // 2]) if known else 0.0
 
@@ -306,7 +296,7 @@ def _sample(burst: _Burst, rates: DeviceRates, now_s: float) -> Sample:
 
 
 def expected(rates: DeviceRates, down_bytes: float, flops: float, up_bytes: float) -> float:
-    """Return the seconds something takes by a device's rates, first byte sent to last back."""
+    """Return the predicted seconds from the first byte sent to the last byte received."""
     return 2 * rates.latency_s + streamed_s(
         down_bytes / rates.downlink_bytes_per_s,
         flops / rates.flops_per_s,

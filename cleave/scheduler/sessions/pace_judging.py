@@ -1,4 +1,4 @@
-"""Compares the paces of all devices, and has slow ones planned as they are. Pure."""
+"""Compares the paces of all devices, and replans slow ones. No I/O."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cleave.scheduler.sessions.session import Session
 
 
 def common_delay_of(sessions: Iterable[Session]) -> float:
-    """Return the delay that all devices have, in seconds."""
+    """Return the delay common to all devices, in seconds."""
     return common_delay_s(session.pace.delay_s for session in sessions)
 
 
 def judge_paces(
     sessions: Iterable[Session], history: DeviceHistory, now_s: float
 ) -> Sequence[Decision]:
-    """Plan with the pace that devices show, where it is far from what was measured."""
+    """Update the estimates of devices whose pace is far from their measured rates."""
     sessions = list(sessions)
     judged = [s for s in sessions if s.pace.fresh and s.rates is not None]
     if not judged:

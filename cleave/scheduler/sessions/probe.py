@@ -1,19 +1,17 @@
-"""Testing a device before it gets work: ordinary `put` and `run` messages, timed and checked.
+"""Tests of a device before it gets work: ordinary `put` and `run` messages, timed and checked.
 
 Link: a row times a column is nearly all download (one number comes back), a column times a row
 nearly all upload, and a 1 x 1 product is a round trip. In each direction the arrays grow until one
-takes long enough to be timed. The time of a round trip and that of the device's own arithmetic are
-subtracted.
+takes long enough to time. The times of a round trip and of the device's arithmetic are subtracted.
 
-Arithmetic: one product of secret numbers in every dtype that the device claims, returned in that
-dtype and in fp32, as stored and transposed, and checked like any result (`cleave.verify`). The
-products are deep and their numbers mostly of one sign, so that sums kept in 16 bits, or fp32 inputs
-rounded to fewer bits, are noticed.
+Arithmetic: one product of secret numbers in every dtype that the device claims, as stored and
+transposed. The product is returned in that dtype and in fp32, and checked like any result
+(`cleave.verify`). The products are deep and their numbers mostly of one sign. This reveals sums
+kept in 16 bits, and fp32 inputs rounded to fewer bits.
 
-Speed: one product of two arrays, added up until its time can be told from the link's. A device that
-shows less than a tenth of the speed that it claims is planned with the speed that it shows. This is
-done only where the link is measured too: without its rates, times at the PS say nothing about the
-device's arithmetic.
+Speed: one product of two arrays, repeated until its time can be told from the link's. A device that
+reaches less than a tenth of its claimed speed is planned with the speed reached. Speed is tested
+only if the link is measured too: without link rates, times at the PS do not reveal the arithmetic.
 """
 
 from __future__ import annotations
@@ -37,23 +35,22 @@ from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
 from cleave.verify import GemmCheck
 
 FIRST_ID: Final = 2**52
-"""Probes number their arrays and runs from here on, so that they never use the scheduler's numbers.
-It is still an exact integer in JavaScript."""
+"""First id of probes' arrays and runs, so that they never use the scheduler's ids. It is still an
+exact integer in JavaScript."""
 
-_FIRST_BYTES: Final = 8 * 1024  # over within 12 s on the slowest link that a device may have
+_FIRST_BYTES: Final = 8 * 1024  # takes at most 12 s on the slowest link allowed
 _GROWTH: Final = 4
 _LEAST_S: Final = 20e-6
 
 _TEST_SIDES: Final = (4, 192, 5)
-"""Rows, depth and columns of the arithmetic tests: all dtypes together are 14 kB, and the sums are
-deep enough for errors of 16-bit sums to show."""
+"""Rows, depth and columns of the arithmetic tests. All dtypes together are 14 kB, and the sums are
+deep enough to show errors of 16-bit sums."""
 
 CLAIM: Final = 10.0
-"""How many times faster than it shows a device may claim to be, since a probe is not a
-benchmark."""
+"""Maximum ratio of a device's claimed speed to its probed speed; a probe is not a benchmark."""
 
 _SPEED_ROWS: Final = 128
-_SPEED_SIDES: Final = (128, 512)  # least and most; what a slow link takes no smaller one tells
+_SPEED_SIDES: Final = (128, 512)  # min and max; smaller products tell nothing
 _SPEED_BYTES_S: Final = 0.5  # of download
 _SPEED_ENOUGH_S: Final = 0.05
 _SPEED_PAIRS: Final = 1024
@@ -64,9 +61,9 @@ class Effort:
     """How thoroughly a link is measured.
 
     Attributes:
-        round_trips: how many are timed; the shortest counts.
-        largest_bytes: the most bytes that are sent at once.
-        enough_s: after an array that takes this long, no larger one is sent.
+        round_trips: number of round trips timed; the shortest counts.
+        largest_bytes: maximum bytes sent at once.
+        enough_s: once an array takes this long, no larger one is sent.
     """
 
     round_trips: int
@@ -75,18 +72,18 @@ class Effort:
 
 
 STATED: Final = Effort(0, 0, 0.0)
-"""For a device that states its link's rates: nothing is measured."""
+"""For a device that states its link rates: nothing is measured."""
 
 JOINING: Final = Effort(2, 2 * 2**20, 0.1)
 """For a device that wants to work soon."""
 
 THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
-"""For a device that came to have its link measured."""
+"""For a device that joined to have its link measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """What a probe found about a link.
+    """Measured rates of a link.
 
     Attributes:
         downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
@@ -100,7 +97,7 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One timed product: a (rows, depth) array times a (depth, columns) one, `pairs` times."""
+    """One timed product, (rows, depth) by (depth, columns), summed `pairs` times."""
 
     rows: int
     depth: int
@@ -111,7 +108,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """One product whose numbers are checked."""
+    """One product whose result is checked."""
 
     a: Buffer
     b: Buffer
@@ -123,18 +120,18 @@ class _Test:
 
 
 class Probe:
-    """The probe of one device. Give it results until `rates` or `fault` is set.
+    """The probe of one device. Pass it results until `rates` or `fault` is set.
 
     Args:
-        device: what the device says of itself.
+        device: the rates that the device states.
         effort: how thoroughly its link is measured.
-        rng: secret; draws the numbers of the tests. None to measure the link alone.
-        ids: names for arrays and runs, where a session has several probes.
+        rng: secret; draws the numbers of the tests. None to measure only the link.
+        ids: ids for arrays and runs, shared by a session's probes.
 
     Attributes:
-        rates: the measured rates of its link; as stated where it is not measured.
+        rates: the link's measured rates; the stated ones if it is not measured.
         device: the rates to plan with, once `rates` is set.
-        fault: what is wrong with its arithmetic.
+        fault: what is wrong with the device's arithmetic.
     """
 
     def __init__(
@@ -156,10 +153,10 @@ class Probe:
         self._run = -1
         self._arrays: tuple[int, ...] = ()
         self._sent_s = 0.0
-        self._took_s = 0.0  # the step before
+        self._took_s = 0.0  # time of the previous step
         self._tests: dict[int, _Test] = {}
-        self._asked: dict[int, messages.Run] = {}  # those of the tests, not answered yet
-        self._failures = 0  # runs that the device failed since it last did one
+        self._asked: dict[int, messages.Run] = {}  # unanswered test runs
+        self._failures = 0  # failed runs since the last completed run
 
     def begin(self, now_s: float) -> list[Message]:
         """Return the first messages to send."""
@@ -168,41 +165,38 @@ class Probe:
         return self._go_on(now_s)
 
     def awaits(self, run: int) -> bool:
-        """Say whether an answer to this run is awaited."""
+        """Return whether an answer to this run is awaited."""
         return run in self._tests or run == self._run
 
     def failed(self, run: int, now_s: float) -> list[Message]:
-        """Return what asks again for a run that the device could not do.
-
-        It is empty once the device failed `ASIDE_AFTER` runs in a row.
-        """
+        """Return messages to repeat a failed run; empty after `ASIDE_AFTER` failures in a row."""
         self._failures += 1
         if self._failures >= ASIDE_AFTER:
             return []
         test = self._tests.pop(run, None)
-        if test is None:  # with its arrays, for their transfer is timed
+        if test is None:  # send the arrays again because their transfer is timed
             return [messages.Drop(self._arrays), *self._send(self._step, now_s)]
         again = replace(self._asked.pop(run), id=next(self._ids))
         self._tests[again.id], self._asked[again.id] = test, again
         return [again]
 
     def abandon(self) -> list[Message]:
-        """Return the last messages to send when the probe is given up."""
+        """Return the messages that cancel an abandoned probe."""
         runs, self._tests = tuple(self._tests), {}
         arrays, self._arrays, self._run = self._arrays, (), -1
         return [messages.Cancel(runs), messages.Drop(arrays)]
 
     @property
     def awaited_bytes(self) -> int:
-        """Return the size of the largest result that is awaited."""
+        """Return the size of the largest awaited result."""
         tests = (test.shape[0] * test.shape[1] * test.out.itemsize for test in self._tests.values())
         return max(DType.FP32.itemsize * self._step.rows * self._step.columns, *tests, 0)
 
     def result(self, message: messages.Result, now_s: float) -> list[Message]:
-        """Take an answer; return the messages to send next.
+        """Handle an answer; return the messages to send next.
 
         Raises:
-            ProtocolError: when it is not the answer that is awaited.
+            ProtocolError: the answer is not awaited.
         """
         test = self._tests.pop(message.id, None)
         self._failures = 0
@@ -216,7 +210,7 @@ class Probe:
             raise _not_awaited(message)
         self._expect(message, (step.rows, step.columns), DType.FP32)
         self._took_s = max(_LEAST_S, now_s - self._sent_s)
-        if not step.random:  # of a link's probe the arithmetic is no part
+        if not step.random:  # exclude arithmetic from the link's time
             self._took_s = max(_LEAST_S, self._took_s - message.compute_s)
         return self._go_on(now_s)
 
@@ -250,7 +244,7 @@ class Probe:
             self._arrays += (left, right)
             sent += [_put(left, a), _put(right, b)]
             plain, turned = next(self._ids), next(self._ids)
-            # As it lies; and (A B)' = B' A', twice, added up.
+            # One product as stored, and one transposed: (A B)' = B' A', summed twice.
             self._asked[plain] = _run(plain, (left, right), dtype)
             self._asked[turned] = _run(turned, (right, left) * 2, DType.FP32, transposed=True)
             sent += [self._asked[plain], self._asked[turned]]
@@ -276,7 +270,7 @@ class Probe:
     # --- times ---
 
     def _steps(self) -> Iterator[_Step]:
-        """Yield what to multiply next; `_took_s` is set when the generator is resumed."""
+        """Yield the next products; `_took_s` is set when the generator resumes."""
         stated = self.device
         if self._effort is STATED:
             self.rates = LinkRates(
@@ -296,7 +290,7 @@ class Probe:
                 yield step
                 sent = 8 * step.depth if download else 4 * side * side
                 rate = sent / max(_LEAST_S, self._took_s - round_trip_s)
-                if last:  # the better of two: whatever disturbs a measurement makes it slower
+                if last:  # the better of two, because disturbances only slow a measurement
                     rates.append(max(rate, before))
                     break
                 last = self._took_s >= self._effort.enough_s or size * _GROWTH > self._largest
@@ -314,7 +308,7 @@ class Probe:
         self.rates = found
 
     def _speed(self, link: LinkRates) -> Iterator[_Step]:
-        """Yield products until the device shows a tenth of what it claims, or what it can do."""
+        """Yield products until the device reaches a tenth of its claimed speed, or its limit."""
         least, most = _SPEED_SIDES
         nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
         side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))

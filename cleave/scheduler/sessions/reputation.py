@@ -1,7 +1,7 @@
-"""What is known of a device's honesty, and when it is quarantined.
+"""A device's reputation for correct results, and when it is quarantined.
 
-Pure numbers: a store may keep them for an identity (`dataclasses.asdict`) and start a session with
-them (`Reputation(**values)`).
+The records are plain numbers: a store may save them (`dataclasses.asdict`) and start a session
+with them (`Reputation(**values)`).
 """
 
 from __future__ import annotations
@@ -12,54 +12,52 @@ from enum import Enum
 from typing import Final
 
 QUARANTINE: Final = 3.0
-"""Penalty at which a device gets no more tasks. One flipped bit must not be enough."""
+"""Penalty at which a device is quarantined. One flipped bit must not be enough."""
 
 FORGIVEN_BY: Final = 10_000
-"""Right results, all of them checked, that cancel one whole penalty point: memory without error
-correction flips a bit now and then, on honest devices too. Only whole points are forgiven; if parts
-were, three faults would never quite add up to three points."""
+"""Number of checked correct results that cancel one penalty point. Memory without error correction
+flips a bit now and then, on honest devices too. Only whole points are forgiven; with fractions,
+three faults would never quite reach three points."""
 
 EVIDENCE: Final = 12 * math.log(10)
-"""Evidence that a device changes elements, in nats, at which it gets no more tasks."""
+"""Evidence, in nats, that a device changes elements, at which it is quarantined."""
 
 _FOR_A_WRONG: Final = math.log((1 / 6) / 0.01)
 _FOR_A_RIGHT: Final = math.log((5 / 6) / 0.99)
 
 KNOWN_AFTER: Final = 16
-"""Right results after which a device is known. The results of devices that are not known are always
-checked."""
+"""Correct results after which a device is known. Unknown devices' results are always checked."""
 
 
 class Wrong(Enum):
-    """How a result was wrong; the values are penalties."""
+    """How a result was wrong. The values are penalties."""
 
     SMALL = 1.0
-    """An element, a row or a column is wrong, or everything is wrong by a little. A flipped bit can
-    do that."""
+    """An element, row or column is wrong, or all are slightly wrong; a flipped bit can do that."""
 
     FORM = 1.5
-    """Another shape or dtype than was asked for: a broken or a foreign program."""
+    """The shape or dtype is not the requested one: a broken or foreign program."""
 
     GROSS = 3.0
-    """The whole block is wrong by much, which does not happen to an honest device."""
+    """The whole block is far off, which does not happen to an honest device."""
 
 
 @dataclass(slots=True)
 class Rounding:
-    """Whether a device's 16-bit results are the rounded products.
+    """Evidence of whether a device's 16-bit results are correctly rounded products.
 
-    The server computes a few elements of each such result exactly. An honest element differs from
-    the right rounding only where its fp32 sum fell on the other side of a rounding boundary: less
-    than once in a thousand, whatever the order of summing. A device that adds a little to many
-    elements, within the tolerance of the check, is wrong in many. A cumulative sum of the evidence
-    (Page 1954) tells the two apart. Each element adds the logarithm of a ratio: its likelihood for
-    a device that changes a sixth of the elements, over its likelihood for one that misrounds a
-    hundredth. The sum never falls below zero, so honest results cannot be saved up to cover later
-    wrong ones.
+    The server computes a few elements of each such result exactly. An honest element is misrounded
+    only if its fp32 sum fell on the other side of a rounding boundary. That happens less than once
+    in a thousand, in any order of summing. A device that adds a little to many elements, within the
+    check's tolerance, is wrong in many.
+
+    A cumulative sum of the evidence (Page 1954) tells the two apart. Each element adds the log of a
+    likelihood ratio: a device that changes a sixth of the elements, over one that misrounds a
+    hundredth. The sum never falls below zero, so honest results cannot offset later wrong ones.
 
     Attributes:
-        spots: elements computed exactly.
-        misrounded: those that were not the right rounding.
+        spots: number of elements computed exactly.
+        misrounded: number of these elements that were misrounded.
         evidence: the cumulative sum, in nats.
     """
 
@@ -69,7 +67,7 @@ class Rounding:
 
     @property
     def biased(self) -> bool:
-        """Say whether chance explains the evidence less than once in 10^12 results."""
+        """Return whether the evidence would arise by chance less than once in 10^12 results."""
         return self.evidence >= EVIDENCE
 
     def saw(self, spots: int, misrounded: int) -> None:
@@ -82,13 +80,13 @@ class Rounding:
 
 @dataclass(slots=True)
 class Reputation:
-    """One device's record.
+    """One device's record of right and wrong results.
 
     Attributes:
-        right: results that were checked and right.
-        wrong: results that were checked and wrong.
-        penalty: points for the wrong results, less those forgiven since.
-        atoned: right results since it got a penalty, or since a point was last forgiven.
+        right: number of checked results that were right.
+        wrong: number of checked results that were wrong.
+        penalty: points for wrong results, minus forgiven points.
+        atoned: right results since the device got a penalty or since a point was last forgiven.
     """
 
     right: int = 0
@@ -98,16 +96,16 @@ class Reputation:
 
     @property
     def known(self) -> bool:
-        """Say whether the device was right often enough, and never wrong, for a sample to do."""
+        """Return whether the device was right often enough, and never wrong, to be sampled."""
         return not self.wrong and self.right >= KNOWN_AFTER
 
     @property
     def quarantined(self) -> bool:
-        """Say whether the device should get no more tasks."""
+        """Return whether the penalty has reached `QUARANTINE`."""
         return self.penalty >= QUARANTINE
 
     def was_right(self) -> None:
-        """Count a result that was checked and is right."""
+        """Count a checked result that is right."""
         self.right += 1
         if not self.penalty:
             return
@@ -117,26 +115,26 @@ class Reputation:
             self.penalty = max(0.0, self.penalty - 1)
 
     def was_wrong(self, how: Wrong) -> None:
-        """Count a result that was checked and is wrong."""
+        """Count a checked result that is wrong."""
         self.wrong += 1
         self.penalty += how.value
 
 
 @dataclass(slots=True)
 class Suspects:
-    """Arrays in a device's memory that may be corrupt, so that one flipped bit counts as one fault.
+    """Possibly corrupt arrays on a device, so that one flipped bit counts as one fault.
 
-    A flipped bit in a device's copy of a strip makes every result of that strip wrong. The first
-    such result counts, and the PS sends the strip again. Wrong results of runs that were sent
-    before that are excused as long as a single array is an input of all of them. A device that
-    answers everything wrong soon has two wrong results with no array in common.
+    A flipped bit in a device's copy of a strip makes every result of that strip wrong. Only the
+    first such result counts, and the PS sends the strip again. Wrong results of runs sent before
+    that are excused as long as one array is an input of all of them. A device that answers
+    everything wrong soon has two wrong results without a common array.
     """
 
     common: frozenset[int] = frozenset()
-    excused_runs: int = 0  # runs up to this one were sent before the array was sent again
+    excused_runs: int = 0  # the last run sent before the array was sent again
 
     def explains(self, run: int, inputs: frozenset[int]) -> bool:
-        """Say whether a wrong result may come from the same flipped bit as the one before."""
+        """Return whether a wrong result may come from the same flipped bit as the previous one."""
         shared = self.common & inputs
         if run > self.excused_runs or not shared:
             return False

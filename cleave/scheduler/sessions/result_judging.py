@@ -1,7 +1,4 @@
-"""What follows from a device's results: right ones are used, wrong ones cost their device.
-
-Pure: the session manager carries out what is decided.
-"""
+"""Judges devices' results: right ones are used, wrong ones count against their device. No I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ NOT_ROUNDED: Final = "were not the right rounding of the product: far more than 
 
 
 def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
-    """Say how a result differs in form from what its task yields; empty if it does not."""
+    """Return how a result's form differs from its task's; empty if it does not."""
     detail: GemmTask | StageOrder = task.detail
     rows, columns, dtype = detail.rows, detail.columns, detail.out
     of_graph = isinstance(detail, StageOrder) and detail.name is None
@@ -45,10 +42,10 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
 
 
 class ResultJudge:
-    """Decides what follows from checked results, and counts the wrong ones against their devices.
+    """Decides how to handle checked results, and counts wrong ones against their devices.
 
     Args:
-        auth: is told of wrong results, so that they count in later sessions.
+        auth: receives wrong results, so that they count in later sessions.
         history: keeps the evidence of how devices round.
     """
 
@@ -57,7 +54,7 @@ class ResultJudge:
         self._history = history
 
     def checked(self, session: Session, check: Check, judgement: Judgement) -> Sequence[Decision]:
-        """Decide what to do with a result that was checked; see `SessionManager.checked`."""
+        """Decide how to handle a checked result; see `SessionManager.checked`."""
         fault, rounding = judgement.fault, session.rounding
         rounding.saw(judgement.spots, judgement.misrounded)
         if fault is None and not rounding.biased:
@@ -80,13 +77,13 @@ class ResultJudge:
         return [failed, *self.quarantine_if_due(session, fault.reason)]
 
     def was_wrong(self, session: Session, how: Wrong, reason: str) -> None:
-        """Count a wrong result of a device, and have it remembered beyond the session."""
+        """Count a wrong result of a device, and report it to the authenticator."""
         session.reputation.was_wrong(how)
         if session.identity is not None:
             self._auth.faulted(session.identity, reason, how.value)
 
     def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
-        """Quarantine a device that has had too many wrong results."""
+        """Quarantine a device that has too many wrong results."""
         reputation = session.reputation
         if not reputation.quarantined:
             return []

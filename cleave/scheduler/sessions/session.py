@@ -1,4 +1,4 @@
-"""One device session, as the PS sees it."""
+"""The PS's state of one device session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ANSWERS: Final = (Result, TaskError, Computed)
 
 
 class DeviceState(Enum):
-    """What a device session is doing; users read the values."""
+    """The state of a device session. Users see the values."""
 
     JOINING = "joining"
     PROBING = "probing"
@@ -37,7 +37,7 @@ class DeviceState(Enum):
     BUSY = "busy"
     OVERDUE = "overdue"
     ASIDE = "set aside"
-    """It failed several runs in a row, and gets no work until it passes a trial."""
+    """The device failed several runs in a row and gets no work until it passes a trial."""
 
     DRAINING = "draining"
     LOST = "lost"
@@ -49,8 +49,8 @@ class Trial:
 
     Attributes:
         probe: the test.
-        begun_s: when it began.
-        expected_s: how many seconds it should take.
+        begun_s: start time.
+        expected_s: predicted duration, in seconds.
     """
 
     probe: Probe
@@ -60,87 +60,87 @@ class Trial:
 
 @dataclass(slots=True)
 class Session:
-    """Holds what the PS knows of one session of a device."""
+    """The PS's record of one device session."""
 
     id: int
     opened_s: float
     address: str = ""
-    identity: int | None = None  # which device it is, see `Admission`
-    known_as: int | None = None  # the same, also where only its link is measured
+    identity: int | None = None  # see `Admission`
+    known_as: int | None = None  # `identity`, or the identity of a link measurement
     state: DeviceState = DeviceState.JOINING
     reason: str = ""
     name: str = ""
     profile: str = ""
-    kind: DeviceKind | None = None  # as it says itself
-    admitted_s: float = math.inf  # when its hello was accepted; later than all while it is not
+    kind: DeviceKind | None = None  # as the device states
+    admitted_s: float = math.inf  # when its hello was accepted; inf before that
     heard_s: float = 0.0
     counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime counts the bytes
-    credited: DeviceCounters = field(default_factory=DeviceCounters)  # as the authenticator knows
+    credited: DeviceCounters = field(default_factory=DeviceCounters)  # already reported
     reputation: Reputation = field(default_factory=Reputation)
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
     setbacks: Setbacks = field(default_factory=Setbacks)
     pace: Pace = field(default_factory=Pace)
-    reserved_bytes: int = 0  # of its memory, for stages
-    noted_s: float | None = None  # when a failure of it was last said
+    reserved_bytes: int = 0  # device memory reserved for stages
+    noted_s: float | None = None  # time of the last report of a failure
     rates: DeviceRates | None = None
-    claimed_flops_per_s: float = 0.0  # in its hello, bounded; `rates` has what it showed
-    features: frozenset[Feature] = frozenset()  # that it has, and we have
-    may_code: bool = False  # it was told that its results may come coded
-    measure: bool = False  # it came to have its link measured, not to work
-    measured_by: str = ""  # what it came by then, see `Admission`
-    own: bool = False  # it is the operator's own
+    claimed_flops_per_s: float = 0.0  # from its hello, bounded; `rates` has the measured speed
+    features: frozenset[Feature] = frozenset()  # supported by both sides
+    may_code: bool = False  # it was told that it may compress results
+    measure: bool = False  # it joined only to measure its link
+    measured_by: str = ""  # see `Admission`
+    own: bool = False  # the device is the operator's own
     telemetry: dict[str, float] = field(default_factory=dict)
-    expected: dict[int, Task] = field(default_factory=dict)  # by run: asked, not answered
+    expected: dict[int, Task] = field(default_factory=dict)  # tasks in flight, by run
     cancelled_runs: CancelledRuns = field(default_factory=CancelledRuns)
-    allowance: Allowance | None = None  # from its welcome on
+    allowance: Allowance | None = None  # set when it is welcomed
     probe: Probe | None = None
     probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
-    trial: Trial | None = None  # under way
+    trial: Trial | None = None  # in progress
 
     @property
     def codes_puts(self) -> bool:
-        """Say whether arrays are coded on their way to the device."""
+        """Return whether arrays sent to the device are compressed."""
         return self.rates is not None and self.rates.codes_downlink
 
     @property
     def conduct(self) -> Conduct:
-        """Return how the device worked, to be remembered for its next session."""
+        """Return the device's behavior, to be remembered for its next session."""
         estimate = self.pace.estimate
         return Conduct(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
 
     @property
     def restriction(self) -> str:
-        """Say why the device gets no work, or less; empty if it does not."""
+        """Return why the device gets less work or none; empty if it is unrestricted."""
         return self.setbacks.text or self.pace.estimate.text
 
     @property
     def planned_rates(self) -> DeviceRates:
-        """Return the rates to plan with: corrected by its pace, without what stages use."""
+        """Return the rates to plan with: corrected by pace, without the memory that stages use."""
         assert self.rates is not None
         left = max(0, self.rates.memory_bytes - self.reserved_bytes)
         return replace(self.pace.estimate.of(self.rates), memory_bytes=left)
 
     def travelling_down(self, nbytes: int, coded_ratio: float) -> float:
-        """Return what of an array is predicted to travel to the device.
+        """Return the predicted bytes on the wire of an array sent to the device.
 
         Args:
-            nbytes: its size.
-            coded_ratio: its coded size over that, if it is coded.
+            nbytes: uncompressed size in bytes.
+            coded_ratio: compressed size over uncompressed size, if the array is compressed.
         """
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.down_bytes(nbytes, coded_ratio)
 
     def travelling_up(self, nbytes: int, coded_ratio: float) -> float:
-        """Return what of a result is predicted to travel; see `travelling_down`."""
+        """Return the predicted bytes on the wire of a result; see `travelling_down`."""
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.up_bytes(nbytes, coded_ratio)
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:
-        """Return the size of the largest job result that may come now, and of any result."""
+        """Return the size of the largest job result now awaited, and of any result awaited."""
         job = max((task.output_bytes for task in self.expected.values()), default=0)
         probe = self.probe if self.trial is None else self.trial.probe
         tested = probe.awaited_bytes if probe is not None else 0
@@ -155,27 +155,24 @@ class Session:
         return self.allowance.said(nbytes, now_s) if self.allowance is not None else ""
 
     def kind_of(self, message: Message) -> TrafficKind:
-        """Return what a message from the device counts as; ask before the message is taken."""
+        """Return a received message's traffic category. Call it before the message is handled."""
         if (
             not isinstance(message, Result)
             or self._measures(message.id)
             or not (message.id in self.expected or message.id in self.cancelled_runs)
         ):
             return TrafficKind.OTHER
-        task = self.expected.get(message.id)  # a cancelled run is always a tile's
+        task = self.expected.get(message.id)  # a cancelled run counts as tiles
         asked = task.detail if task is not None else None
         return asked.kind if isinstance(asked, StageOrder) else TrafficKind.TILES
 
     def _measures(self, run: int) -> bool:
-        """Say whether a run only tests and measures the device."""
+        """Return whether a run only tests and measures the device."""
         trial = self.trial
         return self.probe is not None or (trial is not None and trial.probe.awaits(run))
 
     def measured_j(self, now_s: float) -> float | None:
-        """Return the energy that the device states it used, in joules; None if it is implausible.
-
-        It is None as well where the device states nothing.
-        """
+        """Return the energy that the device reports, in joules; None if missing or implausible."""
         said = self.telemetry.get("energy_j")
         if said is None or not believable_j(said, self.profile, now_s - self.opened_s):
             return None

@@ -1,9 +1,9 @@
-"""The PS's core: device sessions on one side, GEMMs on the other, the scheduler between them.
+"""The PS's core: it connects device sessions, GEMMs and the scheduler.
 
-Pure like the scheduler: messages and times go in, instructions come out. It implements the protocol
-(handshake, liveness, `put`, `run`, `result`), so that every runtime, live or virtual, runs the same
-code. How devices join, are tried, and have their results and paces judged is in files of its own:
-these return decisions; only this one tells the scheduler and ends sessions.
+It has no I/O or clock: messages and times go in, instructions come out. It implements the protocol
+(handshake, liveness, `put`, `run`, `result`), so every runtime, live or virtual, runs the same
+code. Other modules decide about joining, trials, results and paces. They return decisions; only
+this module informs the scheduler and ends sessions.
 """
 
 from __future__ import annotations
@@ -63,34 +63,34 @@ from cleave.scheduler.traffic import TrafficKind
 from cleave.verify import Judgement
 
 MOVED: Final = "another server needs it more"
-"""Why a device is sent to another server of the same training."""
+"""The reason given to a device that is moved to another server of the same training."""
 
-_MOST_NAMED: Final = 3  # devices in a sentence
+_MOST_NAMED: Final = 3  # devices named in one sentence
 
 STUCK_S: Final = 60.0
 """Seconds between two reports that a job is stuck."""
 
 
 class SessionManager:
-    """Turns devices' messages into events for the scheduler, and its instructions into messages.
+    """Turns devices' messages into scheduler events, and scheduler instructions into messages.
 
-    It is the PS without its sockets, threads and clock.
+    It is the PS without sockets, threads and clock.
 
     Args:
-        credential: what `hello` must carry; empty for none.
-        verify: which results are checked before they are used: a value of `--verify`, or True for
-            `auto`.
+        credential: the credential that a `hello` must carry; empty if none is needed.
+        verify: which results are checked before use: a value of `--verify`, or True for `auto`.
         crossed: whether results cross a process boundary; `auto` depends on it.
-        rng: secret; draws which results are checked, and the numbers that devices are probed with.
-        auth: decides which devices may join; `credential` is not used then.
-        max_devices: how many devices it takes at once; any number unless given.
-        observe: whether devices are planned with the pace that they show
+        rng: secret; draws which results are checked and the numbers of probes.
+        auth: decides which devices may join; replaces `credential`.
+        max_devices: maximum number of connected devices; None for no limit.
+        observe: whether devices are planned with their measured pace
             (`cleave.scheduler.sessions.pace`).
         stages_on: which devices may train whole layers: a value of `--stages-on`.
-        coding: on which links payloads are coded: a value of `--coding`.
-        card: the server's network card, which devices share; None for no limit.
-        expected_devices: how many share it at least, also before all have joined.
-        story: where the scheduler notes what happens.
+        coding: on which links payloads are compressed: a value of `--coding`.
+        card: the server's network card, shared by all devices; None for no limit.
+        expected_devices: minimum number of devices that share the card, even before all have
+            joined.
+        story: the scheduler's log.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class SessionManager:
         self._trials = Trials(self.history, self._rng, observe=observe)
         self._judge = ResultJudge(self.auth, self.history)
         self._buffers: dict[int, Buffer] = {}
-        self._regions = WeakValueDictionary[int, Buffer]()  # by array, while messages send it
-        self._stuck_s: float | None = None  # when it was last said that a job is
+        self._regions = WeakValueDictionary[int, Buffer]()  # by array, while messages with it exist
+        self._stuck_s: float | None = None  # time of the last report of a stuck job
         self._handlers: dict[type[Any], Callable[[Any, float], list[ForRuntime]]] = {
             SendArray: self._send_array,
             SendRun: self._send_run,
@@ -147,21 +147,21 @@ class SessionManager:
 
     @property
     def ready_devices(self) -> int:
-        """Return how many devices may be given work."""
+        """Return the number of devices that may be given work."""
         return len(self.scheduler.devices)
 
     def why_aside(self) -> str:
-        """Say why each device that could be given work is set aside; empty if one is not."""
+        """Return why devices are set aside; empty if any device may be given work."""
         if self.ready_devices:
             return ""
         aside = [s for s in list(self.sessions.values()) if s.setbacks.aside]
         return "; ".join(f"{s.name} is set aside: {s.setbacks.text}" for s in aside[:_MOST_NAMED])
 
     def validate(self) -> None:
-        """Check that its own and the scheduler's state are consistent.
+        """Check that the states of the manager and the scheduler are consistent.
 
         Raises:
-            AssertionError: with what is inconsistent.
+            AssertionError: a state is inconsistent; the message lists the problems.
         """
         self.scheduler.validate()
         for session in self.sessions.values():
@@ -175,7 +175,7 @@ class SessionManager:
                 )
 
     def leftovers(self) -> list[str]:
-        """List what is still kept, in sentences; empty when no job and no operand is in use."""
+        """List the remaining state in sentences; empty if no job and no operand is in use."""
         found = self.scheduler.leftovers() + self.stages.leftovers()
         if self._buffers:
             found.append(f"{len(self._buffers)} operands are left")
@@ -185,7 +185,7 @@ class SessionManager:
         return found
 
     def state(self, session: Session) -> DeviceState:
-        """Return what a device is doing now."""
+        """Return the current state of a device."""
         if session.state is DeviceState.READY and session.setbacks.aside:
             return DeviceState.ASIDE
         if session.state is DeviceState.READY and self.scheduler.overdue(session.id):
@@ -195,26 +195,18 @@ class SessionManager:
         return session.state
 
     def _busy(self, session: Session) -> bool:
-        """Say whether a device has a task, or takes part in a step by stages."""
         return self.scheduler.busy(session.id) or self.stages.busy(session.id)
 
     # --- sessions ---
 
     def opened(self, session: int, now_s: float, address: str = "") -> None:
-        """Note that a peer connected from this address; its `hello` is awaited."""
+        """Start a session for a peer that connected from `address`, and wait for its `hello`."""
         self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
 
     def received(
         self, session_id: int, message: Message, now_s: float, nbytes: int = 0
     ) -> list[ForRuntime]:
-        """Take a message of a session; one that breaks the protocol ends that session alone.
-
-        Args:
-            session_id: the session.
-            message: the message.
-            now_s: the time.
-            nbytes: its size, where it was sent over a network.
-        """
+        """Handle a message of `nbytes` bytes; a protocol error ends only its own session."""
         session = self.sessions.get(session_id)
         if session is None:
             return []
@@ -232,13 +224,13 @@ class SessionManager:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
-        """End the session of a device that sent more than it may; it must wait to come back."""
+        """End the session of a device that sent too much; it must wait before it may return."""
         if (session := self.sessions.get(session_id)) is not None:
             self._joining.rest(session, now_s)
         return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
 
     def awaited_bytes(self, session_id: int) -> tuple[int, int]:
-        """Return the size of the largest job result that may come now, and of any result."""
+        """Return the size of the largest job result now awaited, and of any result awaited."""
         session = self.sessions.get(session_id)
         return session.awaited_bytes if session is not None else (0, 0)
 
@@ -251,7 +243,7 @@ class SessionManager:
         *,
         retry_after_s: float = 0.0,
     ) -> list[ForRuntime]:
-        """End a session that broke the rules, and say why; do nothing if it has already ended."""
+        """End a session with an error; do nothing if it has already ended."""
         if session_id not in self.sessions:
             return []
         session = self.sessions[session_id]
@@ -260,18 +252,18 @@ class SessionManager:
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
         instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
-        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # else it is the PS that ends it
+        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # otherwise the PS ended it
         return instructions + self.closed(session_id, reason, now_s, lost=lost)
 
     def refuse_identity(
         self, identity: int, code: ErrorCode, reason: str, now_s: float
     ) -> list[ForRuntime]:
-        """End every session of a device, and say why."""
+        """End every session of a device with an error."""
         mine = [s.id for s in self.sessions.values() if s.identity == identity]
         return [one for id in mine for one in self.refuse(id, code, reason, now_s)]
 
     def mark_own(self, identity: int, own: bool, now_s: float) -> list[ForRuntime]:
-        """Note that a device is the operator's own from now on, or is that no more."""
+        """Set whether a device is the operator's own."""
         done: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             if session.identity == identity and session.own != own:
@@ -282,7 +274,7 @@ class SessionManager:
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
     ) -> list[ForRuntime]:
-        """Note that a session ended, for whatever reason; its unfinished tasks go to others."""
+        """Record the end of a session; its unfinished tasks go to other devices."""
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
@@ -295,7 +287,7 @@ class SessionManager:
         return self._do(events.DeviceLost(session_id), now_s)
 
     def tick(self, now_s: float) -> list[ForRuntime]:
-        """Do what is due: end sessions that are silent or have not said hello, begin trials."""
+        """End sessions that are silent or sent no hello, start due trials, and judge paces."""
         instructions: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             joining = session.state is DeviceState.JOINING
@@ -317,24 +309,22 @@ class SessionManager:
         return instructions + self._do(events.Tick(), now_s)
 
     def credit(self, now_s: float) -> None:
-        """Tell the authenticator what the connected devices did since it was last told."""
+        """Report the contributions of connected devices to the authenticator."""
         self.history.credit(self.sessions.values(), now_s)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
-        """Take a device's hello: refuse the device, or welcome it and begin to probe it."""
         if not isinstance(message, messages.Hello):
             raise ProtocolError(f"the first message must be hello, not {message.TYPE}")
         admission = self._joining.admit(message, session.address, len(self.sessions), now_s)
         if isinstance(admission, Refusal):
             code, reason, retry_s = admission.code, admission.reason, admission.retry_after_s
             return self.refuse(session.id, code, reason, now_s, retry_after_s=retry_s)
-        # Before the new session begins: the link of an earlier one is remembered for it.
+        # End earlier sessions first, so that the new one can reuse their measured link rates.
         ended = self._carry_out(superseded(admission, self.sessions.values()), now_s)
         begun = self._joining.begin(session, message, admission, now_s, verify=self.verify)
         return ended + self._carry_out(begun, now_s)
 
     def _from_device(self, session: Session, message: Message, now_s: float) -> Sequence[Decision]:
-        """Decide what a message of a welcomed device means."""
         trial = session.trial
         match message:
             case messages.Result() if session.probe is not None:
@@ -383,11 +373,10 @@ class SessionManager:
     def _result(
         self, session: Session, message: messages.Result | messages.Computed, now_s: float
     ) -> Sequence[Decision]:
-        """Take an answer: refuse its form, have it checked, or accept it."""
         task = session.expected.pop(message.id, None)
         if task is None:
-            # Without its payload. A run whose result is being checked is still under way in the
-            # scheduler; a second answer to it must not be taken for the checked one.
+            # A run whose result is being checked is still in flight in the scheduler. A second
+            # answer must not be mistaken for the checked one, so its payload is dropped.
             return [events.LateAnswer(session.id)]
         if reason := wrong_form(message, task):
             self._judge.was_wrong(session, Wrong.FORM, reason)
@@ -412,71 +401,67 @@ class SessionManager:
     def _run_failed(
         self, session: Session, task: Task, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Have a run that a device could not do done again; set aside a device that fails all."""
+        """Reassign a failed run; set aside a device that fails every run."""
         decisions = self._trials.run_failed(session, run, reason, now_s)
         if not isinstance(task.detail, StageOrder):
             return [*decisions, events.RunFailed(session.id, run, reason)]
-        if session.setbacks.aside:  # the step does without it
+        if session.setbacks.aside:  # the step goes on without the device
             return decisions
         return [*decisions, *self.stages.refused(task.detail, run)]
 
     def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
-        """Take the outcome of a `Check` instruction.
+        """Handle the outcome of a `Check` instruction.
+
+        A wrong result is computed on another device, and its inputs are sent to the device again. A
+        device with too many wrong results is quarantined. A result with doubtful rows is used as
+        the server corrected it, without a penalty.
 
         Args:
-            check: the instruction.
-            judgement: what the check found. A wrong result is computed elsewhere, its inputs are
-                sent to the device again, and a device that has too many wrong results is
-                quarantined. A result with rows in doubt is used as the server corrected it, and
-                nobody is blamed.
-            now_s: the time.
+            judgement: the outcome of the check.
         """
         session = self.sessions.get(check.session)
-        if session is None:  # it went meanwhile; the task is with another
+        if session is None:  # the device left; another one has the task
             return []
         return self._carry_out(self._judge.checked(session, check, judgement), now_s)
 
     def sending(self, session_id: int, now_s: float) -> None:
-        """Note that the runtime begins to send to a device; time before that was the PS's own."""
+        """Record that sending to a device begins; earlier delay was the PS's own."""
         if (session := self.sessions.get(session_id)) is not None:
             session.pace.sending(now_s)
 
     # --- work ---
 
     def submit(self, job: GemmJob, a: Buffer, b: Buffer, now_s: float) -> list[ForRuntime]:
-        """Start a GEMM. `a` and `b` are its operands as they lie in memory."""
+        """Start a GEMM. `a` and `b` are the operands as stored in memory."""
         self._buffers[job.a.operand] = a
         self._buffers[job.b.operand] = b
         return self._do(events.Submitted(job), now_s)
 
     def release(self, operand: int, now_s: float) -> list[ForRuntime]:
-        """Note that an operand will not be used again."""
+        """Release an operand that will not be used again."""
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
     def unbind(self, operand: int) -> None:
-        """Let go of an operand's memory; it comes with the next GEMM that is submitted."""
+        """Release an operand's memory until the next GEMM that uses it is submitted."""
         self._buffers.pop(operand, None)
 
     def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
-        """Withdraw a GEMM that is done elsewhere; see `events.Withdrawn`."""
+        """Withdraw a GEMM; see `events.Withdrawn`."""
         return self._do(events.Withdrawn(job), now_s)
 
     def pause(self, now_s: float) -> list[ForRuntime]:
-        """Note that nothing more is submitted for now; see `events.Paused`."""
+        """Record that no more jobs are coming for now; see `events.Paused`."""
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
-        """Start a training step by stages; see `StageStep`.
-
-        Devices that take part have no memory for tiles until it ends.
-        """
+        """Start a step by stages. Planned devices have no memory for tiles until it ends."""
         planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
         return reserved + self._carry_out(self.stages.begin(work), now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
-        """Keep tiles out of some bytes of devices' memory, or of all of it."""
+        """Reserve bytes of devices' memory for stages, by device; None reserves all of it."""
         done: list[ForRuntime] = []
         for device, nbytes in devices.items():
             session = self.sessions.get(device)
@@ -487,7 +472,7 @@ class SessionManager:
         return done
 
     def _give_back_memory(self, now_s: float) -> list[ForRuntime]:
-        """Let tiles have what stages do not use any more."""
+        """Release to tiles the memory that stages no longer use."""
         return self._reserve(
             {s.id: self.stages.occupied_bytes(s.id) for s in self.sessions.values()
              if s.reserved_bytes != self.stages.occupied_bytes(s.id)},
@@ -497,29 +482,29 @@ class SessionManager:
     def give(
         self, batch: int, made: StageArray, after: int | None, now_s: float
     ) -> list[ForRuntime]:
-        """Go on with a micro-batch of that step with what was made of it here."""
+        """Continue a micro-batch of the step with an array computed on the PS."""
         return self._carry_out(self.stages.give(batch, made, after), now_s)
 
     def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
-        """Go on with what was suspect in that step; see `StageStep.resolve`."""
+        """Resolve a suspect result of the step; see `StageStep.resolve`."""
         return self._carry_out(self.stages.resolve(right, reason), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
-        """End the step by stages, if any; devices keep what the next one can use."""
+        """End the step by stages, if any. Devices keep arrays that the next step can use."""
         return self._carry_out(self.stages.withdraw(), now_s) + self._give_back_memory(now_s)
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
-        """End the step by stages, if any, and let devices forget what they hold for it."""
+        """End the step by stages, if any, and let devices drop its arrays."""
         return self._carry_out(self.stages.end(), now_s) + self._give_back_memory(now_s)
 
-    # --- what is carried out ---
+    # --- decisions ---
 
     def _carry_out(self, decisions: Iterable[Decision], now_s: float) -> list[ForRuntime]:
-        """Do what was decided, in this order; pass on what the runtime does."""
+        """Carry out decisions in order; return the runtime's instructions."""
         done: list[ForRuntime] = []
         for decision in decisions:
             match decision:
-                case events.ResultArrived():  # most of them
+                case events.ResultArrived():  # the most frequent case
                     done += self._do(decision, now_s)
                 case Refuse(session, code, reason):
                     done += self.refuse(session, code, reason, now_s)
@@ -542,7 +527,6 @@ class SessionManager:
         return done
 
     def _dismiss(self, session_id: int, code: ByeCode, now_s: float) -> list[ForRuntime]:
-        """End a session that nothing is wrong with, and say why."""
         if (session := self.sessions.pop(session_id, None)) is not None:
             self.history.depart(session, code.value, now_s, lost=False)
         return [Send(session_id, messages.Bye(code.value, code)), Close(session_id)]
@@ -550,14 +534,14 @@ class SessionManager:
     def move(
         self, count: int, address: str, now_s: float, admitted_before_s: float = math.inf
     ) -> list[ForRuntime]:
-        """Send devices that do nothing at the moment to another server.
+        """Move idle devices to another server.
 
         Args:
-            count: how many, at most; fewer can where others are at work, or cannot be sent.
-            address: the join URL of the server, without a credential: theirs is valid there.
-            now_s: the time.
-            admitted_before_s: only devices that were let in before that time are sent: these are
-                known there.
+            count: maximum number of devices to move; busy devices and those that cannot move stay.
+            address: join URL of the other server, without a credential: the devices' own are valid
+                there.
+            admitted_before_s: move only devices admitted before this time; the other server knows
+                them.
         """
         idle = [
             session.id
@@ -570,14 +554,14 @@ class SessionManager:
             and not self.stages.busy(session.id)
         ]
         done: list[ForRuntime] = []
-        for device in idle[-count:] if count > 0 else ():  # who came last has least here
+        for device in idle[-count:] if count > 0 else ():  # the newest devices hold the least here
             bye = messages.Bye(MOVED, ByeCode.MOVED, address=address)
             done += [Send(device, bye), Close(device)]
             done += self.closed(device, MOVED, now_s, lost=False)
         return done
 
     def _do(self, event: events.Event, now_s: float) -> list[ForRuntime]:
-        """Tell the scheduler an event; turn what it wants sent into messages, pass on the rest."""
+        """Pass an event to the scheduler; turn its instructions into messages or pass them on."""
         done: list[ForRuntime] = []
         for instruction in self.scheduler.handle(event, now_s):
             done += self._handlers.get(type(instruction), _pass_on)(instruction, now_s)
@@ -587,7 +571,6 @@ class SessionManager:
         return done
 
     def _of_stages(self, event: events.FleetChange) -> Sequence[Decision]:
-        """Tell the step by stages what a change of the fleet means for it."""
         match event:
             case events.DeviceLost(device) | events.DeviceDraining(device):
                 return self.stages.lost(device)
@@ -602,7 +585,7 @@ class SessionManager:
     # --- instructions of the scheduler, turned into messages ---
 
     def _send_array(self, instruction: SendArray, now_s: float) -> list[ForRuntime]:
-        """Send an array; its view is made once for all devices, so that it is coded once."""
+        """Send an array. All devices share one view of it, so it is compressed once."""
         array = instruction.array
         region = self._regions.get(array.id)
         if region is None:
@@ -616,7 +599,6 @@ class SessionManager:
         return [Send(instruction.device, put, TrafficKind.TILES)]
 
     def _send_run(self, instruction: SendRun, now_s: float) -> list[ForRuntime]:
-        """Ask a device for a task, and note that its answer is awaited."""
         run, task = instruction.run, instruction.task
         session = self.sessions[instruction.device]
         session.expected[run] = task
@@ -627,11 +609,9 @@ class SessionManager:
         return [Send(instruction.device, _run_message(run, task))]
 
     def _send_drop(self, instruction: SendDrop, now_s: float) -> list[ForRuntime]:
-        """Tell a device what to forget."""
         return [Send(instruction.device, messages.Drop(instruction.ids))]
 
     def _send_cancel(self, instruction: SendCancel, now_s: float) -> list[ForRuntime]:
-        """Cancel runs of a device, and await their answers no more."""
         session = self.sessions[instruction.device]
         self._await_no_more(session, instruction.runs)
         if session.rates is not None:
@@ -640,27 +620,24 @@ class SessionManager:
 
     @staticmethod
     def _await_no_more(session: Session, runs: Iterable[int]) -> None:
-        """Note that runs of a device are cancelled."""
         for run in runs:
             if (awaited := session.expected.pop(run, None)) is not None:
                 session.cancelled_runs.cancelled(run, awaited.output_bytes)
 
     def _report_stuck(self, instruction: Stuck, now_s: float) -> list[ForRuntime]:
-        """Say that a job waits, unless that was said a moment ago."""
+        """Report that a job waits, at most once every `STUCK_S` seconds."""
         if self._stuck_s is not None and now_s - self._stuck_s < STUCK_S:
             return []
         self._stuck_s = now_s
         return [Note(f"training waits: {instruction.reason}")]
 
     def _note_overdue(self, instruction: Overdue, now_s: float) -> list[ForRuntime]:
-        """Note that a device does not answer in time, or answers again, and pass that on."""
         self.epoch += 1
         session = self.sessions[instruction.session]
         session.reason = "it does not answer" if instruction.overdue else session.restriction
         return [instruction]
 
     def _end_drained(self, instruction: Drained, now_s: float) -> list[ForRuntime]:
-        """End the session of a device that has answered everything."""
         return self._dismiss(instruction.device, ByeCode.DRAINED, now_s)
 
 
@@ -669,14 +646,13 @@ def _pass_on(instruction: ForRuntime, now_s: float) -> list[ForRuntime]:
 
 
 def _is_finite(result: messages.Result) -> bool:
-    """Say whether all numbers of a result are finite; of one without bytes that is not known."""
+    """Return whether a result is finite; True if its payload is not bytes."""
     if not isinstance(result.payload, bytes | bytearray | memoryview):
         return True
     return math.isfinite(arrays.largest(result.payload, DType(result.dtype)))
 
 
 def _run_message(run: int, task: Task) -> messages.Run:
-    """Return the message that asks a device for a task."""
     detail: GemmTask = task.detail
     return messages.Run(
         id=run,

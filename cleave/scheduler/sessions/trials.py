@@ -1,8 +1,8 @@
-"""Devices that get no work: they are set aside when their runs fail, and tried until they recover.
+"""Trials of devices that get no work, until they recover.
 
-A device is set aside after some failures in a row (`setbacks.py`). A slow device may get no work
-from the planner (`pace.py`). Both are tested from time to time, with secret numbers that no job
-waits for. Pure: the session manager carries out what is decided.
+A device is set aside after several consecutive failures (`setbacks.py`). A slow device may get no
+work from the planner (`pace.py`). Both are tested from time to time, with secret numbers that no
+job waits for. No I/O.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ NOTED_S: Final = 60.0
 """Seconds between two reports that a device fails runs."""
 
 TRIAL_PATIENCE_S: Final = 60.0
-"""Seconds that a trial may take."""
+"""Maximum seconds of a trial."""
 
-_MAX_FAILURE: Final = 120  # characters of why a device failed
+_MAX_FAILURE: Final = 120  # characters of a failure's reason
 
 
 class Trials:
-    """Sets aside devices whose runs fail, and tries devices that get no work.
+    """Sets aside devices whose runs fail, and tests devices that get no work.
 
     Args:
-        history: remembers how devices work for their next sessions.
+        history: remembers devices' behavior for their next sessions.
         rng: secret; draws the numbers of the tests.
-        observe: whether devices are planned with the pace that they show.
+        observe: whether devices are planned with their measured pace.
     """
 
     def __init__(self, history: DeviceHistory, rng: random.Random, *, observe: bool) -> None:
@@ -49,7 +49,7 @@ class Trials:
     def run_failed(
         self, session: Session, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Count a failed run, and set aside a device that fails all."""
+        """Count a failed run; set aside a device that fails every run."""
         reason = _shown(reason)
         session.counters.failures += 1
         if session.rates is not None:
@@ -57,7 +57,7 @@ class Trials:
         decisions: list[Decision] = []
         if session.setbacks.failed(reason, now_s):
             self._conduct_changed(session)
-            # Before the run is done again, so that it does not come back to it.
+            # This precedes the reassignment, so that the run does not return to this device.
             decisions += [_aside(session), events.DeviceAside(session.id)]
         elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
             session.noted_s = now_s
@@ -67,12 +67,11 @@ class Trials:
     def tick(
         self, session: Session, now_s: float, *, busy: bool, alone: bool
     ) -> Sequence[Decision]:
-        """Begin a trial of a device that is due for one, or give up one that takes too long.
+        """Start a device's due trial, or abandon one that takes too long.
 
         Args:
-            session: the device, which is ready.
-            now_s: the time.
-            busy: whether it has work.
+            session: a session in state READY.
+            busy: whether the device has work.
             alone: whether no other device may be given work.
         """
         if session.trial is not None:
@@ -85,7 +84,7 @@ class Trials:
         if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
             return []
         decisions: list[Decision] = []
-        if not session.setbacks.aside:  # its memory is the trial's, for so long
+        if not session.setbacks.aside:  # the trial uses its memory meanwhile
             decisions.append(events.DeviceAside(session.id))
         probe = Probe(session.rates, STATED, self._rng, session.probe_ids)
         sent = probe.begin(now_s)
@@ -101,7 +100,7 @@ class Trials:
         common_delay_s: float,
         now_s: float,
     ) -> Sequence[Decision]:
-        """Take an answer to a trial; after the last, the device may be given work again."""
+        """Handle an answer to a trial; after the last one, the device may get work again."""
         sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
             reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
@@ -122,7 +121,7 @@ class Trials:
     def trial_run_failed(
         self, session: Session, trial: Trial, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Ask again for a run of a trial that a device could not do, or end the trial."""
+        """Repeat a failed run of a trial, or end the trial."""
         session.counters.failures += 1
         if again := trial.probe.failed(run, now_s):
             return [Send(session.id, m) for m in again]
@@ -131,7 +130,7 @@ class Trials:
     def failed(
         self, session: Session, trial: Trial, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """End a trial that a device failed; the next one comes later."""
+        """End a failed trial and postpone the next one."""
         session.trial = None
         decisions: list[Decision] = [Send(session.id, m) for m in trial.probe.abandon()]
         if session.pace.estimate.slow:

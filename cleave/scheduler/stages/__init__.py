@@ -1,1 +1,1 @@
-"""Steps by stages: which device does what."""
+"""Training steps by stages: the assignment of micro-batches to devices."""

@@ -1,4 +1,4 @@
-"""Arrays that devices are sent and return in a step by stages, whole and in pieces."""
+"""Arrays that devices exchange with the PS in a step by stages, whole and in parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cleave.scheduler.traffic import TrafficKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageArray:
-    """Holds an array that devices are sent. It must not change while it is in use.
+    """An array to send to devices. It must not change while in use.
 
     Attributes:
-        rows, columns, dtype: as `put` says them.
-        payload: its elements.
-        kind: what it counts as on its way.
-        parts: arrays of its rows, one after another, where it is too large for one message.
+        rows, columns, dtype: shape and dtype, as in `put`.
+        payload: the array's elements.
+        kind: traffic category.
+        parts: consecutive rows as separate arrays, if it is too large for one message.
     """
 
     rows: int
@@ -30,11 +30,11 @@ class StageArray:
 
     @property
     def nbytes(self) -> int:
-        """Return its size on a device."""
+        """Return the array's bytes on a device."""
         return payload_bytes(self.payload)
 
     def pieces(self, count: int) -> list[StageArray]:
-        """Return so many arrays of consecutive rows, equally many each."""
+        """Split the array into `count` arrays of equally many consecutive rows."""
         if count == 1:
             return [self]
         each = self.nbytes // count
@@ -46,26 +46,26 @@ class StageArray:
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A payload that is not packed to be divided, nor its parts to be put together."""
+    """A payload that can be divided and joined without packing."""
 
     def part(self, first: int, stop: int) -> Packable:
-        """Return its bytes from the first to before the last."""
+        """Return bytes `first` to `stop`, exclusive."""
         ...
 
     def followed_by(self, others: Sequence[Any]) -> Packable:
-        """Return it and others one after another."""
+        """Return this payload followed by others."""
         ...
 
 
 def _part(payload: Any, first: int, stop: int) -> Buffer | Packable:
-    """Return some bytes of a payload."""
+    """Return bytes `first` to `stop` of a payload, exclusive."""
     if isinstance(payload, Divisible):
         return payload.part(first, stop)
     return _packed(payload)[first:stop]
 
 
 def joined(payloads: Sequence[Any]) -> Any:
-    """Return payloads one after another, as one."""
+    """Concatenate payloads."""
     if isinstance(payloads[0], Divisible):
         return payloads[0].followed_by(payloads[1:])
     return b"".join(_packed(payload) for payload in payloads)

@@ -1,12 +1,12 @@
-"""What one device holds for stages, and the messages that ask it for units of a step.
+"""One device's arrays for stages, and the messages for its micro-batch passes.
 
-A device is a small store of arrays. A sum of gradients is an array like any other, but that each
-backward pass puts the next one in its place, so that a device holds it once. All other arrays are
-written once. A device does what it is asked in order, so that nothing is added to a sum twice.
+A device is a small store of arrays. Arrays are written once, except for gradient sums: each
+backward pass replaces a sum, so a device holds it only once. A device executes orders in sequence,
+so nothing is added to a sum twice.
 
-A device that failed an order is asked *carefully* for a while: each order is sent after the answer
-to the one before, and a backward pass makes new sums beside the old ones. So whatever fails can be
-asked for again, and nothing else is lost.
+After a failed order, a device is asked *carefully* for a while. Each order is sent after the answer
+to the previous one. If memory allows, a backward pass keeps the old sums until the new ones are
+complete, so a failed order can be repeated and nothing else is lost.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from cleave.scheduler.tiles.device_memory import Names
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 
-_PIECE_BYTES = 8 * 2**20  # of sums in one message: others get a turn
-_AWAITED_BYTES = 16 * 2**20  # of sums at once: a device holds what it was asked for twice
+_PIECE_BYTES = 8 * 2**20  # of sums per message, so that other messages get a turn
+_AWAITED_BYTES = 16 * 2**20  # of requested sums, which a device holds twice
 _FP32 = 4
 
 STEADY_AFTER: Final = 256
-"""Orders that a device does in a row before it is not asked carefully any more."""
+"""Number of consecutive completed orders after which a device is no longer asked carefully."""
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """Holds the sums of gradients on one device, and which micro-batches are in them.
+    """Gradient sums on one device, with the micro-batches that they contain.
 
     Attributes:
-        device: where they are.
-        sums: the arrays that hold them, by layer's number and parameter; 0 for zeros.
-        batches: that are in the sums for certain.
-        asked: that were asked for, and are not answered yet.
-        taken: whether the sums were asked for, after which nothing is added.
-        landed: whether all of them are at the PS.
-        found: the sums that have come, by layer, parameter and first row.
+        device: the device that holds the sums.
+        sums: wire ids of the sums, by layer number and parameter; 0 stands for zeros.
+        batches: micro-batches that are certainly in the sums.
+        asked: micro-batches whose backward pass is in flight.
+        taken: whether the PS requested the sums, after which nothing is added.
+        landed: whether all sums are at the PS.
+        found: sums received, by layer, parameter and first row.
     """
 
     device: int
@@ -75,14 +75,14 @@ class Generation:
 
 
 class StageDevice:
-    """Keeps what one device holds for stages, and makes the messages that ask it for units.
+    """Tracks one device's arrays for stages, and makes the messages for its passes.
 
     Args:
-        device: its session.
-        ids: where names of arrays and runs come from.
+        device: the device's session id.
+        ids: the source of array and run ids.
 
     Attributes:
-        occupied_bytes: size of what it holds.
+        occupied_bytes: bytes of the arrays and graphs on the device.
     """
 
     def __init__(self, device: int, ids: Names) -> None:
@@ -92,14 +92,14 @@ class StageDevice:
         self._sent: dict[StageArray | StageGraph, int] = {}
         self._sizes: dict[int, int] = {}
         self._out: deque[SendStage] = deque()
-        self._asked: dict[int, SendStage] = {}  # by run, orders that were sent and not answered
-        self._careful_bytes: int | None = None  # the device's memory, while it is asked carefully
-        self._done = 0  # orders in a row
+        self._asked: dict[int, SendStage] = {}  # orders in flight, by run
+        self._careful_bytes: int | None = None  # the device's memory in careful mode
+        self._done = 0  # consecutive completed orders
 
-    # --- units ---
+    # --- micro-batch passes ---
 
     def forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
-        """Ask for the stage's output of a micro-batch."""
+        """Request the stage's output for a micro-batch."""
         layers, pieces = range(stage.first, stage.stop), stage.pieces
         tokens = work.tokens[unit.batch] // pieces
         for number, piece in enumerate(x.pieces(pieces)):
@@ -126,21 +126,21 @@ class StageDevice:
         *,
         dx_wanted: bool = True,
     ) -> None:
-        """Ask for the gradient with respect to the stage's input, and add to the sums.
+        """Request the gradient of the stage's input, and add weight gradients to the sums.
 
         Args:
-            work, stage, unit: what is asked for.
+            work, stage, unit: the step, its stage and the pass.
             generation: the sums.
-            given: the stage's input; or what was kept of its layers, or pieces.
-            dy: the gradient with respect to its output.
-            dx_wanted: whether that with respect to its input is to come.
+            given: the stage's input, or the kept arrays of each layer or sequence chunk.
+            dy: the gradient of the stage's output.
+            dx_wanted: whether the gradient of the stage's input is returned.
         """
         layers, pieces = range(stage.first, stage.stop), stage.pieces
         tokens = work.tokens[unit.batch] // pieces
         inputs: Sequence[StageArray | Sequence[KeptLayer]]
         if isinstance(given, StageArray):
             inputs = given.pieces(pieces)
-        else:  # of each piece its only layer
+        else:  # each chunk has one layer
             inputs = [given] if pieces == 1 else [[layer] for layer in given]
         for number, (x, piece) in enumerate(zip(inputs, dy.pieces(pieces), strict=True)):
             if isinstance(x, StageArray):
@@ -166,7 +166,7 @@ class StageDevice:
         *,
         dx_wanted: bool = True,
     ) -> None:
-        """Ask for the loss of a micro-batch and all gradients of the last stage."""
+        """Request a micro-batch's loss and all gradients of the last stage."""
         assert work.loss is not None
         layers = range(stage.first, stage.stop)
         tokens = work.tokens[unit.batch]
@@ -180,7 +180,7 @@ class StageDevice:
         self._forget_masks(work, layers, unit.batch)
 
     def slice_forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
-        """Ask for what a slice of the loss finds of a micro-batch."""
+        """Request the forward result of a slice of the loss for a micro-batch."""
         part, held = self._slice(work, stage, unit.batch)
         tokens = work.tokens[unit.batch]
         x_array = self._put(x)
@@ -207,11 +207,11 @@ class StageDevice:
         *,
         dx_wanted: bool = True,
     ) -> None:
-        """Ask for a slice's part of the gradient of its input, and add to the sums.
+        """Request a slice's part of the gradient of its input, and add to the sums.
 
         Args:
             work, stage, unit, generation, dx_wanted: see `backward`.
-            given: the slice's input; or what was kept of it.
+            given: the slice's input, or its kept arrays.
             total: the log-sum-exp over the whole vocabulary.
         """
         assert stage.slice is not None
@@ -236,7 +236,7 @@ class StageDevice:
     def sums(
         self, work: StepWork, unit: Unit, generation: Generation, wanted: Container[SumName]
     ) -> None:
-        """Ask for those sums of a generation that are wanted, a few at first; the others end."""
+        """Request the wanted sums of a generation, a few at a time, and drop the other sums."""
         self._drop(array for what, array in generation.sums.items() if what not in wanted)
         generation.sums = {what: array for what, array in generation.sums.items() if what in wanted}
         for (layer, name), array in generation.sums.items():
@@ -249,9 +249,9 @@ class StageDevice:
         self.more_sums(work, unit)
 
     def more_sums(self, work: StepWork, unit: Unit) -> None:
-        """Ask for as many of the remaining sums as a device has room for.
+        """Request as many of the remaining sums as the device has room for.
 
-        A device counts what it is asked for against its memory until it has sent it.
+        A device counts requested sums against its memory until it has sent them.
         """
         while unit.rest:
             piece = unit.rest[0]
@@ -267,11 +267,11 @@ class StageDevice:
     # --- memory ---
 
     def holds(self, array: StageArray | StageGraph) -> bool:
-        """Say whether the device has an array or a graph, or is being sent it."""
+        """Return whether the device has an array or a graph, or is being sent it."""
         return array in self._sent
 
     def load(self, arrays: Iterable[StageArray | StageGraph]) -> None:
-        """Send what the device will need, unless it holds it."""
+        """Send the arrays and graphs that the device does not hold."""
         for array in arrays:
             if isinstance(array, StageGraph):
                 self._put_graph(array)
@@ -279,17 +279,17 @@ class StageDevice:
                 self._put(array)
 
     def keep_only(self, wanted: Iterable[StageArray | StageGraph]) -> None:
-        """Drop everything that is not wanted any more."""
+        """Drop everything that is no longer wanted."""
         keep = {self._sent[w] for w in wanted if w in self._sent}
         self._sent = {what: id for what, id in self._sent.items() if id in keep}
         self._drop([id for id in self._sizes if id not in keep])
 
     def drop(self, arrays: Iterable[int]) -> None:
-        """Drop arrays that the device made."""
+        """Drop arrays that the device computed."""
         self._drop(arrays)
 
     def take(self) -> list[SendStage]:
-        """Return the messages that are to be sent now, once."""
+        """Return, once, the messages to send now."""
         out: list[SendStage] = []
         while self._out and not (self._careful and self._asked):
             sent = self._out.popleft()
@@ -302,7 +302,7 @@ class StageDevice:
 
     @property
     def waits(self) -> bool:
-        """Say whether messages wait for the answer to an order."""
+        """Return whether messages wait for the answer to an order."""
         return bool(self._out)
 
     @property
@@ -310,26 +310,22 @@ class StageDevice:
         return self._careful_bytes is not None
 
     def be_careful(self, memory_bytes: int) -> None:
-        """Ask a device carefully from now on, until it does what it is asked.
+        """Ask the device carefully until it has completed `STEADY_AFTER` orders in a row.
 
         Args:
-            memory_bytes: how much it may hold.
+            memory_bytes: the device's memory.
         """
         self._careful_bytes, self._done = memory_bytes, 0
 
     def answered(self, run: int) -> None:
-        """Note that the device did an order."""
+        """Record a completed order."""
         if self._asked.pop(run, None) is not None:
             self._done += 1
             if self._done >= STEADY_AFTER:
                 self._careful_bytes = None
 
     def ask_again(self, run: int, unit: Unit) -> bool:
-        """Ask once more for an order of a unit that the device could not do.
-
-        Returns:
-            False where that cannot be: others that were sent may need it, or it took a sum with it.
-        """
+        """Repeat a failed order; return False if later orders may use it or it replaced a sum."""
         failed = self._asked.pop(run, None)
         self._done = 0
         if failed is None or not (self._careful or unit.kind is UnitKind.SUMS):
@@ -350,23 +346,23 @@ class StageDevice:
         return True
 
     def start_over(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Cancel all orders, and drop everything that is not wanted any more."""
+        """Cancel all orders, and drop everything that is no longer wanted."""
         if self._asked:
             self._send(messages.Cancel(tuple(self._asked)))
         self.end(wanted)
 
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Ask for nothing more, and drop everything that is not wanted any more."""
+        """Discard all orders, and drop everything that is no longer wanted."""
         self._asked = {}
         self._out = deque(sent for sent in self._out if sent.task is None)
         self.keep_only(wanted)
 
-    # --- parts of units ---
+    # --- parts of passes ---
 
     def _forward(
         self, work: StepWork, layers: range, unit: Unit, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Run layers; return the output and what there is of each layer then."""
+        """Run layers; return the output and the kept arrays of each layer."""
         kept: list[KeptLayer] = []
         for number in layers:
             layer = work.layers[number]
@@ -390,7 +386,7 @@ class StageDevice:
         dy: int,
         tokens: int,
     ) -> int:
-        """Run the backward passes of layers, last first, adding to the sums; return dx."""
+        """Run layers backward, last first, adding to the sums; return dx."""
         made = {names.DX: _FP32 * tokens * work.width}
         for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
             layer = work.layers[number]
@@ -415,20 +411,20 @@ class StageDevice:
         *,
         dx_wanted: bool,
     ) -> None:
-        """Ask for the gradient of a stage's input, if it is wanted; drop it."""
+        """Request the gradient of a stage's input, if it is wanted, and drop it on the device."""
         if dx_wanted and (stage.first > 0 or work.embeds):
             self._fetch(unit, name, dx, 0, tokens, work.width, work.dtype)
         self._drop([dx])
 
     def _forget_masks(self, work: StepWork, layers: range, batch: int) -> None:
-        """Drop what layers are called with for this micro-batch and not for every other."""
+        """Drop the layer arguments that belong to this micro-batch alone, such as masks."""
         for mask in masks_of(work, layers, batch):
             self._forget(mask)
 
     def _loss(
         self, work: StepWork, loss: LossWork, unit: Unit, generation: Generation, y: int
     ) -> tuple[int, int]:
-        """Run the loss; return it and the gradient of its input, as arrays."""
+        """Run the loss; return the loss and the gradient of its input, as wire ids."""
         feed = {names.X: y, names.TARGETS: self._put(loss.targets[unit.batch])}
         feed |= {name: self._put(array) for name, array in loss.parameters.items()}
         made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, unit.batch)}
@@ -448,7 +444,7 @@ class StageDevice:
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
-        """Run a graph that adds gradients to sums. They keep their ids where it may not fail."""
+        """Run a graph that adds to sums. Sums keep their ids unless old and new ones coexist."""
         before = {name: generation.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}
@@ -465,19 +461,18 @@ class StageDevice:
     def _slice(
         self, work: StepWork, stage: PlannedStage, batch: int
     ) -> tuple[SliceWork, dict[str, int]]:
-        """Send what a slice of the loss needs beside its input; return it, and its arrays."""
+        """Send a slice's arguments apart from its input; return the slice and its wire ids."""
         assert stage.slice is not None
         part = work.slice_works[stage.slice.number]
         held = {name: self._put(array) for name, array in part.parameters.items()}
         return part, held | {names.TARGETS: self._put(part.targets[batch])}
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
-        """Send what a layer needs beside its input; return its arrays by graph input."""
+        """Send a layer's arguments apart from its input; return their wire ids by graph input."""
         return {name: self._put(array) for name, array in layer.inputs(batch).items()}
 
     @staticmethod
     def _activation_bytes(work: StepWork, batch: int) -> int:
-        """Return the size of an activation on a device, in fp32."""
         return _FP32 * work.tokens[batch] * work.width
 
     # --- messages ---
@@ -488,25 +483,23 @@ class StageDevice:
         task: Task | None = None,
         kind: TrafficKind = TrafficKind.OTHER,
     ) -> None:
-        """Queue a message; with a task, an answer to it is expected."""
+        """Queue a message. With a task, the device must answer."""
         self._out.append(SendStage(self.device, message, task, kind))
 
     def _next_array(self, nbytes: int) -> int:
-        """Return the id of a new array on the device."""
         self._ids.arrays += 1
         self._sizes[self._ids.arrays] = nbytes
         self.occupied_bytes += nbytes
         return self._ids.arrays
 
     def _next_run(self, unit: Unit, name: Any, output_bytes: int, flops: int, form: Any) -> Task:
-        """Return the task of a new order."""
         self._ids.runs += 1
         unit.answers[self._ids.runs] = output_bytes
         unit.flops += flops
         return Task(0, (), flops, output_bytes, StageOrder(unit, name, *form))
 
     def _put(self, array: StageArray) -> int:
-        """Return the id of an array, which is sent unless the device holds it."""
+        """Return an array's id, after sending the array unless the device holds it."""
         id = self._sent.get(array)
         if id is None:
             id = self._sent[array] = self._next_array(array.nbytes)
@@ -518,18 +511,16 @@ class StageDevice:
         return id
 
     def _put_part(self, part: StageArray) -> int:
-        """Send a part of an array, which has a name of its own until the whole takes it."""
+        """Send a part of an array under its own id, which ends when the parts are concatenated."""
         self._ids.arrays += 1
         self._send_put(self._ids.arrays, part)
         return self._ids.arrays
 
     def _send_put(self, id: int, array: StageArray) -> None:
-        """Queue the `put` of an array."""
         put = messages.Put(id, array.rows, array.columns, array.dtype, array.payload)
         self._send(put, kind=array.kind)
 
     def _put_graph(self, graph: StageGraph) -> int:
-        """Return the id of a graph, which is sent unless the device holds it."""
         id = self._sent.get(graph)
         if id is None:
             id = self._sent[graph] = self._next_array(graph.nbytes)
@@ -537,11 +528,10 @@ class StageDevice:
         return id
 
     def _forget(self, array: StageArray) -> None:
-        """Drop an array that the device was sent."""
         self._drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:
-        """Keep an array under its id alone: it will be dropped by that."""
+        """Forget an array's name; it is now dropped by its id."""
         self._sent.pop(array)
 
     def _run(
@@ -553,7 +543,7 @@ class StageDevice:
         flops: int,
         held: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Run a graph; return the arrays that it makes: those in `held`, and new ones."""
+        """Run a graph; return the ids of its outputs: those in `held`, and new ones."""
         id = self._put_graph(graph)
         new = {n: self._next_array(nbytes) for n, nbytes in made.items() if n not in (held or {})}
         found = {**new, **(held or {})}
@@ -574,13 +564,12 @@ class StageDevice:
     def _fetch(
         self, unit: Unit, name: Any, array: int, first: int, rows: int, columns: int, out: str
     ) -> None:
-        """Ask for rows of an array, to be kept under a name in the unit."""
+        """Request rows of an array, to be stored in the unit under `name`."""
         nbytes = rows * columns * _item_bytes(out)
         task = self._next_run(unit, name, nbytes, 0, (rows, columns, out))
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
 
     def _drop(self, arrays: Iterable[int]) -> None:
-        """Drop arrays and graphs."""
         ids = tuple(dict.fromkeys(arrays))
         if ids:
             self.occupied_bytes -= sum(self._sizes.pop(id) for id in ids)
@@ -588,12 +577,11 @@ class StageDevice:
 
 
 def _item_bytes(dtype: str) -> int:
-    """Return the size of an element."""
     return _FP32 if dtype == "fp32" else 2
 
 
 def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
-    """Return the sums of a layer, of the loss, or of a slice of it."""
+    """Return the sums of a layer, of the loss, or of a slice of the loss."""
     if (number := slice_of_layer(layer)) is not None:
         return work.slice_works[number].sums
     if layer != LOSS_LAYER:
@@ -605,7 +593,7 @@ def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
 def arrays_of(
     work: StepWork, stage: PlannedStage, kept_batches: KeptBatches = NOTHING_KEPT
 ) -> Iterator[StageArray | StageGraph]:
-    """Yield what a device of a stage needs all through a step, if it keeps so much."""
+    """Yield the arrays and graphs that a device of a stage needs throughout a step."""
     for layer in work.layers[stage.first : stage.stop]:
         yield from (layer.forward, layer.backward)
         if layer.from_activations is not None and kept_batches.activations:
@@ -622,6 +610,6 @@ def arrays_of(
 
 
 def masks_of(work: StepWork, layers: range, batch: int) -> Iterable[StageArray]:
-    """Return what layers are called with for a micro-batch and not for every other."""
+    """Return the layer arguments that belong to one micro-batch alone, such as masks."""
     found = (work.layers[n].of_batch[batch] for n in layers if work.layers[n].of_batch)
     return dict.fromkeys(mask for masks in found for mask in masks.values())

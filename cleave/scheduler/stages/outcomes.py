@@ -1,4 +1,4 @@
-"""What the training thread is told of a step by stages: what is wanted of it, and what came."""
+"""Messages to the training thread about a step by stages: requests and results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.scheduler.stages.usual_sizes import Place
 
 @dataclass(frozen=True, slots=True)
 class OutputReady:
-    """Tells that the last layer's output of a micro-batch is here: its gradient is wanted."""
+    """The last layer's output of a micro-batch; the caller must return its gradient."""
 
     batch: int
     payload: Any
@@ -21,12 +21,11 @@ class OutputReady:
 
 @dataclass(frozen=True, slots=True)
 class InputWanted:
-    """Tells what a stage returned before layers of the PS: the next stage's input is wanted.
+    """A stage's output; the caller must run the PS's layers and return the next stage's input.
 
     Attributes:
-        stage: the number of the stage before these layers.
-        batch: the micro-batch.
-        payload: what the stage returned.
+        stage: number of the stage before the PS's layers.
+        payload: the stage's output.
     """
 
     stage: int
@@ -36,11 +35,10 @@ class InputWanted:
 
 @dataclass(frozen=True, slots=True)
 class GradientWanted:
-    """Tells the gradient after layers of the PS: that of the stage before them is wanted.
+    """A stage's input gradient; the caller must return the gradient for the previous stage.
 
     Attributes:
-        stage: the number of the stage before these layers.
-        batch: the micro-batch.
+        stage: number of the stage before the PS's layers.
         payload: the gradient of the next stage's input.
     """
 
@@ -51,13 +49,12 @@ class GradientWanted:
 
 @dataclass(frozen=True, slots=True)
 class SlicesReady:
-    """Tells what all slices of the loss found of a micro-batch: the loss can be made of that.
+    """The forward results of all slices of the loss for a micro-batch.
 
-    What is wanted is the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
+    The caller must return the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
 
     Attributes:
-        batch: the micro-batch.
-        payloads: of each slice, log-sum-exp and target's logit, shape (tokens, 2), fp32.
+        payloads: by slice, log-sum-exp and target's logit, shape (tokens, 2), fp32.
     """
 
     batch: int
@@ -66,7 +63,7 @@ class SlicesReady:
 
 @dataclass(frozen=True, slots=True)
 class SlicesBack:
-    """Tells the gradients of the last layer's output by all slices: their sum is wanted."""
+    """The last output's gradients from all slices of the loss; the caller must sum them."""
 
     batch: int
     payloads: Sequence[Any]
@@ -74,12 +71,12 @@ class SlicesBack:
 
 @dataclass(frozen=True, slots=True)
 class SumsRecord:
-    """Holds sums of gradients as one device sent them.
+    """Gradient sums as one device sent them.
 
     Attributes:
-        device: whose they are.
-        batches: the micro-batches that are in them.
-        found: the sums by layer's number, parameter and first row.
+        device: the device that sent them.
+        batches: the micro-batches that they contain.
+        found: the sums, by layer number, parameter and first row.
     """
 
     device: int
@@ -89,14 +86,14 @@ class SumsRecord:
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """Holds what devices were given for a stage and what they returned, to be audited.
+    """Inputs and results of a stage, for auditing.
 
     Attributes:
-        plan: its layers.
-        x, dy: by micro-batch, its input and the gradient of its output.
-        y, dx: by micro-batch, what devices returned.
-        forward_by, backward_by: by micro-batch, the device that returned `y`, and `dx`.
-        sums: the sums of gradients.
+        plan: the stage's layers.
+        x, dy: by micro-batch, the stage's input and the gradient of its output.
+        y, dx: by micro-batch, the output and the input's gradient that devices returned.
+        forward_by, backward_by: by micro-batch, the devices that returned `y` and `dx`.
+        sums: the gradient sums.
     """
 
     plan: PlannedStage
@@ -111,16 +108,16 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Tells that a device returned numbers that stand out: the caller is to say what they are.
+    """Unusual numbers from a device, for the caller to judge.
 
-    They are not finite, or much larger than usual, or nothing is known of what is usual. Nothing
-    is made of them before `StageStep.resolve`.
+    The numbers are not finite, much larger than usual, or without a known usual magnitude. They are
+    not used before `StageStep.resolve`.
 
     Attributes:
-        device: which returned them.
-        record: what it was given for them, and the numbers: of one micro-batch, or its sums.
-        losses: the loss by micro-batch, if that is among them.
-        sizes: the largest magnitudes that stand out, by place.
+        device: the device that returned them.
+        record: inputs and results of one micro-batch, or of the device's sums.
+        losses: the loss by micro-batch, if it was returned.
+        sizes: the unusual magnitudes, by place.
     """
 
     device: int
@@ -131,14 +128,14 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Holds what came of a step by stages that is done.
+    """The result of a completed step by stages.
 
     Attributes:
-        losses: by micro-batch, where devices computed them.
-        dx: by micro-batch, the gradient with respect to `StepWork.x`, if it was wanted.
-        gradients: by layer's number and parameter, the sums of each group of micro-batches that was
-            on one device, in a fixed order, cut into consecutive rows.
-        records: of each stage.
+        losses: losses by micro-batch, if devices computed them.
+        dx: by micro-batch, the gradient of `StepWork.x`, if it was wanted.
+        gradients: by layer number and parameter, the sums of each device's group of micro-batches,
+            in a fixed order, cut into consecutive rows.
+        records: the record of each stage.
     """
 
     losses: Mapping[int, Any]
@@ -149,11 +146,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """Tells that a step by stages cannot be completed.
+    """A step by stages cannot be completed.
 
     Attributes:
         reason: a text for people.
-        final: whether it is no use to try again.
+        final: whether a retry is pointless.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""Steps by stages, beside the scheduler of tasks: the one under way, and what devices hold."""
+"""The current step by stages and the devices' arrays for it."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from cleave.scheduler.stages.work import StageOrder, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 
 _MODELS_KEPT: Final = 8
-"""How many models' usual sizes are remembered, those that were trained last."""
+"""Number of models, most recently trained, whose usual magnitudes are kept."""
 
 
 class StagesOn(Enum):
-    """Which devices may train whole layers; the values are those of `--stages-on`."""
+    """Which devices may train whole layers. The values are those of `--stages-on`."""
 
     OWN = "own"
-    """The operator's own, because nothing checks what a stage computes."""
+    """The operator's own devices, because nothing checks a stage's results."""
 
     ANY = "any"
-    """All that can."""
+    """All capable devices."""
 
     @classmethod
     def of(cls, value: StagesOn | str) -> StagesOn:
-        """Read a value of `--stages-on`.
+        """Parse a value of `--stages-on`.
 
         Raises:
-            UsageError: when it is none.
+            UsageError: the value is invalid.
         """
         return choice_of(cls, "--stages-on", value)
 
 
 class StageRuns:
-    """The step by stages that is under way, if any. Every call returns what is to be done.
+    """The current step by stages, if any. Every call returns instructions.
 
     Args:
         sessions: all sessions.
-        ids: where names of arrays and runs come from.
-        any_device: whether devices take part that are not the operator's own.
+        ids: the source of array and run ids.
+        any_device: whether devices other than the operator's own take part.
     """
 
     def __init__(self, sessions: Mapping[int, Session], ids: Names, *, any_device: bool) -> None:
@@ -60,17 +60,17 @@ class StageRuns:
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
         self._usual: dict[int, UsualSizes] = {}  # by model
-        self._repeated = 0  # in steps before it
+        self._repeated = 0  # in earlier steps
 
     @property
     def repeated(self) -> int:
-        """Return how many passes had to be done again because a device was lost, in all steps."""
+        """Return how many passes of all steps were repeated after a device was lost or failed."""
         step = self._step  # the training thread asks as well
         return self._repeated + (step.repeated if step is not None else 0)
 
     @property
     def able(self) -> dict[int, DeviceRates]:
-        """Return the devices that may train whole layers and be given work, as fast as graphs."""
+        """Return the rates, for graphs, of the devices that may train whole layers now."""
         return {
             s.id: s.rates.for_graphs
             for s in list(self._sessions.values())  # the training thread asks as well
@@ -85,7 +85,7 @@ class StageRuns:
         return session.own or self._any_device
 
     def why_none(self) -> str:
-        """Say in a sentence why no device can train whole layers now; empty if one can."""
+        """Return a sentence on why no device can train whole layers now; empty if one can."""
         if self.able:
             return ""
         here = [s for s in list(self._sessions.values()) if s.rates is not None and not s.measure]
@@ -114,28 +114,28 @@ class StageRuns:
         )
 
     def busy(self, device: int) -> bool:
-        """Say whether a step is under way in which a device takes part."""
+        """Return whether a device takes part in a running step."""
         return self._step is not None and not self._step.ended and device in self._stores
 
     def occupied_bytes(self, device: int) -> int:
-        """Return how much of a device's memory stages use."""
+        """Return the bytes of a device's memory that stages use."""
         store = self._stores.get(device)
         return store.occupied_bytes if store is not None else 0
 
     def view(self) -> StepView | None:
-        """Return how far the step is that is under way, or was last; None if there is none."""
+        """Return the progress of the current or last step; None if there is none."""
         return self._step.view() if self._step is not None else None
 
     def tasks(self) -> tuple[int, int] | None:
-        """Return how many tasks of the step under way are done, and of how many; None for none."""
+        """Return the running step's completed tasks and all tasks; None if no step is running."""
         step = self._step
         return step.tasks() if step is not None and not step.ended else None
 
     def begin(self, work: StepWork) -> list[ForSteps]:
-        """Start a step, without those of the planned devices that left or may not take part now.
+        """Start a step without planned devices that left or may not take part now.
 
         Raises:
-            UsageError: when another one is under way.
+            UsageError: another step is running.
         """
         if self._step is not None and not self._step.ended:
             raise UsageError(
@@ -156,22 +156,22 @@ class StageRuns:
         return self._step.begin()
 
     def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
-        """See `StageStep.give`."""
+        """Pass an array to the step; see `StageStep.give`."""
         return self._step.give(batch, made, after) if self._step is not None else []
 
     def resolve(self, right: bool, reason: str) -> list[ForSteps]:
-        """See `StageStep.resolve`."""
+        """Resolve the first suspect; see `StageStep.resolve`."""
         return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
     def withdraw(self) -> list[ForSteps]:
-        """End the step, if one is under way; devices keep what the next one can use."""
+        """End the step, if any. Devices keep arrays that the next step can use."""
         if self._step is not None:
             self._step.withdraw()
         self._repeated, self._step = self.repeated, None
         return []
 
     def end(self) -> list[ForSteps]:
-        """End the step, if one is under way, and have devices forget what they hold for it."""
+        """End the step, if any, and let devices drop its arrays."""
         out = self.withdraw()
         for store in self._stores.values():
             store.end()
@@ -182,7 +182,7 @@ class StageRuns:
     def answered(
         self, order: StageOrder, answer: messages.Computed | messages.Result
     ) -> list[ForSteps]:
-        """Take a device's answer to an order of a step."""
+        """Handle a device's answer to an order of a step."""
         if self._step is None:
             return []
         if isinstance(answer, messages.Computed):
@@ -190,22 +190,22 @@ class StageRuns:
         return self._step.fetched(order, answer.id, answer.payload)
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
-        """Note that a device gets no more work in this step."""
+        """Record that a device gets no more work in this step."""
         return self._step.failed(device, reason) if self._step is not None else []
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """See `StageStep.refused`."""
+        """Repeat a refused order; see `StageStep.refused`."""
         return self._step.refused(order, run) if self._step is not None else []
 
     def lost(self, device: int) -> list[ForSteps]:
-        """Note that a device is gone, or is to get nothing new."""
+        """Record that a device left or gets no new work."""
         if self._step is not None:
             return self._step.lost(device)
         self._stores.pop(device, None)
         return []
 
     def marked(self, device: int) -> list[ForSteps]:
-        """Note that a connected device became the operator's own, or is that no more."""
+        """Update the step after a connected device's ownership changed."""
         if self._any_device:
             return []
         if self._sessions[device].own:
@@ -217,10 +217,10 @@ class StageRuns:
         return out + self.lost(device)
 
     def changed(self) -> list[ForSteps]:
-        """Note that a device came."""
+        """Record that a device joined."""
         return self._step.changed() if self._step is not None else []
 
     def leftovers(self) -> list[Any]:
-        """List what is still kept, in sentences."""
+        """List the remaining state, in sentences."""
         held = [d for d, store in self._stores.items() if store.occupied_bytes]
         return [f"devices {held} hold arrays of stages"] if held else []

@@ -1,4 +1,4 @@
-"""The state of one stage in a step: which micro-batches are where, and in whose sums."""
+"""One stage's state in a step: its micro-batches and their gradient sums."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from cleave.scheduler.stages.work import KeptLayer, SumName
 
 @dataclass(slots=True, eq=False)
 class StageState:
-    """Holds the state of one stage in a step.
+    """The state of one stage in a step.
 
-    A stage whose devices are lost may be divided: others like it each return a part of its sums.
+    A stage that lost its devices may be divided into several that each return a part of its sums.
 
     Attributes:
-        plan: its layers.
-        batches: how many micro-batches the step has.
-        sums: which it returns.
-        passes: whether it returns activations and their gradients too: one part of a stage does.
-        devices: that may take micro-batches through it now.
-        x, dy: by micro-batch, its input and its output's gradient, once they are here.
-        forward: micro-batches whose output is here, or under way.
-        backward: micro-batches whose gradients are in a generation, or on their way into one.
-        kept: by micro-batch, the device that keeps something of it, and what.
-        generations: in the order in which they began.
+        plan: the stage's layers.
+        batches: number of micro-batches in the step.
+        sums: the sums that the stage returns.
+        passes: whether it returns activations and their gradients too; one part of a stage does.
+        devices: devices that may run micro-batches through it now.
+        x, dy: by micro-batch, its input and its output's gradient, once available.
+        forward: micro-batches whose output is at the PS or in flight.
+        backward: micro-batches whose gradients are in a generation or in flight.
+        kept: by micro-batch, the device that keeps arrays of it, and their wire ids.
+        generations: the generations, oldest first.
         y, dx, forward_by, backward_by: see `StageRecord`.
     """
 
@@ -51,7 +51,7 @@ class StageState:
 
     @property
     def record(self) -> StageRecord:
-        """Return what was given and returned."""
+        """Return the stage's inputs and results."""
         sums = [
             SumsRecord(g.device, frozenset(g.batches), g.found)
             for g in self.generations
@@ -61,7 +61,7 @@ class StageState:
         return StageRecord(self.plan, self.x, self.dy, self.y, self.dx, *by, sums)
 
     def generation_on(self, device: int) -> Generation:
-        """Return the sums on a device to which more may be added, or new ones."""
+        """Return a device's open generation of sums, or a new one."""
         for generation in self.generations:
             if generation.device == device and not generation.taken:
                 return generation
@@ -70,24 +70,24 @@ class StageState:
 
     @property
     def left(self) -> int:
-        """Return how many micro-batches have not passed it in both directions."""
+        """Return the number of micro-batches that have not passed in both directions."""
         return self.batches - sum(len(g.batches) for g in self.generations)
 
     @property
     def has_landed(self) -> bool:
-        """Say whether its sums over all micro-batches are here."""
+        """Return whether the sums over all micro-batches are at the PS."""
         return sum(len(g.batches) for g in self.generations if g.landed) == self.batches
 
     @property
     def returned(self) -> float:
-        """Return how many activations devices return for a micro-batch that is left, 0 to 2."""
+        """Return the average activations devices return per remaining micro-batch, 0 to 2."""
         if not self.passes:
             return 0.0
         done = len(self.y) + len(self.dx)
         return max(0.0, 2 * self.batches - done) / max(1, self.left)
 
     def tasks(self) -> tuple[int, int]:
-        """Return how many of its tasks are done, and of how many. Any thread may call this."""
+        """Return the number of completed tasks and of all tasks. Any thread may call this."""
         generations = tuple(self.generations)
         done = sum(len(each.batches) for each in generations)
         done += sum(len(each.batches) for each in generations if each.landed) == self.batches
@@ -96,9 +96,9 @@ class StageState:
         return done, self.batches + 1
 
     def next_backward(self, device: int) -> int | None:
-        """Return the micro-batch whose backward pass a device is to do: one that it kept, first."""
+        """Return the next micro-batch for a device's backward pass, preferring one that it kept."""
         given = self.x if self.plan.loss else self.dy
-        # Those first whose gradient others wait for.
+        # First the micro-batches whose gradients other stages wait for.
         ready = sorted(given.keys() - self.backward, key=lambda b: (b in self.dx, b))
         for batch in ready:
             if batch in self.kept and self.kept[batch][0] == device:
@@ -106,12 +106,12 @@ class StageState:
         return next((batch for batch in ready if batch not in self.kept), None)
 
     def next_forward(self) -> int | None:
-        """Return the first micro-batch whose forward pass can begin; None when there is none."""
+        """Return the first micro-batch that can start its forward pass; None if none can."""
         ready = self.x.keys() - self.forward
         return min(ready) if ready and self.passes and not self.plan.loss else None
 
     def part(self, sums: frozenset[SumName], devices: list[int]) -> StageState:
-        """Return a part of it that returns these sums alone, for the same micro-batches."""
+        """Return a part of the stage that returns only these sums, for the same micro-batches."""
         return StageState(
             self.plan,
             self.batches,
@@ -124,11 +124,7 @@ class StageState:
         )
 
     def forget(self, device: int) -> int:
-        """Forget what a lost device held, so that it is done again.
-
-        Returns:
-            How many backward passes were in sums that are lost.
-        """
+        """Discard a lost device's arrays; return the number of backward passes in its lost sums."""
         self.kept = {batch: kept for batch, kept in self.kept.items() if kept[0] != device}
         lost = [g for g in self.generations if g.device == device and not g.landed]
         for generation in lost:
@@ -137,10 +133,10 @@ class StageState:
         return sum(len(generation.batches) for generation in lost)
 
     def validate(self) -> None:
-        """Check that each micro-batch is in one of its sums, and in none that it does not say.
+        """Check that the generations contain exactly the micro-batches of `backward`, each once.
 
         Raises:
-            AssertionError: with what is inconsistent.
+            AssertionError: the state is inconsistent.
         """
         held = [b for g in self.generations for b in (*g.batches, *g.asked)]
         if len(held) != len(set(held)):

@@ -1,9 +1,9 @@
-"""One training step by stages: which device does what with which micro-batch, and what again.
+"""One training step by stages: the assignment of micro-batch passes to devices.
 
-Pure like the scheduler. Micro-batches go through the stages independently. The PS keeps the input
-and the output's gradient of every micro-batch and stage until the step ends, so what a lost device
-held is computed again from these. Sums are exact: a *generation* of sums is used whole or not at
-all, and each micro-batch is in one generation of each stage, or part of a stage, that is used.
+The module has no I/O. Micro-batches go through the stages independently. The PS keeps the input and
+the output's gradient of every micro-batch and stage until the step ends. From these, lost work is
+computed again. Sums are exact: a *generation* of sums is used whole or not at all. Each micro-batch
+is in exactly one used generation of each stage, or of each part of a divided stage.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from cleave.scheduler.stages.work import (
 from cleave.scheduler.tiles.device_memory import Names
 
 MAX_FAILURES: Final = 4
-"""So often may devices fail in a step before it ends."""
+"""Number of device failures after which a step ends."""
 
 
 class StageStep:
-    """Decides which device does what in one step by stages. Every call returns what is to be done.
+    """Assigns the work of one step by stages. Every call returns instructions.
 
     Args:
         work: the step.
-        stores: by device, what it holds; devices that are not in it get a store when they are used.
+        stores: by device, its arrays; other devices get a store when they are first used.
         present: returns the devices that may be given work.
-        ids: where names of arrays and runs come from.
-        usual: how large the numbers are that devices return for this model.
+        ids: the source of array and run ids.
+        usual: usual magnitudes of returned values for this model.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class StageStep:
         self.work = work
         self.ended = False
         self.failures = 0
-        self.repeated = 0  # passes of micro-batches that have to be done again
+        self.repeated = 0  # micro-batch passes that must be repeated
         self._stores = stores
         self._present = present
         self._ids = ids
@@ -82,31 +82,27 @@ class StageStep:
             StageState(plan, len(work.x), frozenset(all_sums(work, plan)), list(plan.devices))
             for plan in work.planned
         ]
-        # In the order of layers; slices of the loss and parts of divided stages follow.
+        # In layer order; slices of the loss and parts of divided stages follow.
         self._last = self._stages[len(work.stages) - 1]
         self._slices = self._stages[len(work.stages) :]
         self._units: set[Unit] = set()
         self._taking: dict[Unit, Generation] = {}
         self._went_back: set[int] = set()  # devices whose last unit was a backward pass
-        self._unit_s: dict[int, float] = {}  # by device, in its first stage
+        self._unit_s: dict[int, float] = {}  # by device, for its first stage
         self._failed: dict[int, str] = {}  # devices that get no more work in this step, and why
         self._losses: dict[int, Any] = {}
         self._dx: dict[int, Any] = {}
         self._out: list[ForSteps] = []
-        self._noted = False  # that no device is there
+        self._noted = False  # whether missing devices were reported
         self._usual = usual or UsualSizes()
-        self._suspects: deque[Unit] = deque()  # the caller looks at the first of them
-        self._diverged = False  # what is not finite is right in this step
+        self._suspects: deque[Unit] = deque()  # the caller examines the first
+        self._diverged = False  # non-finite values are correct in this step
         self._stages[0].x = dict(enumerate(work.x))
 
-    # --- what happens ---
+    # --- events ---
 
     def begin(self) -> list[ForSteps]:
-        """Start the step.
-
-        Let devices drop what this step does not need, ask for what can begin, and send later stages
-        their parameters.
-        """
+        """Start the step: free memory, request the first passes, and preload later stages."""
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:
             for device in stage.devices:
@@ -115,7 +111,7 @@ class StageStep:
             self._store(device).end(arrays_wanted)
             self._out += self._store(device).take()
         out = self._go_on()
-        # Later stages get their parameters while the first one computes.
+        # Later stages load their parameters while the first one computes.
         for stage in self._stages[1:]:
             for device in stage.devices:
                 self._store(device).load(self._arrays_of(stage, device))
@@ -123,26 +119,26 @@ class StageStep:
         return out
 
     def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Note that a device ran a graph."""
+        """Record that a device ran a graph."""
         return self._answered(order, run)
 
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
-        """Take an array that a device was asked for."""
+        """Record an array that a device returned."""
         order.unit.found[order.name] = payload
-        values = isinstance(payload, bytes | bytearray | memoryview)  # else symbols, or sizes
+        values = isinstance(payload, bytes | bytearray | memoryview)  # else emulated
         if values and order.unit in self._units:
             size = arrays.largest(payload, DType(order.out))
             order.unit.note_size(self._place(order), size)
         return self._answered(order, run)
 
     def resolve(self, *, right: bool, reason: str = "") -> list[ForSteps]:
-        """Take what the caller found of the last `Suspect`.
+        """Resolve the first `Suspect`.
 
         Args:
-            right: whether the numbers are what they have to be; else another device is asked.
-            reason: what is wrong with them.
+            right: whether the numbers are correct; if not, another device computes them.
+            reason: what is wrong with the numbers.
         """
-        if not self._suspects:  # the step ended
+        if not self._suspects:  # the step has ended
             return []
         unit = self._suspects.popleft()
         out: list[ForSteps] = []
@@ -157,7 +153,7 @@ class StageStep:
         return out + self._go_on()
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
-        """Note that a device could not do something: it gets no more work in this step."""
+        """Record that a device failed: it gets no more work in this step."""
         if device in self._failed:
             return []
         self.failures += 1
@@ -168,16 +164,12 @@ class StageStep:
         return self.lost(device)
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Note that a device could not do an order: it is asked again.
-
-        Where more than the order is lost, everything else that the device was asked for is done
-        again as well, but sums that are here.
-        """
+        """Repeat a refused order or, if necessary, all of the device's work but sums at the PS."""
         unit = order.unit
         store = self._stores.get(unit.device)
         if store is None:
             return []
-        if unit not in self._units:  # of a step that has ended
+        if unit not in self._units:  # the unit's step has ended
             store.answered(run)
             return [*store.take()]
         if store.ask_again(run, unit):
@@ -191,7 +183,7 @@ class StageStep:
         return self._go_on()
 
     def lost(self, device: int) -> list[ForSteps]:
-        """Note that a device is gone, with everything it held."""
+        """Record that a device left, and that every array it held is lost."""
         self._stores.pop(device, None)
         if self.ended:
             return []
@@ -209,7 +201,7 @@ class StageStep:
         return self._go_on()
 
     def _lose_work(self, device: int) -> None:
-        """Forget what a device was asked for and held, so that it is done again."""
+        """Discard the requests to a device and its arrays, so that the work is repeated."""
         for unit in [unit for unit in self._units if unit.device == device]:
             self._units.discard(unit)
             self._taking.pop(unit, None)
@@ -219,18 +211,17 @@ class StageStep:
         self.repeated += sum(stage.forget(device) for stage in self._stages)
 
     def changed(self) -> list[ForSteps]:
-        """Note that the fleet changed: a device that came may be what a stage waits for."""
+        """Continue after a change of the fleet: a stage may wait for a device that joined."""
         return [] if self.ended else self._go_on()
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> list[ForSteps]:
-        """Take what the training thread made of a micro-batch.
+        """Record an array that the training thread computed for a micro-batch.
 
         Args:
-            batch: the micro-batch.
-            made: the gradient of its last output; where slices of the loss are on devices, first
-                the log-sum-exp over the whole vocabulary. With `after` the next stage's input, then
-                the gradient of that stage's output.
-            after: the stage after which the PS does layers itself, if it made this there.
+            made: the gradient of its last output. With slices of the loss on devices, first the
+                log-sum-exp over the whole vocabulary. With `after`, first the next stage's input,
+                then the gradient of stage `after`'s output.
+            after: the stage followed by layers on the PS, if they made the array.
         """
         if self.ended:
             return []
@@ -246,14 +237,14 @@ class StageStep:
         return self._go_on()
 
     def withdraw(self) -> list[ForSteps]:
-        """End the step: nobody waits for it any more."""
+        """End the step because nobody waits for it."""
         self.ended = True
         self._units.clear()
         self._suspects.clear()
         return []
 
     def view(self) -> StepView:
-        """Return how far it is."""
+        """Return a snapshot of the step's progress."""
         asked = UnitCount(self._units)
         stages = tuple(
             asked.stage(number, s.plan, s.devices, len(s.y), s.generations)
@@ -262,18 +253,18 @@ class StageStep:
         return StepView(len(self.work.x), self.ended, self.repeated, stages)
 
     def tasks(self) -> tuple[int, int]:
-        """Return how many tasks are done, and of how many. Any thread may call this.
+        """Return the number of completed tasks and of all tasks. Any thread may call this.
 
-        They are the passes of micro-batches through stages, and one for a stage's sums.
+        The tasks are the micro-batch passes through stages, plus one per stage for its sums.
         """
         counts = [stage.tasks() for stage in tuple(self._stages)]
         return sum(done for done, _ in counts), sum(of for _, of in counts)
 
     def validate(self) -> None:
-        """Check that its state is consistent.
+        """Check that the state is consistent.
 
         Raises:
-            AssertionError: with what is inconsistent.
+            AssertionError: the state is inconsistent; the message names the problem.
         """
         for number, stage in enumerate(self._stages):
             stage.validate()
@@ -286,7 +277,7 @@ class StageStep:
     # --- answers ---
 
     def _answered(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Take an answer to an order; with the last one of its unit, finish that and go on."""
+        """Handle an answer to an order; the last answer finishes its unit."""
         unit = order.unit
         unit.answers.pop(run, None)
         store = self._stores.get(unit.device)
@@ -310,7 +301,7 @@ class StageStep:
         return self._go_on()
 
     def _place(self, order: StageOrder) -> Place:
-        """Return what a fetched array is held to."""
+        """Return the place whose usual magnitude a fetched array is compared with."""
         unit, plan = order.unit, self._stages[order.unit.stage].plan
         if unit.kind is UnitKind.SUMS:
             layer, parameter, _ = order.name
@@ -325,13 +316,12 @@ class StageStep:
                 return Returned.GRADIENT, slice, plan.first
 
     def _stands_out(self, unit: Unit) -> dict[Place, float]:
-        """Return the sizes of what came of a unit that are not usual."""
+        """Return the unusual magnitudes of a unit's results, by place."""
         if self._diverged or unit not in self._units:
             return {}
         return {p: size for p, size in unit.sizes.items() if not self._usual.explains(p, size)}
 
     def _tell_suspect(self) -> None:
-        """Ask the caller what to make of the first unit that stands out."""
         unit = self._suspects[0]
         stage, batches = self._stages[unit.stage], {unit.batch}
         y: dict[int, Any] = {}
@@ -359,11 +349,10 @@ class StageStep:
         self._out.append(TellStep(suspect, self.work))
 
     def _accept(self, unit: Unit, *, repeated: bool = False) -> None:
-        """Use what came of a unit, unless another device was asked for it meanwhile.
+        """Use a unit's results, unless another device was asked for them meanwhile.
 
         Args:
-            unit: the unit.
-            repeated: whether the caller found the same.
+            repeated: whether the caller computed the same results.
         """
         if unit not in self._units:
             return
@@ -371,12 +360,11 @@ class StageStep:
         for place, size in unit.sizes.items():
             if math.isfinite(size):
                 self._usual.saw(place, size, repeated=repeated)
-            else:  # the run diverges, or the model's own numbers are not finite
+            else:  # training diverges, or the model's own numbers are not finite
                 self._diverged = True
         self._finish(unit)
 
     def _finish(self, unit: Unit) -> None:
-        """Take what came of a unit, by its kind."""
         stage = self._stages[unit.stage]
         match unit.kind:
             case UnitKind.FORWARD:
@@ -393,7 +381,7 @@ class StageStep:
                 self._out += store.take()
 
     def _passed(self, unit: Unit, payload: Any) -> None:
-        """Take a forward pass: its output goes to the next stage, or to the PS for the loss."""
+        """Record a forward pass; its output goes to the next stage, or to the PS for the loss."""
         stage = self._stages[unit.stage]
         is_new = unit.batch not in stage.y
         if is_new:
@@ -417,11 +405,11 @@ class StageStep:
                 self._out.append(TellStep(wanted, self.work))
             return
         following = self._stages[unit.stage + 1]
-        if unit.batch not in following.x:  # else it was passed before
+        if unit.batch not in following.x:  # may be set by an earlier pass
             following.x[unit.batch] = self._activation(unit.batch, payload)
 
     def _added(self, stage: StageState, unit: Unit) -> None:
-        """Take a backward pass: a generation has its gradients; dx goes to the stage before."""
+        """Record a backward pass in its generation; dx goes to the previous stage."""
         for generation in stage.generations:
             if generation.device == unit.device and unit.batch in generation.asked:
                 generation.asked.discard(unit.batch)
@@ -448,13 +436,12 @@ class StageStep:
             self._stages[unit.stage - 1].dy[unit.batch] = self._activation(unit.batch, dx)
 
     def _activation(self, batch: int, payload: Any) -> StageArray:
-        """Return what a device sent as an array that another device is sent."""
         return StageArray(self.work.tokens[batch], self.work.width, self.work.dtype, payload)
 
-    # --- what to do next ---
+    # --- scheduling ---
 
     def _go_on(self) -> list[ForSteps]:
-        """Ask devices for what can be done now, and tell of the end."""
+        """Request all passes that can run now, and report the end of the step."""
         if not self.ended and self.failures >= MAX_FAILURES:
             self._end_failed("too many devices failed")
         while not self.ended and self._ask_once():
@@ -466,7 +453,7 @@ class StageStep:
         return out
 
     def _ask_once(self) -> bool:
-        """Give each device that has a turn one unit; return whether any got one."""
+        """Give each device with a turn one unit; return whether any device got one."""
         self._replace_missing()
         if self.ended:
             return False
@@ -487,7 +474,7 @@ class StageStep:
         return sorted(free, key=lambda d: rules.turn(busy.get(d, 0), self._unit_s[d], d))
 
     def _time_units(self) -> None:
-        """Note how long a unit of its stage takes each device."""
+        """Predict how long a unit of its stage takes each device."""
         present, tokens = self._present(), max(self.work.tokens)
         activation = max(x.nbytes for x in self.work.x)
         for stage in self._stages:
@@ -498,7 +485,7 @@ class StageStep:
                 self._unit_s.setdefault(device, unit_s)
 
     def _ask(self, device: int) -> bool:
-        """Ask a device for a unit that is ready; return whether there was one."""
+        """Request a ready unit from a device; return whether one was ready."""
         mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
         mine.sort(key=lambda each: (each[1].passes, each[0]), reverse=True)
         backward = _first((n, stage, stage.next_backward(device)) for n, stage in mine)
@@ -519,7 +506,6 @@ class StageStep:
         return direction is not None
 
     def _ask_forward(self, number: int, stage: StageState, device: int, batch: int) -> None:
-        """Ask a device for the forward pass of a micro-batch."""
         keep = self._next_kept(stage, device)
         unit = self._unit(UnitKind.FORWARD, number, batch, device, keep)
         stage.forward.add(batch)
@@ -529,7 +515,7 @@ class StageStep:
         self._out += store.take()
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
-        """Return what a device keeps of its next micro-batch."""
+        """Return what a device keeps of its next micro-batch for the backward pass."""
         kept = [
             layers for s in self._stages for place, layers in s.kept.values() if place == device
         ]
@@ -543,7 +529,7 @@ class StageStep:
         )
 
     def _ask_backward(self, number: int, stage: StageState, device: int, batch: int) -> None:
-        """Ask a device for the backward pass of a micro-batch, with the loss in the last stage."""
+        """Request the backward pass of a micro-batch, with the loss in the last stage."""
         generation = stage.generation_on(device)
         generation.asked.add(batch)
         stage.backward.add(batch)
@@ -565,13 +551,12 @@ class StageStep:
     def _unit(
         self, kind: UnitKind, stage: int, batch: int, device: int, keep: Keep = Keep.NOTHING
     ) -> Unit:
-        """Note that a device is asked for a unit."""
         unit = Unit(kind, stage, batch, device, keep)
         self._units.add(unit)
         return unit
 
     def _take_sums(self) -> None:
-        """Ask for the sums of stages that every micro-batch has passed."""
+        """Request the sums of stages that every micro-batch has passed."""
         for number, stage in enumerate(self._stages):
             left = stage.left
             for generation in stage.generations:
@@ -596,12 +581,12 @@ class StageStep:
         )
 
     def _finish_step(self) -> None:
-        """End the step with its result, once the sums of all stages are here."""
+        """End the step with its result once the sums of all stages are at the PS."""
         if not all(stage.has_landed for stage in self._stages):
             return
         gradients: dict[tuple[int, str], list[list[Any]]] = {}
         for stage in self._stages:
-            # In an order that does not depend on which device was first.
+            # Use a fixed order, independent of which device was first.
             for generation in sorted(stage.generations, key=lambda g: (g.device, min(g.batches))):
                 parts: dict[tuple[int, str], list[Any]] = {}
                 for layer, name, _ in sorted(generation.found):
@@ -614,12 +599,10 @@ class StageStep:
         self._end(StepResult(self._losses, self._dx, gradients, records))
 
     def _end_failed(self, why: str) -> None:
-        """End the step with a failure, and say which devices failed."""
         reasons = "; ".join(f"device {d}: {reason}" for d, reason in self._failed.items())
         self._end(StepFailed(f"{why}: {reasons}"))
 
     def _end(self, outcome: StepResult | StepFailed) -> None:
-        """End the step and tell the training thread."""
         self.ended = True
         self._units.clear()
         self._suspects.clear()
@@ -628,7 +611,7 @@ class StageStep:
     # --- devices ---
 
     def _replace_missing(self) -> None:
-        """Give every stage that lost all its devices, and has work left, others."""
+        """Assign devices to every unfinished stage that lost all its devices."""
         missing = [s for s in self._stages if not s.devices and not s.has_landed]
         if not missing:
             return
@@ -643,12 +626,12 @@ class StageStep:
             self._out.append(Note(f"{what} wait for a device that can run them"))
 
     def _reinforce(self, stage: StageState) -> None:
-        """Let those devices share what a stage has left that finish it soonest."""
+        """Add the devices that finish a stage's remaining work soonest."""
         chosen = soonest(self._candidates(stage), stage.left)
         stage.devices = sorted({*stage.devices, *chosen})
 
     def _divide(self, stage: StageState) -> None:
-        """Let others do a stage of which nothing is left, in as many parts as end soonest."""
+        """Reassign a stage that is wholly lost, in the number of parts that finishes soonest."""
         groups = soonest_parts(
             lambda parts: self._candidates(stage, parts), stage.left, max(1, len(stage.sums))
         )
@@ -661,7 +644,7 @@ class StageStep:
             self._stages.append(stage.part(sums, devices))
 
     def _candidates(self, stage: StageState, parts: int = 1) -> list[Candidate]:
-        """Return what devices would do that may take over a stage; none if there is none."""
+        """Return the candidates for taking over a stage; empty if no device can work."""
         able = {d: rates for d, rates in self._present().items() if d not in self._failed}
         if not able:
             return []
@@ -672,7 +655,7 @@ class StageStep:
             for d, rates in able.items()
             if d in stage.devices or takeover.fits(rates, self._stores.get(d))
         ]
-        if not fitting:  # the roomiest one has to try
+        if not fitting:  # the device with the most memory has to try
             fitting = [max(able.values(), key=lambda r: (r.memory_bytes, -r.device))]
         return [
             takeover.candidate(
@@ -682,7 +665,7 @@ class StageStep:
         ]
 
     def _own_s(self, rates: DeviceRates, besides: StageState) -> float:
-        """Return how long a device still takes for other stages, with those that share them."""
+        """Return the seconds a device still needs for its share of other stages."""
         total_s = 0.0
         for stage in self._stages:
             if stage is not besides and rates.device in stage.devices:
@@ -693,7 +676,7 @@ class StageStep:
         return total_s
 
     def _sums_left(self, stage: StageState, device: int) -> float:
-        """Return how much of its sums of a stage a device has still to return, at most 1."""
+        """Return the share of a stage's sums that a device still has to return, at most 1."""
         if stage.has_landed:
             return 0.0
         for unit, generation in self._taking.items():
@@ -703,12 +686,10 @@ class StageStep:
         return 1.0
 
     def _arrays_of(self, stage: StageState, device: int) -> Iterator[StageArray | StageGraph]:
-        """Yield what a device of a stage needs all through the step."""
         kept = self.work.kept_batches.get(device, NOTHING_KEPT)
         return arrays_of(self.work, stage.plan, kept)
 
     def _store(self, device: int) -> StageDevice:
-        """Return what a device holds, from now on also of one that held nothing."""
         if device not in self._stores:
             self._stores[device] = StageDevice(device, self._ids)
         return self._stores[device]

@@ -1,8 +1,8 @@
-"""Who takes over a stage that lost a device: as many others as finish it soonest.
+"""Choose the devices that take over a stage that lost a device: those that finish it soonest.
 
-Each of them must first be sent the stage's weights, and returns sums of its own at the end, so that
-more devices are not always faster. Where sums are large for an uplink, they are divided as well: a
-*part* of them is all that some of the devices return, of all micro-batches that they share.
+Each of them must first be sent the stage's weights and returns its own sums at the end, so more
+devices are not always faster. If sums are large for an uplink, they are divided too. Each group of
+devices shares all micro-batches and returns only its *part* of the sums.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cleave.scheduler.stages.work import (
     slice_layer,
 )
 
-_NARROW = (DType.BF16.value, DType.FP16.value)  # which graphs compute in fp32
-_PASSES = 3  # activations that a device is sent for a micro-batch: x twice, and dy
+_NARROW = (DType.BF16.value, DType.FP16.value)  # graphs upcast these to fp32
+_PASSES = 3  # activations sent to a device per micro-batch: x twice, and dy
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Candidate:
     """A device that could take over micro-batches.
 
     Attributes:
-        device: which.
-        other_s: what else it does: its own work, and weights and sums of this stage on its links.
-        each_s: how long a micro-batch takes it.
+        device: the device's id.
+        other_s: seconds for its own work, and for this stage's weights and sums on its links.
+        each_s: seconds per micro-batch.
     """
 
     device: int
@@ -44,16 +44,16 @@ class Candidate:
 
 
 def soonest(candidates: Iterable[Candidate], batches: int) -> list[int]:
-    """Return the devices that do so many micro-batches soonest, if each takes what it can.
+    """Return the devices that finish `batches` micro-batches soonest, if each takes what it can.
 
-    Devices that end at the same time t do sum((t - other_s) / each_s) micro-batches, so those are
-    chosen whose other work ends before t.
+    Devices that end at the same time t do sum((t - other_s) / each_s) micro-batches. So the devices
+    whose other work ends before t are chosen.
     """
     return _soonest(candidates, batches)[0]
 
 
 def _soonest(candidates: Iterable[Candidate], batches: int) -> tuple[list[int], float]:
-    """Return the devices, and when they end, in seconds."""
+    """Return the chosen devices and their finish time, in seconds."""
     chosen: list[int] = []
     speed = begun = 0.0
     for candidate in sorted(candidates, key=lambda c: (c.other_s, c.device)):
@@ -68,12 +68,12 @@ def _soonest(candidates: Iterable[Candidate], batches: int) -> tuple[list[int], 
 def soonest_parts(
     candidates: Callable[[int], Sequence[Candidate]], batches: int, most: int
 ) -> list[list[int]]:
-    """Return the devices of each part of a stage's sums, in as many parts as end soonest.
+    """Return the devices of each part of a stage's sums, for the fastest number of parts.
 
     Args:
-        candidates: returns what devices would do if there were so many parts; at least one.
-        batches: micro-batches, each of which passes a device of every part.
-        most: into how many parts the sums can be divided.
+        candidates: returns at least one candidate for a given number of parts.
+        batches: number of micro-batches, each of which passes a device of every part.
+        most: maximum number of parts.
     """
     best: list[list[int]] = []
     best_s = float("inf")
@@ -87,12 +87,10 @@ def soonest_parts(
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What it takes to take over a stage of a step.
+    """The costs of taking over a stage of a step.
 
     Attributes:
-        work: the step.
-        stage: the stage.
-        returned: which of its sums are wanted.
+        returned: the sums that are wanted.
     """
 
     work: StepWork
@@ -107,13 +105,12 @@ class Takeover:
         parts: int = 1,
         activations: float = 2.0,
     ) -> Candidate:
-        """Return what a device would do.
+        """Return a device as a candidate.
 
         Args:
-            rates: of the device.
-            store: what it holds; None for nothing.
-            own_s: how long its own work of this step still takes.
-            parts: in how many the sums are divided.
+            store: the device's arrays; None if it holds nothing.
+            own_s: seconds that its own work in this step still takes.
+            parts: number of parts of the sums.
             activations: see `batch_s`.
         """
         missing = sum(
@@ -125,13 +122,13 @@ class Takeover:
         return Candidate(rates.device, own_s + other_s, self.batch_s(rates, activations))
 
     def sums_s(self, rates: DeviceRates) -> float:
-        """Return how long the sums take on a device's uplink."""
+        """Return the seconds of the wanted sums on a device's uplink."""
         shapes = all_sums(self.work, self.stage)
         sums = sum(shapes[name].nbytes for name in self.returned) // DType.FP32.itemsize
         return sums * DType(self.work.gradients).itemsize / rates.uplink_bytes_per_s
 
     def divided(self, parts: int) -> list[frozenset[SumName]]:
-        """Divide the sums into parts of about the same size."""
+        """Divide the sums into parts of about equal size."""
         shapes = all_sums(self.work, self.stage)
         found: list[list[SumName]] = [[] for _ in range(parts)]
         sizes = [0] * parts
@@ -143,7 +140,7 @@ class Takeover:
 
     @property
     def flops(self) -> float:
-        """Return what a token takes, forward and backward."""
+        """Return the FLOPs per token, forward and backward."""
         flops: float = sum(layer.forward_flops + layer.backward_flops for layer in self._layers())
         if self.stage.loss and self.work.loss is not None:
             flops += self.work.loss.flops
@@ -153,12 +150,11 @@ class Takeover:
         return flops
 
     def batch_s(self, rates: DeviceRates, activations: float = 2.0) -> float:
-        """Return how long a micro-batch takes a device, forward and backward.
+        """Return the seconds of a micro-batch on a device, forward and backward.
 
         Args:
-            rates: of the device.
-            activations: that it returns on average: its output, and the gradient of its input,
-                unless these are known.
+            activations: average number of activations that the device returns: its output and the
+                gradient of its input, less those already known.
         """
         count = len(self.work.tokens)
         tokens = sum(self.work.tokens) / count
@@ -172,7 +168,7 @@ class Takeover:
         )
 
     def fits(self, rates: DeviceRates, store: StageDevice | None) -> bool:
-        """Say whether a device has memory for the stage beside what it holds."""
+        """Return whether a device has memory for the stage in addition to what it holds."""
         held = 0 if store is None else store.occupied_bytes
         sums = sum(shape.nbytes for shape in all_sums(self.work, self.stage).values())
         activations = max(self.work.tokens) * self.work.width * DType.FP32.itemsize
@@ -198,7 +194,7 @@ class Takeover:
 
 
 def all_sums(work: StepWork, stage: PlannedStage) -> dict[SumName, SumShape]:
-    """Return the sums of a stage, with those of the loss, or its slice, if it computes that."""
+    """Return the sums of a stage's layers, and of its loss or slice of the loss."""
     numbers = [*range(stage.first, stage.stop)]
     if stage.loss:
         numbers.append(LOSS_LAYER)

@@ -1,7 +1,7 @@
-"""How large the numbers are that devices usually return for stages, so that others stand out.
+"""Usual magnitudes of values that devices return for stages, to detect unusual ones.
 
-A number that is much larger than usual proves nothing: a run may have a spike. It is a reason to
-compute it again before it is used (`cleave.training.stages.suspicion`).
+A much larger value proves nothing, because training may have a spike. It is a reason to recompute
+the value before using it (`cleave.training.stages.suspicion`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 FAR: Final = 100.0
-"""What is so many times as large as usual is computed again before it is used."""
+"""Values this many times their usual magnitude are recomputed before use."""
 
-_FADES: Final = 0.99  # what is usual, with each value that is smaller
-_GROWS: Final = 2.0  # at most so much with each value that was not computed again
+_FADES: Final = 0.99  # factor of the usual magnitude per smaller value
+_GROWS: Final = 2.0  # maximum factor per value that was not recomputed
 
 
 class Returned(Enum):
-    """Tells what a device returned; the values are for people."""
+    """What a device returned. The values are for people."""
 
     OUTPUT = "the output"
     GRADIENT = "the gradient"
@@ -27,40 +27,33 @@ class Returned(Enum):
 
 
 Place: TypeAlias = tuple[Returned, str, int]
-"""Names values that are about as large in every step.
-
-They are what was returned, of which parameter or slice (or empty), and before or in which layer.
-"""
+"""Identifies similar values: what was returned, its parameter or slice or empty, its layer."""
 
 
 @dataclass(slots=True)
 class UsualSizes:
-    """Remembers the largest magnitude of what devices returned, by place."""
+    """Largest magnitudes of returned values, by place."""
 
     _usual: dict[tuple[Returned, str], dict[int, float]] = field(default_factory=dict)
 
     def of(self, place: Place) -> float | None:
-        """Return what is usual at a place; None if nothing is known.
-
-        A place without values of its own is held to the largest of the same in other layers.
-        """
+        """Return a place's usual magnitude, else the largest of other layers; None if unknown."""
         what, of, layer = place
         others = self._usual.get((what, of), {})
         return others.get(layer, max(others.values(), default=None))
 
     def explains(self, place: Place, size: float) -> bool:
-        """Say whether a value is as large as usual, or smaller; never for one not finite."""
+        """Return whether a magnitude is at most `FAR` times the usual one, if that is known."""
         usual = self.of(place)
         return usual is not None and size <= FAR * usual
 
     def saw(self, place: Place, size: float, *, repeated: bool = False) -> None:
-        """Note how large a value is that is used.
+        """Record the magnitude of a value that is used.
 
         Args:
-            place: where.
             size: its largest magnitude, a finite number.
-            repeated: whether the server found the same. What is not certain changes what is usual
-                little by little.
+            repeated: whether the server computed the same value. Other values change the usual
+                magnitude only gradually.
         """
         what, of, layer = place
         usual = self.of(place)

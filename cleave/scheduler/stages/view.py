@@ -1,7 +1,7 @@
-"""How far a step by stages is, for people and programs that watch: a snapshot that stays as it is.
+"""Snapshots of a step by stages, for people and programs that watch.
 
 Micro-batches go through the stages forward, then backward. Backward passes add gradients to sums on
-the devices; when all micro-batches have passed, the PS asks for the sums of the stage.
+the devices. When all micro-batches have passed, the PS requests the stage's sums.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cleave.scheduler.stages.work import Unit, UnitKind
 
 @dataclass(frozen=True, slots=True)
 class HolderView:
-    """A device that holds the layers of a stage, in numbers of micro-batches.
+    """A device that holds a stage's layers, with counts of micro-batches.
 
     Attributes:
-        device: its session.
-        forward, backward: that it was asked for and has not answered, by pass.
-        summed: whose gradients are in sums on it.
-        coming: whose gradients are in sums that the PS asked it for.
+        device: the device's session id.
+        forward, backward: micro-batches in flight, by pass.
+        summed: micro-batches in sums on the device.
+        coming: micro-batches in sums that the PS has requested.
     """
 
     device: int
@@ -35,15 +35,15 @@ class HolderView:
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """A stage, in numbers of micro-batches.
+    """A stage, with counts of micro-batches.
 
     Attributes:
-        first, stop: its layers, counted from 0; `stop` is not among them.
-        loss: whether it computes the loss as well.
-        slice: which slice of the loss it is, where it has no layers but that.
-        forward: that have passed it forward.
-        backward: that have passed it backward, and whose gradients are not lost with a device.
-        landed: whose gradients are in sums that the PS has.
+        first, stop: range of layers, counted from 0, without `stop`.
+        loss: whether the stage computes the loss as well.
+        slice: the slice of the loss, if the stage is only that.
+        forward: micro-batches that have passed forward.
+        backward: micro-batches that have passed backward and whose gradients are not lost.
+        landed: micro-batches in sums that the PS has.
         holders: the devices that hold the layers.
     """
 
@@ -62,10 +62,10 @@ class StepView:
     """A step by stages.
 
     Attributes:
-        batches: micro-batches.
-        ended: whether it is over; the next one has not begun.
-        repeated: passes that were done again, because a device was lost.
-        stages: in the order of their layers.
+        batches: number of micro-batches.
+        ended: whether the step has ended and the next one has not begun.
+        repeated: passes repeated because a device was lost or failed.
+        stages: the stages, in layer order.
     """
 
     batches: int
@@ -75,10 +75,10 @@ class StepView:
 
 
 class UnitCount:
-    """Counts what devices were asked for and have not answered.
+    """Counts of requests in flight.
 
     Args:
-        units: all of it.
+        units: all units in flight.
     """
 
     def __init__(self, units: Iterable[Unit]) -> None:
@@ -99,14 +99,12 @@ class UnitCount:
         outputs: int,
         generations: Sequence[Generation],
     ) -> StageView:
-        """Return how far a stage is.
+        """Return a stage's progress.
 
         Args:
-            number: its place.
-            plan: its layers.
-            devices: that hold them.
-            outputs: micro-batches whose output has come.
-            generations: its sums.
+            devices: the devices that hold the layers.
+            outputs: number of micro-batches whose output has arrived.
+            generations: the stage's generations of sums.
         """
         summed: Counter[int] = Counter()
         coming: Counter[int] = Counter()
@@ -127,7 +125,7 @@ class UnitCount:
             )
             for device in devices
         )
-        # The output of a stage with the loss stays where it is: forward and backward are one.
+        # A stage with the loss does forward and backward in one pass.
         forward = backward if plan.loss else outputs
         return StageView(
             plan.first, plan.stop, plan.loss, forward, backward, landed, holders, plan.slice

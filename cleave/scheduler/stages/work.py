@@ -1,7 +1,7 @@
-"""What a training step by stages consists of: arrays, graphs, layers, and how they are spread.
+"""The work of a training step by stages: arrays, graphs, layers, and their devices.
 
 A *micro-batch* is a part of the step's batch that goes through the layers by itself. A *stage* is a
-run of consecutive layers on one device, or on several that each take some of the micro-batches.
+run of consecutive layers on one or several devices, each taking some of the micro-batches.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from cleave.scheduler.stages.usual_sizes import Place
 from cleave.scheduler.traffic import TrafficKind
 
 LOSS_LAYER: Final = -1
-"""The number that stands for the loss among the numbers of layers."""
+"""The layer number that stands for the loss."""
 
 
 def slice_layer(number: int) -> int:
-    """Return the number that stands for a slice of the loss among the numbers of layers."""
+    """Return the layer number that stands for a slice of the loss."""
     return LOSS_LAYER - 1 - number
 
 
 def slice_of_layer(layer: int) -> int | None:
-    """Return the slice of the loss that a number of a layer stands for; None for none."""
+    """Return the slice of the loss that a layer number stands for; None if it is no slice."""
     return LOSS_LAYER - 1 - layer if layer < LOSS_LAYER else None
 
 
 SumName: TypeAlias = tuple[int, str]
-"""Names the sum of a parameter's gradients: the layer's number, and the parameter."""
+"""The name of a parameter's gradient sum: layer number and parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class SumPiece:
-    """Names the rows of a sum that a device returns in one message.
+    """Rows of a sum that a device returns in one message.
 
     Attributes:
         name: the sum's layer and parameter, and the first row.
-        array: the sum, as a wire id.
-        rows, columns: of the piece.
+        array: wire id of the sum.
+        rows, columns: shape of the piece.
     """
 
     name: tuple[int, str, int]
@@ -55,16 +55,16 @@ class SumPiece:
 
 
 class StageFailedError(CleaveError):
-    """Tells that a step by stages cannot be completed."""
+    """A step by stages cannot be completed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageGraph:
-    """Holds a graph that devices are sent.
+    """A graph that is sent to devices.
 
     Attributes:
         model: the ONNX model.
-        inputs, outputs: their names, in order.
+        inputs, outputs: names of inputs and outputs, in order.
     """
 
     model: bytes
@@ -73,39 +73,39 @@ class StageGraph:
 
     @property
     def nbytes(self) -> int:
-        """Return its size on a device."""
+        """Return the graph's bytes on a device."""
         return len(self.model)
 
 
 @dataclass(frozen=True, slots=True)
 class SumShape:
-    """Gives the sum of a parameter's gradients a shape: rows and columns of fp32."""
+    """Shape of a parameter's gradient sum: rows and columns of fp32."""
 
     rows: int
     columns: int
 
     @property
     def nbytes(self) -> int:
-        """Return its size on a device."""
+        """Return the sum's bytes on a device."""
         return 4 * self.rows * self.columns
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """Holds what devices need to know of one layer in one step.
+    """One layer's arrays, graphs and costs in one step.
 
     Attributes:
-        forward, backward, from_activations: its graphs (see `cleave.graphs.layer_graphs`).
-        parameters: by graph input.
-        sums: by name of each parameter that is trained.
-        beside: what the layer is called with beside its input, by graph input.
-        forward_flops, backward_flops: for each token; backward computes the forward pass again.
-        activations: bytes for each sample of what the forward pass can keep for the backward pass,
-            by name.
-        sample_tokens: tokens of a sample.
-        from_activations_flops: of a backward pass with these, for each token.
-        of_batch: by micro-batch, what of `beside` differs between them, as masks do; empty if
-            nothing does.
+        forward, backward, from_activations: the layer's graphs (see `cleave.graphs.layer_graphs`).
+        parameters: the layer's parameters, by graph input.
+        sums: shapes of gradient sums, by trained parameter.
+        beside: keyword arguments of the layer apart from its input, by graph input.
+        forward_flops, backward_flops: FLOPs per token; backward recomputes the forward pass.
+        activations: by name, bytes per sample of activations that can be kept for the backward
+            pass.
+        sample_tokens: tokens per sample.
+        from_activations_flops: FLOPs per token of a backward pass with kept activations.
+        of_batch: by micro-batch, the keyword arguments that differ between micro-batches, such as
+            masks; empty if none differ.
     """
 
     forward: StageGraph
@@ -122,21 +122,21 @@ class LayerWork:
     of_batch: Sequence[Mapping[str, StageArray]] = ()
 
     def inputs(self, batch: int) -> dict[str, StageArray]:
-        """Return what a micro-batch is computed with beside its activations, by graph input."""
+        """Return a micro-batch's parameters and keyword arguments, by graph input."""
         of_batch = self.of_batch[batch] if self.of_batch else {}
         return {**self.parameters, **self.beside, **of_batch}
 
 
 @dataclass(frozen=True, slots=True)
 class LossWork:
-    """Holds what follows the last layer, with the loss and all of its gradients.
+    """The computation after the last layer: the loss and its gradients.
 
     Attributes:
         graph: see `cleave.graphs.loss_graph`.
-        parameters: by graph input, the scale of the loss among them.
-        sums: by name of each parameter that is trained.
-        targets: by micro-batch.
-        flops: for each token.
+        parameters: parameters by graph input, including the scale of the loss.
+        sums: shapes of gradient sums, by trained parameter.
+        targets: targets of each micro-batch.
+        flops: FLOPs per token.
     """
 
     graph: StageGraph
@@ -148,14 +148,14 @@ class LossWork:
 
 @dataclass(frozen=True, slots=True)
 class SliceWork:
-    """Holds a slice of the loss by vocabulary (see `cleave.graphs.loss_slices`).
+    """A slice of the vocabulary-parallel loss (see `cleave.graphs.loss_slices`).
 
     Attributes:
-        forward, backward: its graphs.
-        parameters: by graph input; its first row and the scale of the loss are among them.
-        sums: by name of each parameter that is trained; of the LM head, its rows.
-        targets: by micro-batch; all slices have the same.
-        forward_flops, backward_flops: for each token; backward computes the logits again.
+        forward, backward: the slice's graphs.
+        parameters: parameters by graph input, including the slice's first row and the loss scale.
+        sums: shapes of gradient sums, by trained parameter; for the LM head, the slice's rows.
+        targets: targets of each micro-batch, the same for all slices.
+        forward_flops, backward_flops: FLOPs per token; backward recomputes the logits.
     """
 
     forward: StageGraph
@@ -169,24 +169,24 @@ class SliceWork:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Holds one step by stages: its arrays, its graphs, and which device does what.
+    """One step by stages: its arrays, graphs, and devices.
 
     Attributes:
-        layers: of the model, in order.
-        loss: None where no device computes the whole loss.
-        x: by micro-batch, the first layer's input, in the dtype in which activations travel.
-        width: of activations.
-        tokens: by micro-batch, how many tokens it has.
-        stages: the plan.
-        gradients: the dtype in which sums travel.
+        layers: the model's layers, in order.
+        loss: the whole loss; None if no device computes it.
+        x: the first layer's input of each micro-batch, in the dtype in which activations travel.
+        width: number of columns of activations.
+        tokens: number of tokens of each micro-batch.
+        stages: the plan of the stages.
+        gradients: dtype in which gradient sums travel.
         embeds: whether the gradient of the first layer's input is wanted.
-        kept_batches: by device, of how many micro-batches it keeps what; of one that is not in it,
-            nothing.
-        slices: the plan of the loss where it is cut by vocabulary; else empty.
-        slice_works: what devices need to know of each slice.
-        ps_after: the numbers of stages after which the PS does layers itself.
-        model: tells the model from others that the fleet trains.
-        token: tells this step from others; copies with other devices have the same.
+        kept_batches: by device, the number of micro-batches kept for the backward pass, by kind;
+            devices not listed keep none.
+        slices: the plan of a vocabulary-parallel loss; empty otherwise.
+        slice_works: the work of each slice.
+        ps_after: numbers of stages that are followed by layers on the PS.
+        model: id of the model within the fleet.
+        token: identifies the step; copies with other devices share it.
     """
 
     layers: Sequence[LayerWork]
@@ -215,15 +215,15 @@ class StepWork:
         return self.x[0].dtype
 
     def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
-        """Return the least bytes down and up, if nothing is coded and no device is lost.
+        """Return the minimum bytes down and up, without compression or lost devices.
 
-        Every parameter that is trained goes down once and its gradient up once. What a stage
-        returns and its gradient go up and down once to the next stage, or to the PS where that
-        computes the loss; so do the first stage's input down and its gradient up. The last output
-        goes down to every slice of the loss, if it is cut, and its gradient comes up from each.
+        Every trained parameter goes down once and its gradient up once. A stage's output and its
+        gradient travel up and down once, to the next stage or to the PS if it computes the loss.
+        The first stage's input goes down and its gradient up. With a vocabulary-parallel loss, the
+        last output goes down to every slice and its gradient up from each.
 
         Args:
-            gradient_bytes: of an element of a gradient as it travels.
+            gradient_bytes: bytes of a gradient element on the wire.
         """
         parts: list[LayerWork | LossWork | SliceWork] = [*self.layers, *self.slice_works]
         if self.loss is not None:
@@ -239,39 +239,35 @@ class StepWork:
 
 
 KeptLayer: TypeAlias = tuple[int, ...]
-"""What a device keeps of a layer, as wire ids: its input, then its activations, if any."""
+"""Wire ids that a device keeps of a layer: its input, then its activations, if any."""
 
 
 class UnitKind(Enum):
-    """Tells what a device does with a micro-batch at once."""
+    """The kinds of passes that a device can be asked for."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     LAST = "forward, loss and backward"
-    """Forward, loss and backward at once, of the stage that computes the loss.
-
-    Its output never travels.
-    """
+    """Forward, loss and backward at once, in the stage with the loss; its output never travels."""
 
     SUMS = "sums"
-    """The sums of gradients are sent to the PS, of all micro-batches that are in them."""
+    """The device sends its gradient sums to the PS."""
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """Names something that a device was asked for: one order, or several, each answered.
+    """A request to a device: one order or several, each answered.
 
     Attributes:
-        kind, stage, batch, device: what it is; `batch` is the number of the micro-batch.
-        keep: what stays on the device until the backward pass; within the last stage's unit it is
-            dropped then.
-        answers: orders that are not answered yet, and the bytes of what answers each.
-        rest: pieces of sums that will be asked for as others come.
-        found: what was fetched, by name.
-        sizes: the largest magnitudes in it, by place; of what is emulated as a size, none.
-        kept: of each layer, its input and its activations that stay there, as wire ids; of each
-            piece, where a stage of one layer is computed in pieces.
-        flops: of all its orders.
+        kind, stage, batch, device: the pass, its stage, its micro-batch and its device.
+        keep: arrays that stay on the device until the backward pass; a `LAST` unit drops them
+            itself.
+        answers: by order in flight, the bytes of its answer.
+        rest: pieces of sums to request as earlier ones arrive.
+        found: fetched arrays, by name.
+        sizes: largest magnitudes of fetched arrays, by place; none for emulated payloads.
+        kept: kept wire ids of each layer, or of each sequence chunk of a one-layer stage.
+        flops: total FLOPs of the orders.
     """
 
     kind: UnitKind
@@ -287,12 +283,12 @@ class Unit:
     flops: int = 0
 
     def note_size(self, place: Place, size: float) -> None:
-        """Note the largest magnitude of a part of what was fetched."""
+        """Record the largest magnitude of a fetched array."""
         if math.isnan(size) or size > self.sizes.get(place, -1.0):
             self.sizes[place] = size
 
     def fetched(self, name: str) -> Any:
-        """Return what was fetched under a name, all pieces of it as one; None for nothing."""
+        """Return the array fetched under a name, with its chunks joined; None if none was."""
         pieces = [
             self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
         ]
@@ -301,12 +297,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """Tells what the PS knows of one order to a device: the detail of its task.
+    """The PS's record of one order to a device: the detail of its task.
 
     Attributes:
-        unit: what it belongs to.
-        name: what a fetched array is, within the unit; None for a graph that is run.
-        rows, columns, out: the form of the answer.
+        unit: the unit that the order belongs to.
+        name: name of the fetched array within the unit; None if the order runs a graph.
+        rows, columns, out: shape and dtype of the answer.
     """
 
     unit: Unit
@@ -317,6 +313,6 @@ class StageOrder:
 
     @property
     def kind(self) -> TrafficKind:
-        """Return what an array counts as that answers it."""
+        """Return the traffic category of the answer."""
         sums = self.unit.kind is UnitKind.SUMS
         return TrafficKind.GRADIENTS if sums else TrafficKind.ACTIVATIONS

@@ -1,1 +1,1 @@
-"""Matrix products by tiles: which device does what."""
+"""Matrix products by tiles: the assignment of tasks to devices."""

@@ -1,4 +1,4 @@
-"""Which results are checked before they are used."""
+"""The policy of which results are checked before use."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from cleave.scheduler.sessions.reputation import Reputation
 
 
 class CheckScope(Enum):
-    """Which results are checked; the values are those of `--verify`."""
+    """Which results are checked. The values are those of `--verify`."""
 
     AUTO = "auto"
     """All results that crossed a process boundary."""
 
     ALL = "all"
     SAMPLE = "sample"
-    """A share of the results of known devices that were never wrong, and all results of the
-    others."""
+    """A random share of the results of known devices that were never wrong, and all others."""
 
     OFF = "off"
 
@@ -30,10 +29,10 @@ _USE: Final = "use auto, all, off, or sample:P with P above 0 and up to 1, as sa
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Which results are checked.
+    """Settings for checking results.
 
     Attributes:
-        scope: which results, see `CheckScope`.
+        scope: which results are checked.
         share: with `SAMPLE`, the share of results that are checked, in (0, 1].
     """
 
@@ -46,10 +45,10 @@ class Verification:
 
     @classmethod
     def of(cls, value: Verification | str | bool) -> Verification:
-        """Read a value of `--verify`; True stands for `auto` and False for `off`.
+        """Parse a value of `--verify`; True means `auto` and False means `off`.
 
         Raises:
-            UsageError: when it is none of these.
+            UsageError: the value is invalid.
         """
         if isinstance(value, Verification):
             return value
@@ -68,7 +67,7 @@ class Verification:
         return cls(scope, share)
 
     def active(self, crossed: bool) -> bool:
-        """Say whether any result is checked at all.
+        """Return whether any results are checked.
 
         Args:
             crossed: whether results cross a process boundary.
@@ -76,12 +75,11 @@ class Verification:
         return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:
-        """Say whether to check a result that has just come. Call it only where checking is active.
+        """Return whether to check a result that has just arrived. Call only if checking is active.
 
         Args:
-            reputation: the sender's.
-            rng: secret. The number is drawn now, so no device can know beforehand whether a result
-                will be checked.
+            reputation: the sender's reputation.
+            rng: secret. It draws after the result arrives, so no device can predict the check.
         """
         if self.scope is not CheckScope.SAMPLE or not reputation.known:
             return True

@@ -1,8 +1,4 @@
-"""Which arrays exist, and which devices hold them or will.
-
-The scheduler's record of the fleet's memory. It names arrays, keeps which devices need and hold
-them, and chooses what to drop to make room.
-"""
+"""The scheduler's record of arrays: which devices need and hold them, and which to drop."""
 
 from __future__ import annotations
 
@@ -17,17 +13,17 @@ from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 @dataclass(slots=True)
 class Names:
-    """Counts the names given to arrays and runs, none of which is used twice."""
+    """Counters for the ids of arrays and runs; no id is used twice."""
 
     arrays: int = 0
     runs: int = 0
 
 
 class DeviceMemory:
-    """Keeps which arrays exist and which devices hold them.
+    """Tracks which arrays exist and which devices hold them.
 
     Args:
-        names: where the next array's name comes from.
+        names: the source of new array ids.
         present: returns the devices that may be given work now.
     """
 
@@ -39,15 +35,15 @@ class DeviceMemory:
 
     @property
     def empty(self) -> bool:
-        """Say whether there is no array, and no device that holds one."""
+        """Return whether no array exists and no device holds one."""
         return not self._arrays and not self._holders
 
     def devices_with(self, array: int) -> Set[int]:
-        """Return the devices that hold an array, or will."""
+        """Return the devices that hold an array or will hold it."""
         return self._holders.get(array, frozenset())
 
     def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
-        """Return the array of a region; the first call gives it an id. No device need hold it."""
+        """Return the array of a region, naming it on the first call."""
         of_operand = self._arrays.setdefault(operand, {})
         array = of_operand.get((rows, columns))
         if array is None:
@@ -68,13 +64,13 @@ class DeviceMemory:
         return found
 
     def retain(self, device: DeviceLoad, task: Task) -> None:
-        """Note that a device was given a task: it will hold the task's inputs."""
+        """Record that a device was given a task and will hold its inputs."""
         for array in task.inputs:
             device.needed[array.id] += 1
             self._holders.setdefault(array.id, set()).add(device.id)
 
     def release_inputs(self, device: DeviceLoad, task: Task) -> None:
-        """Note that a device no longer needs a task's inputs: the task is done or given up."""
+        """Record that a device no longer needs the inputs of a finished or abandoned task."""
         for array in task.inputs:
             device.needed[array.id] -= 1
             if not device.needed[array.id]:
@@ -85,22 +81,18 @@ class DeviceMemory:
                     self._drop(device, array)
 
     def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
-        """Drop the arrays that a device needs least, until there is room for what a task needs.
+        """Drop a device's least needed arrays to make room; return whether the bytes fit.
 
         Args:
-            device: the device whose memory it is.
-            task: the task; its own inputs are kept.
-            room_bytes: bytes that must fit beside what is kept.
-
-        Returns:
-            Whether they fit now.
+            task: the task that needs room; its own inputs are kept.
+            room_bytes: bytes that must fit in addition to what is kept.
         """
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:
             return True
         wanted = {array.id for array in task.inputs}
         busy = {array.id for u in device.running.values() for array in u.inputs}
-        # First what nobody queued needs, then, with nothing running, what is needed only later.
+        # First drop arrays that no task needs, then, if nothing runs, those that later tasks need.
         rounds: list[Callable[[int], bool]] = [lambda i: not device.needed[i]]
         if not device.running:
             rounds.append(lambda i: i not in busy)
@@ -113,24 +105,24 @@ class DeviceMemory:
         return device.occupied_bytes + room_bytes <= limit
 
     def invalidate(self, device: DeviceLoad, task: Task) -> None:
-        """Drop a device's copies of a task's inputs, because they may be wrong."""
+        """Drop a device's copies of a task's inputs because they may be corrupt."""
         for array in dict.fromkeys(task.inputs):
             if array.id in device.held:
                 self._drop(device, array)
 
     def clear(self, device: DeviceLoad) -> None:
-        """Drop everything that a device holds and its runs and queue do not need."""
+        """Drop every array on a device that its running and queued tasks do not need."""
         for array in list(device.held.values()):
             if not device.needed[array.id]:
                 self._drop(device, array)
 
     def leave(self, device: DeviceLoad) -> None:
-        """Remove a device that is gone, with everything it held."""
+        """Remove a lost device and its arrays from the record."""
         for array in {*device.held, *device.needed}:
             self._unhold(array, device)
 
     def forget(self, operand: int, devices: Mapping[int, DeviceLoad]) -> None:
-        """Forget an operand that will not be used again; arrays that tasks still need stay."""
+        """Forget an operand, keeping the arrays that tasks still need."""
         for array in self._arrays.pop(operand, {}).values():
             for device_id in sorted(self._holders.get(array.id, ())):
                 device = devices[device_id]

@@ -1,4 +1,4 @@
-"""A GEMM as a job of the scheduler: its plan turned into tasks, its partial sums kept in order."""
+"""A GEMM as a job of the scheduler: tasks from its plan, and the order of its partial sums."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from cleave.scheduler.tiles.reduction import ReductionOrder
 from cleave.scheduler.tiles.tasks import ArrayRef, Repartition, Task
 
 RESIDENCY_DEVICES: Final = 64
-"""In larger fleets the planner is not told what devices hold: comparing holders in pairs costs too
-much."""
+"""In larger fleets the planner is not told which arrays devices hold: comparing holders in pairs
+costs too much."""
 
 _BLOCK_BYTES = 8 * 2**20
 _PARTIAL = "fp32"  # partial sums travel and are added in fp32
@@ -34,29 +34,27 @@ _PARTIAL = "fp32"  # partial sums travel and are added in fp32
 
 @dataclass(frozen=True, slots=True)
 class MatrixRef:
-    """Names a side of a GEMM: an operand, taken as it is stored or transposed."""
+    """One side of a GEMM: an operand, as stored or transposed."""
 
     operand: int
     transposed: bool
 
     def region(self, rows: Span, columns: Span) -> tuple[Span, Span]:
-        """Return rows and columns in the operand's own orientation."""
+        """Return the rows and columns in the operand's own orientation."""
         return (columns, rows) if self.transposed else (rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class GemmTask:
-    """Holds what the scheduler does not read of a task.
-
-    The session manager reads how to ask for it, and the runtime where its block goes.
+    """The part of a task that the scheduler does not read.
 
     Attributes:
-        block: what it yields, in the coordinates of the GEMM.
-        tile: number of its tile in `GemmJob.tiles`.
+        block: the output block, in the coordinates of the GEMM.
+        tile: the block's tile number in `GemmJob.tiles`.
         transpose_a, transpose_b: whether the arrays of that side are multiplied transposed.
-        partial: whether its block is a partial sum.
+        partial: whether the block is a partial sum.
         out: dtype of the result, as the protocol names it.
-        op: what the device is asked to do.
+        op: the operation that the device runs.
     """
 
     block: Block
@@ -69,24 +67,25 @@ class GemmTask:
 
     @property
     def rows(self) -> int:
-        """Return how many rows the result has."""
+        """Return the number of rows of the result."""
         return self.block.m.size
 
     @property
     def columns(self) -> int:
-        """Return how many columns the result has."""
+        """Return the number of columns of the result."""
         return self.block.n.size
 
 
 @dataclass(slots=True)
 class TileProgress:
-    """Counts how much of a tile is done.
+    """Progress of one tile.
 
     Attributes:
-        device: the device that it was planned for; if that is late or lost, others do some of it.
-        tile: the box.
-        blocks: how many blocks it has, without those that were moved to other tiles.
-        done: how many of them are back.
+        device: the device planned for the tile. If it is late or lost, others do some of the
+            blocks.
+        tile: the tile's box.
+        blocks: number of blocks, without those moved to other tiles.
+        done: number of blocks returned.
     """
 
     device: int
@@ -96,10 +95,10 @@ class TileProgress:
 
 
 class GemmJob:
-    """Does C = A @ B on a fleet, as a job of the scheduler.
+    """A job of the scheduler that computes C = A @ B on a fleet.
 
     Attributes:
-        tiles: by number, the tiles that have blocks; empty until the job is assigned.
+        tiles: tiles with blocks, by number; empty until the job is assigned.
     """
 
     def __init__(
@@ -122,21 +121,21 @@ class GemmJob:
         self.out = out
         self.plan: Plan | None = None
         self.tiles: dict[int, TileProgress] = {}
-        self._repartitioned_tiles: dict[int, TileProgress] = {}  # a proposal's
+        self._repartitioned_tiles: dict[int, TileProgress] = {}  # tiles of the latest proposal
         self._planner = planner
         self._remaining = 0
-        self._tiles = 0  # numbers of tiles that were used
+        self._tiles = 0  # tile numbers used so far
         self._order: ReductionOrder | None = None
 
     @property
     def title(self) -> str:
-        """Return the name that people read: the shapes of A and B."""
+        """Return a readable name: the shapes of A and B."""
         m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
         return f"{m}×{k} · {k}×{n}"
 
     @property
     def complete(self) -> bool:
-        """Return whether every block has been put in place, or may be now."""
+        """Return whether every block is in place or may be placed now."""
         return self.plan is not None and not self._remaining
 
     def runs_on(self, device: DeviceRates) -> bool:
@@ -146,14 +145,14 @@ class GemmJob:
     def assign(
         self, devices: Sequence[DeviceRates], device_memory: DeviceMemory
     ) -> Iterable[tuple[int, Task]]:
-        """Return (device, task) pairs, each device's tasks in the order in which it gets them.
+        """Return (device, task) pairs, with each device's tasks in sending order.
 
         Args:
             devices: the devices that may take part.
-            device_memory: which arrays the devices hold, or will hold.
+            device_memory: the record of arrays that devices hold or will hold.
 
         Raises:
-            PlanError: when the product does not fit these devices.
+            PlanError: the product does not fit these devices.
         """
         residencies = list(self._residencies(device_memory, len(devices)))
         of_payloads = payload_rates(devices, self.dtype)
@@ -175,12 +174,11 @@ class GemmJob:
         return assigned
 
     def _count(self, tasks: Iterable[Task], each: int = 1) -> None:
-        """Add so many blocks per task to what is known of the tasks' tiles."""
         for task in tasks:
             self.tiles[task.detail.tile].blocks += each
 
     def _tasks(self, cut: TileCut, number: int, device_memory: DeviceMemory) -> Iterator[Task]:
-        """Yield a task for each block of a tile, in wavefront order; name the arrays it needs."""
+        """Yield a task for each block of a tile, in wavefront order, with its input arrays."""
         partial = cut.tile.is_partial(self.gemm)
         each = self.element.partial if partial else self.element.finished
         out = _PARTIAL if partial else self.out
@@ -206,18 +204,16 @@ class GemmJob:
             )
 
     def _a(self, device_memory: DeviceMemory, m: Span, k: Span) -> ArrayRef:
-        """Return the array of a part of A, under the id that it has or now gets."""
         return device_memory.array_of(self.a.operand, *self.a.region(m, k), self.element.sent)
 
     def _b(self, device_memory: DeviceMemory, k: Span, n: Span) -> ArrayRef:
-        """Return the array of a part of B, under the id that it has or now gets."""
         return device_memory.array_of(self.b.operand, *self.b.region(k, n), self.element.sent)
 
-    # --- what was lost, cut anew ---
+    # --- repartitioning ---
 
     @property
     def expected_s(self) -> float | None:
-        """Return the forecast seconds of the assignment; None before it."""
+        """Return the predicted seconds of the assigned job; None before assignment."""
         return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
 
     def repartition(
@@ -227,18 +223,15 @@ class GemmJob:
         busy_s: Mapping[int, float],
         device_memory: DeviceMemory,
     ) -> Repartition | None:
-        """Propose smaller tasks with the same results, for `replace`.
+        """Propose smaller tasks with the same results, for `replace`; return None if no plan fits.
 
-        Each box of undone blocks is planned as a GEMM.
+        Each box of unfinished blocks is planned as a separate GEMM.
 
         Args:
             tasks: tasks of this job that no device has answered.
-            devices: devices that may compute them.
+            devices: devices that may compute the tasks.
             busy_s: by device, the seconds of work that it already has.
             device_memory: as for `assign`.
-
-        Returns:
-            The proposal; None when no plan fits.
         """
         found = Repartition([], 0.0)
         self._repartitioned_tiles = {}
@@ -252,7 +245,7 @@ class GemmJob:
                 plan = self._part(gemm, element, devices)
             except PlanError:
                 return None
-            # One box after the other, each on top of what its devices have to do.
+            # Boxes run one after another, after the work that their devices already have.
             planned_s += plan.makespan_s + plan.fill_s
             for tile in plan.tiles:
                 cut = _moved(tile.cut, box)
@@ -265,14 +258,13 @@ class GemmJob:
         return found
 
     def _part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Return a plan for a part of the GEMM."""
         of_payloads = payload_rates(devices, self.dtype)
         if isinstance(self._planner, PartPlanner):
             return self._planner.plan_part(gemm, element, of_payloads)
         return self._planner.plan(gemm, element, of_payloads)
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Replace tasks by those that `repartition` proposed for them."""
+        """Replace tasks by the tasks that `repartition` proposed."""
         self._remaining += len(others) - len(tasks)
         self._tiles = 1 + max(task.detail.tile for task in others)
         self.tiles |= self._repartitioned_tiles
@@ -287,7 +279,7 @@ class GemmJob:
     # --- results ---
 
     def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
-        """Take a result; return the results to put in place now, in order."""
+        """Record a result; return the results to place now, in order."""
         self.tiles[task.detail.tile].done += 1
         ready = [(task, payload)]
         if self._order is not None and task.detail.partial:
@@ -295,10 +287,10 @@ class GemmJob:
         self._remaining -= len(ready)
         return ready
 
-    # --- what devices hold already ---
+    # --- operands that devices hold ---
 
     def _residencies(self, device_memory: DeviceMemory, fleet: int) -> Iterator[Residency]:
-        """Yield covers of the GEMM by tiles whose A side, or B side, devices hold."""
+        """Yield tilings of the GEMM in which each device already holds its side of A or of B."""
         if fleet > RESIDENCY_DEVICES:
             return
         held_a, held_b = (
@@ -322,7 +314,7 @@ class GemmJob:
     def _follow(
         self, whole: Tile, cut_a: _Grid | None, cut_b: _Grid | None, *, follow_a: bool
     ) -> TileCut | None:
-        """Return a tile of what a device holds, `cut_a` or `cut_b`, and the whole third side."""
+        """Return the tile of a held grid by the whole third dimension; None if there is none."""
         grid = cut_a if follow_a else cut_b
         if grid is None:
             return None
@@ -335,7 +327,7 @@ class GemmJob:
         free: tuple[Span, ...] | None = None
         if other is not None and (other.rows if follow_a else other.columns) == k_cuts:
             cuts = other.columns if follow_a else other.rows
-            if _hull(cuts) == third:  # the device holds all of the other side as well
+            if _hull(cuts) == third:  # the device also holds all of the other side
                 free = cuts
         if free is None:
             block_bytes = max(s.size for s in kept) * third.size * self.element.partial
@@ -349,7 +341,7 @@ class GemmJob:
         held_a: Mapping[int, Sequence[ArrayRef]],
         held_b: Mapping[int, Sequence[ArrayRef]],
     ) -> dict[int, int]:
-        """Return, by device, the bytes of its tile's inputs that it holds already."""
+        """Return, by device, the bytes of its tile's inputs that it already holds."""
         total = {}
         for device, cut in tiles.items():
             names_a = {(s.rows, s.columns): s.nbytes for s in held_a.get(device, ())}
@@ -362,14 +354,14 @@ class GemmJob:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Holds consecutive row and column spans of a matrix side, all combinations present."""
+    """Consecutive row and column spans of one matrix side, with every combination present."""
 
     rows: tuple[Span, ...]
     columns: tuple[Span, ...]
 
 
 def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
-    """Return the grid that arrays form, in the orientation of the GEMM; None when there is none."""
+    """Return the grid that arrays form, in the GEMM's orientation; None if they form no grid."""
     rows = tuple(sorted({a.rows for a in arrays}))
     columns = tuple(sorted({a.columns for a in arrays}))
     if not arrays or len(arrays) != len(rows) * len(columns):
@@ -381,19 +373,18 @@ def _grid(arrays: Sequence[ArrayRef], transposed: bool) -> _Grid | None:
 
 
 def _hull(spans: Sequence[Span]) -> Span:
-    """Return the span from the start of the first of these to the end of the last."""
     return Span(spans[0].start, spans[-1].stop)
 
 
 def _covers(gemm: Gemm, tiles: Sequence[Tile]) -> bool:
-    """Say whether tiles cover a GEMM, each element once."""
+    """Return whether tiles cover a GEMM exactly once."""
     if sum(tile.volume for tile in tiles) != gemm.volume:
         return False
     return not any(x.overlaps(y) for i, x in enumerate(tiles) for y in tiles[:i])
 
 
 def _moved(cut: TileCut, box: Tile) -> TileCut:
-    """Return a tile of a box in the coordinates of the GEMM that the box is a part of."""
+    """Return a box's tile in the coordinates of the GEMM that contains the box."""
 
     def moved(spans: Iterable[Span], by: Span) -> tuple[Span, ...]:
         return tuple(Span(s.start + by.start, s.stop + by.start) for s in spans)

@@ -1,4 +1,4 @@
-"""What a device was given and how long that should take, as the scheduler keeps it."""
+"""A device's assigned work and its predicted duration, as the scheduler tracks them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cleave.protocol import limits
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 RETRY_S: Final = 2.0
-"""Base of the wait before a device that was overdue, and says that it is alive, is asked again. The
-first time there is no wait, because only an answer may be lost; the second time in a row it is this
+"""Base of the wait before an overdue device that reports being alive gets work again. The first
+time there is no wait, because only an answer may be lost. The second time in a row the wait is this
 long, and then it about doubles each time."""
 
 _MOST_DOUBLED: Final = 5
@@ -22,26 +22,27 @@ _MOST_DOUBLED: Final = 5
 
 @dataclass(slots=True)
 class DeviceLoad:
-    """What a device was given, what it holds for that, and how long it should take.
+    """A device's tasks, the arrays it holds, and how long its work should take.
 
     Attributes:
-        rates: as last stated or measured.
-        draining: it finishes what runs, and gets nothing new.
-        overdue: it did not answer in time, and gets nothing new until it does.
-        aside: nothing is planned for it; see `events.DeviceAside`.
-        one_run: it is sent one run at a time until it has done one right.
-        missed: how often it was overdue since it last answered.
-        retry_s: when it may be asked again, if it is overdue.
-        queue: tasks that it will be sent.
-        running: tasks that it was sent, by run.
-        held: arrays that it has, the least recently used first.
-        needed: by array, how many queued and running tasks use it.
-        occupied_bytes: bytes of the arrays held and of the results under way.
-        forget, forget_bytes: dropped arrays that it has not been told of yet, and their size.
-        since_s: when it was last idle.
-        heard_s: when it last answered.
-        sent_tasks, sent_bytes, sent_flops, asked_bytes: tasks that it was sent since it was idle,
-            the bytes of their arrays, their FLOPs, and the bytes of their results, as all travels.
+        rates: rates as last stated or measured.
+        draining: the device finishes its runs and gets no new work.
+        overdue: the device did not answer in time, and gets no new work until it does.
+        aside: nothing is planned for the device; see `events.DeviceAside`.
+        one_run: the device gets one run at a time until it returns a correct result.
+        missed: number of times the device was overdue since its last answer.
+        retry_s: if overdue, the time when the device may get work again.
+        queue: tasks not sent yet.
+        running: tasks in flight, by run.
+        held: arrays on the device, least recently used first.
+        needed: by array, the number of queued and running tasks that use it.
+        occupied_bytes: bytes of held arrays and of results in flight.
+        forget, forget_bytes: dropped arrays that the device was not told about yet, and their size.
+        since_s: time when the device was last idle.
+        heard_s: time of the device's last answer.
+        sent_tasks, sent_bytes, sent_flops, asked_bytes: tasks sent since the device was idle, the
+            bytes of their arrays, their FLOPs, and the bytes of their results; bytes as they
+            travel.
     """
 
     rates: DeviceRates
@@ -72,35 +73,35 @@ class DeviceLoad:
 
     @property
     def present(self) -> bool:
-        """Say whether the device may be given work."""
+        """Return whether the device may be given work."""
         return not self.draining and not self.aside
 
     @property
     def has_turn(self) -> bool:
-        """Say whether the device may be sent one more run now."""
+        """Return whether the device may be sent another run now."""
         return len(self.running) < (1 if self.one_run else limits.MAX_RUNS_IN_FLIGHT)
 
     def drop(self, array: ArrayRef) -> None:
-        """Drop an array; the device will be told with its next message."""
+        """Drop an array. The device is told later."""
         del self.held[array.id]
         self.occupied_bytes -= array.nbytes
         self.forget.append(array.id)
         self.forget_bytes += array.nbytes
 
     def miss(self, now_s: float) -> None:
-        """Note that the device is overdue, and set when to ask it again: later each time."""
+        """Mark the device as overdue, and set its retry time: a longer wait each time."""
         self.overdue = True
         self.missed += 1
         self.retry_s = now_s + RETRY_S * (2 ** min(self.missed - 1, _MOST_DOUBLED) - 1)
 
     def heard(self, now_s: float) -> bool:
-        """Note that the device answered; return whether it was overdue until now."""
+        """Record an answer; return whether the device was overdue."""
         self.heard_s, self.missed = now_s, 0
         was_overdue, self.overdue = self.overdue, False
         return was_overdue
 
     def asked(self, run: int, task: Task, array_bytes: int, now_s: float) -> None:
-        """Note that the device is sent a task, with `array_bytes` bytes of arrays for it."""
+        """Record that a task and `array_bytes` bytes of new arrays are sent to the device."""
         if not self.running:
             self.since_s = self.heard_s = now_s
             self.sent_tasks = self.sent_flops = 0
@@ -113,14 +114,14 @@ class DeviceLoad:
         self.occupied_bytes += task.output_bytes
 
     def ended(self, run: int) -> Task | None:
-        """Remove a run that was answered or cancelled; return its task, None for an unknown run."""
+        """Remove an answered or cancelled run; return its task, or None if the run is unknown."""
         task = self.running.pop(run, None)
         if task is not None:
             self.occupied_bytes -= task.output_bytes
         return task
 
     def sent_s(self) -> float:
-        """Return the seconds predicted for everything that it was sent since it was idle."""
+        """Return the predicted seconds for everything sent since the device was idle."""
         rates = self.rates
         return 2 * rates.latency_s + streamed_s(
             self.sent_bytes / rates.downlink_bytes_per_s,
@@ -129,19 +130,18 @@ class DeviceLoad:
         )
 
     def remaining_s(self, now_s: float) -> float:
-        """Return the seconds predicted, from now on, for everything that the device was given."""
+        """Return the predicted seconds, from now, for all queued and running tasks."""
         running_s = max(0.0, self.since_s + self.sent_s() - now_s) if self.running else 0.0
         return running_s + sum(self.task_s(task) for task in self.queue)
 
     def longest_silence_s(self, expected_s: float) -> float:
         """Return the longest predicted time between two of the device's answers, in seconds.
 
-        Of a tile of p times p blocks that is sent as a wavefront, the first block is back after a
-        p-th of the time, and the others follow sooner. But no block is back sooner than it takes
-        alone, however many small ones came before it.
+        When a tile of p times p blocks is sent as a wavefront, the first block is back after 1/p of
+        the time, and the others follow faster. No block is back faster than it takes alone.
 
         Args:
-            expected_s: the least time predicted for the device's jobs.
+            expected_s: a lower bound for the predicted seconds of the running tasks.
         """
         alone_s = max((self._alone_s(task) for task in self.running.values()), default=0.0)
         shared_s = max(self.sent_s(), expected_s) / math.sqrt(max(1, self.sent_tasks))
@@ -152,23 +152,23 @@ class DeviceLoad:
         return self._task_s(task, inputs)
 
     def task_s(self, task: Task) -> float:
-        """Return the seconds predicted for a task on this device, alone."""
+        """Return the predicted seconds for a task on this device, alone."""
         held, needed = self.held, self.needed
         missing = sum(a.nbytes for a in task.inputs if a.id not in held and a.id not in needed)
         return self._task_s(task, missing)
 
     def _task_s(self, task: Task, input_bytes: int) -> float:
-        """Return the seconds predicted for a task whose inputs have so many plain bytes."""
+        """Return the predicted seconds for a task with `input_bytes` uncompressed bytes to send."""
         down_bytes = self.rates.down_bytes(input_bytes, task.input_ratio)
         up_bytes = self.rates.up_bytes(task.output_bytes, task.output_ratio)
         return tile_s(self.rates, down_bytes, task.flops, up_bytes)
 
     def pace_s(self, now_s: float) -> float:
-        """Return the seconds that the device still needs, at the pace that it has shown so far."""
+        """Return the seconds that the device still needs at its pace so far."""
         left = len(self.running) + len(self.queue)
         answered = self.sent_tasks - len(self.running)
         return (now_s - self.since_s) * left / answered if answered > 0 else math.inf
 
     def unanswered(self) -> list[Task]:
-        """Return the tasks that are not answered: those that were sent, then those queued."""
+        """Return the unanswered tasks: those in flight, then those queued."""
         return [*self.running.values(), *self.queue]

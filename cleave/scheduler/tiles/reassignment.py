@@ -1,7 +1,4 @@
-"""Who takes over the tasks that a device left undone, and who helps a device that is late.
-
-Pure choices over predicted times; the scheduler carries them out.
-"""
+"""Choose, from predicted times, who takes over undone tasks and who helps late devices."""
 
 from __future__ import annotations
 
@@ -14,23 +11,22 @@ from typing import Final
 from cleave.scheduler.tiles.tasks import Task
 
 WORTH_HELPING: Final = 0.8
-"""A task is given to a second device if that device is predicted to finish within this share of the
-time that the first one still needs. It is below 1 because predictions err and because work that is
-done twice costs twice."""
+"""A helper gets a task only if its predicted finish is within this share of the time that the first
+device still needs. The share is below 1 because predictions err and duplicated work costs twice."""
 
 _COMPARED: Final = 16
 
 UnitSeconds = Callable[[int, Task], float]
-"""Predicts the seconds that a task takes on a device."""
+"""A function that predicts the seconds of a task on a device."""
 
 
 @dataclass(slots=True)
 class Reassignment:
-    """Tasks given to other devices.
+    """Tasks moved to other devices.
 
     Attributes:
         assigned: (device, task) pairs, in order.
-        finish_s: when the last of these devices is predicted to finish, in seconds from now.
+        finish_s: predicted finish time of the last device, in seconds from now.
         unassigned: tasks that no device may take.
     """
 
@@ -45,13 +41,13 @@ def reassign(
     able: Callable[[int, Task], bool],
     task_s: UnitSeconds,
 ) -> Reassignment:
-    """Give every task to the device that is predicted to finish it first.
+    """Assign every task to the device that is predicted to finish it first.
 
     Args:
-        tasks: the tasks to give away, in this order.
+        tasks: tasks to assign, in this order.
         remaining_s: by device, the seconds of work that it already has.
-        able: says whether a device may take a task.
-        task_s: predicts the seconds that a task takes on a device.
+        able: returns whether a device may take a task.
+        task_s: predicts the seconds of a task on a device.
     """
     takers = _Takers(remaining_s, able, task_s)
     found = Reassignment()
@@ -73,18 +69,17 @@ def speculate(
     able: Callable[[int, Task], bool],
     task_s: UnitSeconds,
 ) -> list[tuple[int, int, Task]]:
-    """Give the last tasks of late devices to other devices too; the first valid answer counts.
+    """Duplicate the last tasks of late devices on helpers; the first valid answer counts.
 
     Args:
-        late: by late device, the tasks that it has not answered, in its order.
-        remaining_s: by late device, the seconds that it is expected to need for them; may be
-            infinite.
+        late: by late device, its unanswered tasks, in its order.
+        remaining_s: by late device, the expected seconds for these tasks; may be infinite.
         helpers: by helper, the seconds of work that it already has.
-        able: says whether a helper may take a task.
-        task_s: predicts the seconds that a task takes on a device.
+        able: returns whether a helper may take a task.
+        task_s: predicts the seconds of a task on a device.
 
     Returns:
-        (late device, helper, task) for each task that is given to a helper.
+        (late device, helper, task) for each duplicated task.
     """
     takers = _Takers(helpers, able, task_s)
     left = {device: list(tasks) for device, tasks in late.items() if tasks}
@@ -97,7 +92,7 @@ def speculate(
         task = left[device].pop()
         best = takers.best(task)
         if best is not None and best[0] > needs_s * WORTH_HELPING:
-            left[device].clear()  # and nobody else of the late needs longer
+            left[device].clear()  # no other late device needs longer
         elif best is not None:
             takers.take(best)
             found.append((device, best[1], task))
@@ -110,10 +105,9 @@ def speculate(
 
 
 class _Takers:
-    """Devices ordered by how busy they are, to find the one that would finish a task first.
+    """A priority queue of devices by load, to find the one that would finish a task first.
 
-    Only the least busy are compared: comparing all of them for every task would cost a large fleet
-    more time than it saves.
+    Only the least busy devices are compared; comparing all would take a large fleet too long.
     """
 
     def __init__(
@@ -128,7 +122,7 @@ class _Takers:
         self._task_s = task_s
 
     def best(self, task: Task) -> tuple[float, int] | None:
-        """Return when the task would be finished, and by which device; None if none may take it."""
+        """Return a task's earliest finish time and its device; None if no device may take it."""
         looked_at, found, compared = [], None, 0
         while self._queue and compared < _COMPARED:
             busy, device = heapq.heappop(self._queue)
@@ -144,7 +138,7 @@ class _Takers:
         return found
 
     def take(self, taken: tuple[float, int]) -> None:
-        """Add the task to the load of the device that `best` found for it."""
+        """Add a task to the load of the device that `best` returned."""
         finish_s, device = taken
         self._queue = [entry for entry in self._queue if entry[1] != device]
         self._queue.append((finish_s, device))

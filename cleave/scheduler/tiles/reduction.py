@@ -1,4 +1,4 @@
-"""The order in which partial sums of the same elements are added, whoever answers first."""
+"""The order in which partial sums are added, independent of which device answers first."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from cleave.scheduler.tiles.tasks import Task
 
 
 class ReductionOrder:
-    """Releases partial sums in the order of k: each waits for the lower ones of its elements.
-
-    So results do not depend on the order in which devices answer.
-    """
+    """Releases partial sums in order of k: each waits for lower ones of the same elements."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._waits = dict.fromkeys(tasks, 0)
         self._followers: dict[Task, list[Task]] = {task: [] for task in tasks}
         self._parked: dict[Task, Any] = {}
-        # All cuts together divide C into cells. In a cell a task waits for the one before it in k,
-        # which waited for the one before that.
+        # All cuts together divide C into cells. In a cell, a task waits for the previous one in k.
         blocks = [task.detail.block for task in tasks]
         rows = _cells({block.m for block in blocks})
         columns = _cells({block.n for block in blocks})
@@ -62,12 +58,12 @@ class ReductionOrder:
                     self._waits[upper] += 1
 
     def arrived(self, task: Task, payload: Any) -> list[tuple[Task, Any]]:
-        """Take a partial sum; return those that are to be added now, in order."""
+        """Record a partial sum; return the partial sums to add now, in order."""
         if self._waits[task]:
             self._parked[task] = payload
             return []
         ready = [(task, payload)]
-        for lower, _ in ready:  # which grows
+        for lower, _ in ready:  # `ready` grows in the loop
             for follower in self._followers.pop(lower):
                 self._waits[follower] -= 1
                 if not self._waits[follower] and follower in self._parked:
@@ -76,7 +72,7 @@ class ReductionOrder:
 
 
 def _cells(spans: Set[Span]) -> dict[Span, range]:
-    """Return, by span, which of the cells it covers that all spans together make."""
+    """Return, by span, the range of cells that it covers; all spans' bounds define the cells."""
     bounds = sorted({bound for span in spans for bound in span})
     numbers = {bound: number for number, bound in enumerate(bounds)}
     return {span: range(numbers[span.start], numbers[span.stop]) for span in spans}

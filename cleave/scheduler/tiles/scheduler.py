@@ -1,10 +1,10 @@
 """The scheduler's state machine.
 
-For every device it keeps a queue of tasks, the arrays that the device holds, and the runs that it
-was sent. Arrays are sent when a task that needs them comes up, which gives the wavefront order, and
-only as far as the device's memory goes. Tasks that a lost device had not answered go to other
-devices, cut anew where that is faster. Tasks that a late device has not answered are given to
-others as well, and the first valid answer counts.
+For each device, the scheduler keeps a queue of tasks, the arrays held, and the runs in flight. It
+sends an array when the first task that needs it comes up and the device has memory for it. This
+gives the wavefront order. When a device is lost, its unanswered tasks go to other devices,
+repartitioned where that is faster. When a device is late, other devices get copies of its
+unanswered tasks, and the first valid answer counts.
 """
 
 from __future__ import annotations
@@ -46,19 +46,18 @@ MAX_FAILURES: Final = 8
 """A task that failed this often, and on every device that can take it, is kept back."""
 
 HOLD_S: Final = 5.0
-"""Seconds for which a task is kept back the first time, then twice as long each time. It is tried
-earlier if another device joins."""
+"""Seconds of the first hold of a task, doubled for each further hold; a new device ends it."""
 
 HOLD_MOST_S: Final = 300.0
 
-_RECUT_FROM_S: Final = 0.005  # what a lost device left is cut anew if it takes longer as it is
-_HELPED_AT_ONCE: Final = 32  # devices that one newcomer looks at
+_RECUT_FROM_S: Final = 0.005  # repartition a lost device's tasks if they take longer unchanged
+_HELPED_AT_ONCE: Final = 32  # busy devices considered per newcomer
 
 WITHDRAWN: Final = "it was withdrawn"
-"""The reason given when a job ends because it was withdrawn, which is not a failure."""
+"""The reason given for a withdrawn job, which is not a failure."""
 
 FINISHED_KEPT: Final = 64
-"""Finished jobs that are remembered."""
+"""Number of finished jobs to remember."""
 
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
@@ -66,7 +65,7 @@ _DROP_BATCH_BYTES: Final = 2**20
 
 @dataclass(slots=True)
 class Counters:
-    """Counts what happened so far; `flops` are those of `results`."""
+    """Counts of tasks and results so far; `flops` is the total of `results`."""
 
     tasks: int = 0
     results: int = 0
@@ -78,7 +77,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """Tells how long a job was predicted to take, and how long it took."""
+    """The predicted and measured duration of a finished job."""
 
     id: int
     title: str
@@ -89,10 +88,10 @@ class FinishedJob:
 class Scheduler:
     """Decides which device does which task.
 
-    It takes events (`handle`) and returns instructions; it sends nothing.
+    `handle` takes an event and returns instructions. The scheduler itself sends nothing.
 
     Args:
-        story: where it notes what happens.
+        story: log of events and instructions.
     """
 
     def __init__(self, story: Story | None = None) -> None:
@@ -102,10 +101,10 @@ class Scheduler:
         self._devices: dict[int, DeviceLoad] = {}
         self._jobs: dict[int, GemmJob] = {}
         self._waiting: list[GemmJob] = []  # submitted while the fleet was empty
-        self._orphans: deque[Task] = deque()  # that no device which is there can take
-        self._held: dict[Task, float] = {}  # that every device failed, until when
+        self._orphans: deque[Task] = deque()  # no connected device can take them
+        self._held: dict[Task, float] = {}  # failed on every device; held until this time
         self._stuck: dict[int, str] = {}  # by job, why no device can do it
-        self._copies: dict[Task, set[int]] = {}  # devices of tasks that several were given
+        self._copies: dict[Task, set[int]] = {}  # devices of each duplicated task
         self._begun_s: dict[int, float] = {}  # by job
         self._finished_s = 0.0
         self._now_s = 0.0
@@ -131,12 +130,12 @@ class Scheduler:
         }
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Take one event and return the instructions that follow from it, in order."""
+        """Handle one event and return the resulting instructions, in order."""
         self._instructions = []
         self._now_s = now_s
         try:
             self._handlers[type(event)](event, now_s)
-        finally:  # of a fault, too, people read what led to it
+        finally:  # log the event even if its handler fails
             self.story.add(now_s, event, self._instructions)
         return self._instructions
 
@@ -144,7 +143,7 @@ class Scheduler:
         """Check that the scheduler's state is consistent.
 
         Raises:
-            AssertionError: with what is inconsistent.
+            AssertionError: the state is inconsistent; the message lists the problems.
         """
         kept_back = (*self._orphans, *self._held)
         broken = broken_invariants(
@@ -154,7 +153,7 @@ class Scheduler:
             raise AssertionError("; ".join(broken))
 
     def leftovers(self) -> list[str]:
-        """List what is still kept, in sentences; empty when no job and no operand is in use."""
+        """List the remaining state in sentences; empty if no job and no operand is in use."""
         kept = {
             "jobs": self._jobs,
             "jobs that wait": self._waiting,
@@ -173,26 +172,26 @@ class Scheduler:
 
     @property
     def rates(self) -> list[DeviceRates]:
-        """Return the rates of the devices that may be given work; overdue ones only if all are."""
+        """Return the rates of the available devices; overdue ones only if all are overdue."""
         present = [d for d in list(self._devices.values()) if d.present]
         return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
 
     @property
     def idle(self) -> bool:
-        """Say whether no job is unfinished."""
+        """Return whether every job is finished."""
         return not self._jobs
 
     @property
     def oldest(self) -> tuple[GemmJob, float] | None:
-        """Return the assigned job that was submitted first, and when; None where there is none."""
+        """Return the oldest assigned job and its submission time; None if no job is assigned."""
         for id, begun_s in self._begun_s.items():
-            if self._jobs[id].expected_s is not None:  # else it waits for a device
+            if self._jobs[id].expected_s is not None:  # an unassigned job waits for a device
                 return self._jobs[id], begun_s
         return None
 
     @property
     def blank(self) -> bool:
-        """Say whether no job is under way and no device holds an array, as when it was new."""
+        """Return whether no job is running and no device holds an array, as in a new scheduler."""
         return not self._jobs and not any(d.held or d.forget for d in self._devices.values())
 
     def runs_of(self, device: int) -> Set[int]:
@@ -201,28 +200,26 @@ class Scheduler:
         return state.running.keys() if state is not None else frozenset()
 
     def busy(self, device: int) -> bool:
-        """Say whether a device has something to do."""
+        """Return whether a device has queued or running tasks."""
         state = self._devices.get(device)
         return state is not None and bool(state.running or state.queue)
 
     def overdue(self, device: int) -> bool:
-        """Say whether a device is overdue: it did not answer in time, and still has not."""
+        """Return whether a device missed its deadline and has not answered since."""
         state = self._devices.get(device)
         return state is not None and state.overdue
 
     def stuck(self, job: int) -> str:
-        """Return why no connected device can do a job; empty if one can, or none is connected."""
+        """Return why no connected device can do a job; empty if one can or none is connected."""
         return self._stuck.get(job, "")
 
     # --- devices come and go ---
 
     def _ready(self, event: events.DeviceReady, now_s: float) -> None:
-        """Take in a device that may be given work from now on, and give it some."""
         self._devices[event.rates.device] = DeviceLoad(event.rates, one_run=event.careful)
         self._give_work(event.rates.device, now_s)
 
     def _back(self, event: events.DeviceBack, now_s: float) -> None:
-        """Give tasks again to a device that was set aside."""
         device = self._devices.get(event.rates.device)
         if device is None or not device.aside:
             return
@@ -230,17 +227,17 @@ class Scheduler:
         self._give_work(device.id, now_s)
 
     def _rated(self, event: events.DeviceRated, now_s: float) -> None:
-        """Plan with a device's new rates; drop what no longer fits its memory."""
+        """Use a device's new rates. Drop arrays if they no longer fit in its memory."""
         device = self._devices.get(event.rates.device)
         if device is None:
             return
         device.rates = event.rates
-        if device.occupied_bytes > device.rates.memory_bytes:  # stages need it
+        if device.occupied_bytes > device.rates.memory_bytes:  # stages use that memory
             self.device_memory.clear(device)
             self._tell_forgotten(device)
 
     def _give_work(self, newcomer: int, now_s: float) -> None:
-        """Give a device the tasks that waited for one, and some of what others are busy with."""
+        """Give a device the tasks that waited for one, and some tasks of busy devices."""
         waiting, self._waiting = self._waiting, []
         for job in waiting:
             self._start(job)
@@ -252,7 +249,7 @@ class Scheduler:
             self._help_with_newcomer(newcomer, now_s)
 
     def _set_aside(self, event: events.DeviceAside, now_s: float) -> None:
-        """Give a device no more tasks for now; those that it was not sent go to others."""
+        """Stop giving a device tasks for now, and move its unsent tasks to other devices."""
         device = self._devices.get(event.device)
         if device is None or not device.present:
             return
@@ -262,7 +259,6 @@ class Scheduler:
         self._tell_forgotten(device)
 
     def _give_away_queue(self, device: DeviceLoad) -> None:
-        """Give other devices the tasks that a device was not sent yet."""
         unsent = list(device.queue)
         device.queue.clear()
         for task in unsent:
@@ -270,7 +266,7 @@ class Scheduler:
         self._reassign(u for u in unsent if not self._copied(device.id, u))
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
-        """Give a device nothing new; it leaves when it has answered what it has."""
+        """Stop giving a device tasks. It leaves once it has answered its runs."""
         device = self._devices.get(event.device)
         if device is None or device.draining:
             return
@@ -285,13 +281,12 @@ class Scheduler:
             self._instructions.append(Drained(device.id))
 
     def _lost(self, event: events.DeviceLost, now_s: float) -> None:
-        """Give the tasks of a device that is gone to others."""
         device = self._forget_device(event.device)
         if device is not None:
             self._reassign(u for u in device.unanswered() if not self._copied(event.device, u))
 
     def _forget_device(self, device_id: int) -> DeviceLoad | None:
-        """Forget a device and what it holds; return its load, if it was there."""
+        """Remove a device and its arrays; return its load, or None if the device is unknown."""
         device = self._devices.pop(device_id, None)
         if device is not None:
             self.device_memory.leave(device)
@@ -300,13 +295,12 @@ class Scheduler:
     # --- work ---
 
     def _submitted(self, event: events.Submitted, now_s: float) -> None:
-        """Take a new job and start it."""
         self._jobs[event.job.id] = event.job
         self._begun_s[event.job.id] = now_s
         self._start(event.job)
 
     def _start(self, job: GemmJob) -> None:
-        """Assign a job and send what devices have room for; without devices let it wait."""
+        """Assign a job and send the first tasks; without devices, the job waits."""
         rates = self._able(job)
         if not rates:
             self._waiting.append(job)
@@ -316,7 +310,7 @@ class Scheduler:
             for device_id, task in job.assign(rates, self.device_memory):
                 device = touched[device_id] = self._devices[device_id]
                 self._enqueue(device, task)
-        except PlanError as error:  # a device that comes may change that
+        except PlanError as error:  # the plan may succeed once another device joins
             self._waiting.append(job)
             self._stick(job, str(error))
             return
@@ -327,7 +321,6 @@ class Scheduler:
             self._pump(device)
 
     def _enqueue(self, device: DeviceLoad, task: Task) -> None:
-        """Put a task into a device's queue."""
         self.counters.tasks += 1
         device.queue.append(task)
         self.device_memory.retain(device, task)
@@ -336,19 +329,19 @@ class Scheduler:
         """Give tasks to the devices that are predicted to finish them first.
 
         Args:
-            tasks: tasks that no device has any more.
-            repartition: whether their job may cut them anew, to share them among more devices.
+            tasks: tasks that no device has.
+            repartition: whether their job may repartition them to share them among more devices.
         """
         by_job: dict[int, list[Task]] = {}
         for task in tasks:
             by_job.setdefault(task.job, []).append(task)
         for job_id, group in by_job.items():
             job = self._jobs.get(job_id)
-            if job is not None:  # else it failed meanwhile
+            if job is not None:  # the job may have failed meanwhile
                 self._reassign_of(job, group, repartition=repartition)
 
     def _reassign_of(self, job: GemmJob, tasks: list[Task], *, repartition: bool) -> None:
-        """Give undone tasks of one job to devices, as they are or cut anew."""
+        """Give unfinished tasks of one job to devices, unchanged or repartitioned."""
         devices, now_s = self._devices, self._now_s
         able = {r.device: devices[r.device].remaining_s(now_s) for r in self._able(job)}
         if not able:
@@ -356,7 +349,7 @@ class Scheduler:
             return
         found = reassign(tasks, able, self._may_take, self._task_s)
         too_large: list[Task] = []
-        if found.unassigned:  # where they failed they are tried again only if there is nobody else
+        if found.unassigned:  # retry on a device that failed the task only as a last resort
             again = reassign(found.unassigned, able, self._holds, self._task_s)
             found.assigned += again.assigned
             too_large = again.unassigned
@@ -385,26 +378,23 @@ class Scheduler:
                 self._pump(devices[device_id])
 
     def _able(self, job: GemmJob) -> list[DeviceRates]:
-        """Return the devices that may do some of a job; overdue ones only where all are."""
+        """Return the rates of the devices that can run the job; overdue ones only if all are."""
         able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
     def _holds(self, device_id: int, task: Task) -> bool:
-        """Say whether a device has the memory for a task."""
         return _need(task) <= self._devices[device_id].rates.memory_bytes
 
     def _may_take(self, device_id: int, task: Task) -> bool:
-        """Say whether a device has the memory for a task and has not failed it."""
         return device_id not in task.failed_on and self._holds(device_id, task)
 
     def _task_s(self, device_id: int, task: Task) -> float:
-        """Return how long a task should take a device, in seconds."""
         return self._devices[device_id].task_s(task)
 
-    # --- tasks that two devices were given ---
+    # --- duplicated tasks ---
 
     def _copied(self, device_id: int, task: Task) -> bool:
-        """Note that a device will not do a task; return whether another device still will."""
+        """Record that a device will not do a task; return whether another device still will."""
         others = self._copies.get(task)
         if others is None:
             return False
@@ -414,10 +404,10 @@ class Scheduler:
         return bool(others)
 
     def _speculate(self, late: Mapping[int, float], helpers: Mapping[int, float]) -> None:
-        """Give the last tasks of late devices to others too.
+        """Duplicate the last tasks of late devices on other devices.
 
         Args:
-            late: by late device, how long it is expected to need for its tasks, in seconds.
+            late: by late device, the expected seconds for its remaining tasks.
             helpers: by helper, the seconds of work that it already has.
         """
         undone = {}
@@ -446,7 +436,6 @@ class Scheduler:
                 self._pump(self._devices[helper])
 
     def _help_with_newcomer(self, newcomer: int, now_s: float) -> None:
-        """Give a new device some of the tasks that others are busy with."""
         busy = [
             (device.remaining_s(now_s), device_id)
             for device_id, device in self._devices.items()
@@ -456,7 +445,7 @@ class Scheduler:
         self._speculate(late, {newcomer: self._devices[newcomer].remaining_s(now_s)})
 
     def _cancel_copies(self, device_id: int, task: Task) -> None:
-        """Cancel a task on the other devices that were given it, because one has answered."""
+        """Cancel a task on the other devices that have it, after the first answer."""
         for other_id in sorted(self._copies.pop(task) - {device_id}):
             other = self._devices[other_id]
             runs = tuple(run for run, asked in other.running.items() if asked is task)
@@ -471,7 +460,7 @@ class Scheduler:
             self._finish_draining(other)
 
     def _tick(self, event: events.Tick, now_s: float) -> None:
-        """Give missing tasks of overdue jobs to other devices, before any device is lost."""
+        """Give missing tasks of overdue jobs to other devices before any device is lost."""
         due = [task for task, until_s in self._held.items() if until_s <= now_s]
         for task in due:
             task.failed_on.clear()
@@ -492,11 +481,11 @@ class Scheduler:
             self._speculate(late, helpers)
 
     def _expected_since(self) -> dict[int, float]:
-        """Return, by job, since when a result of it should have come: jobs follow one another."""
+        """Return, by job, when its results became due: jobs run one after another."""
         return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
-        """Let an overdue device be asked again: only its answer may have been lost."""
+        """Give an overdue device work again, because only its answer may have been lost."""
         device = self._devices.get(event.device)
         if device is None or not device.overdue or device.running:
             return
@@ -507,7 +496,7 @@ class Scheduler:
     # --- tasks that no device can do ---
 
     def _stick(self, job: GemmJob, reason: str) -> None:
-        """Note that part of a job waits, and why; report each reason once, the last of an event."""
+        """Record why part of a job waits. Report each reason once, and only an event's last one."""
         if self._stuck.get(job.id) != reason:
             self._stuck[job.id] = reason
             said = [i for i in self._instructions if isinstance(i, Stuck) and i.job == job.id]
@@ -516,7 +505,7 @@ class Scheduler:
             self._instructions.append(Stuck(job.id, reason))
 
     def _hold(self, job: GemmJob, task: Task, last: str) -> None:
-        """Keep back a task that every device failed, so that they do not go on failing it."""
+        """Keep back a task that every device failed, so that it does not keep failing."""
         task.held += 1
         for_s = min(HOLD_MOST_S, HOLD_S * 2 ** (task.held - 1))
         self._held[task] = self._now_s + for_s
@@ -527,7 +516,6 @@ class Scheduler:
         )
 
     def _try_again(self, tasks: Sequence[Task]) -> None:
-        """Give out again tasks that were kept back."""
         for task in tasks:
             del self._held[task]
         for job in {task.job for task in tasks} - {task.job for task in self._held}:
@@ -537,10 +525,10 @@ class Scheduler:
     # --- sending ---
 
     def _pump(self, device: DeviceLoad) -> None:
-        """Send as many queued tasks, with the arrays they need, as the device has room for."""
+        """Send queued tasks, and the arrays they need, while the device has room."""
         while device.queue and device.has_turn:
             task = device.queue[0]
-            if task.job not in self._jobs:  # it failed meanwhile
+            if task.job not in self._jobs:  # the job failed meanwhile
                 device.queue.popleft()
                 self.device_memory.release_inputs(device, task)
                 continue
@@ -552,11 +540,11 @@ class Scheduler:
                     missing.append(array)
             room = sum(a.nbytes for a in missing) + task.output_bytes
             if not self.device_memory.make_room(device, task, room):
-                if device.running:  # these must finish first
+                if device.running:  # running tasks must finish first
                     return
                 device.queue.popleft()
                 self.device_memory.release_inputs(device, task)
-                self._reassign([task])  # cut anew, or to one that has the memory
+                self._reassign([task])  # repartition the task or find a device with enough memory
                 continue
             device.queue.popleft()
             self._tell_forgotten(device)
@@ -571,12 +559,11 @@ class Scheduler:
         self._tell_if_much(device)
 
     def _tell_if_much(self, device: DeviceLoad) -> None:
-        """Tell a device to drop unneeded arrays if there are many, before its next run."""
         if len(device.forget) >= _DROP_BATCH or device.forget_bytes >= _DROP_BATCH_BYTES:
             self._tell_forgotten(device)
 
     def _tell_forgotten(self, device: DeviceLoad) -> None:
-        """Tell a device to drop what nobody needs any more."""
+        """Tell a device to drop all arrays that nobody needs."""
         device.forget_bytes = 0
         while device.forget:
             some, device.forget = device.forget[: limits.MAX_IDS], device.forget[limits.MAX_IDS :]
@@ -585,7 +572,7 @@ class Scheduler:
     # --- answers ---
 
     def _take(self, device_id: int, run: int) -> tuple[DeviceLoad, Task] | None:
-        """Take a run's task off the device; None for an answer that nobody waits for."""
+        """End a run and return its device and task; None if the run is not in flight."""
         self._heard(device_id)
         device = self._devices.get(device_id)
         task = device.ended(run) if device else None
@@ -596,18 +583,17 @@ class Scheduler:
         return device, task
 
     def _late_answer(self, event: events.LateAnswer, now_s: float) -> None:
-        """Count an answer that nobody waits for."""
         self.counters.late += 1
         self._heard(event.device)
 
     def _heard(self, device_id: int) -> None:
-        """Note that a device answered; it is not overdue any more."""
+        """Record that a device answered and is not overdue."""
         device = self._devices.get(device_id)
         if device is not None and device.heard(self._now_s):
             self._instructions.append(Overdue(device_id, False))
 
     def _result(self, event: events.ResultArrived, now_s: float) -> None:
-        """Take a result: end the run, place what may be placed now, send the device more."""
+        """Handle a result: end the run, place the results that are ready, send more tasks."""
         taken = self._take(event.device, event.run)
         if taken is None:
             return
@@ -627,7 +613,7 @@ class Scheduler:
         self._finish_draining(device)
 
     def _run_failed(self, event: events.RunFailed, now_s: float) -> None:
-        """Give a task that a device could not do to another, or keep it back."""
+        """Give a failed task to another device, or keep it back."""
         taken = self._take(event.device, event.run)
         if taken is None:
             return
@@ -647,7 +633,7 @@ class Scheduler:
         self._finish_draining(device)
 
     def _complete(self, job: int) -> None:
-        """Note that every result of a job may be placed."""
+        """Finish a job whose results may all be placed."""
         done, begun_s = self._jobs.pop(job), self._begun_s.pop(job)
         self._stuck.pop(job, None)
         self._finished_s = self._now_s
@@ -657,7 +643,6 @@ class Scheduler:
         self._instructions.append(Done(job))
 
     def _fail(self, job: int, reason: str) -> None:
-        """End a job with a reason, and cancel its runs."""
         if self._jobs.pop(job, None) is None:
             return
         del self._begun_s[job]
@@ -676,7 +661,7 @@ class Scheduler:
                 self._instructions.append(SendCancel(device.id, tuple(runs)))
                 freed.append(device)
         self._instructions.append(Failed(job, reason))
-        for device in freed:  # what waited for room may go now
+        for device in freed:  # queued tasks may now have room
             if device.id in self._devices:
                 self._pump(device)
                 self._finish_draining(device)
@@ -684,24 +669,21 @@ class Scheduler:
     # --- operands ---
 
     def _operand_released(self, event: events.OperandReleased, now_s: float) -> None:
-        """Forget an operand; devices drop its arrays."""
         self.device_memory.forget(event.operand, self._devices)
         for device in self._devices.values():
             self._tell_if_much(device)
 
     def _paused(self, event: events.Paused, now_s: float) -> None:
-        """Tell every device now what it may drop."""
         for device in self._devices.values():
             self._tell_forgotten(device)
 
-    # --- second thoughts ---
+    # --- withdrawal ---
 
     def _withdrawn(self, event: events.Withdrawn, now_s: float) -> None:
-        """End a job that is done elsewhere."""
         self._waiting = [job for job in self._waiting if job.id != event.job]
         self._fail(event.job, WITHDRAWN)
 
 
 def _need(task: Task) -> int:
-    """Return the bytes that a device holds at once to do a task."""
+    """Return the bytes of device memory that a task needs: its distinct inputs and its output."""
     return sum({a.id: a.nbytes for a in task.inputs}.values()) + task.output_bytes

@@ -1,7 +1,4 @@
-"""Which devices are late, and which are so late that they are overdue.
-
-Pure decisions over predicted times; the scheduler acts on them.
-"""
+"""Find late and overdue devices, from predicted times."""
 
 from __future__ import annotations
 
@@ -14,25 +11,24 @@ from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.load import DeviceLoad
 
 OVERDUE_S: Final = 1.0
-"""A job is overdue when it has taken longer than this, and longer than `OVERDUE_SHARE` times the
-prediction. So is a device that has a task of such a job and has not answered anything for that
-long."""
+"""A job is overdue after both this long and `OVERDUE_SHARE` times its prediction. A device is
+overdue if it has a task of such a job and has answered nothing for that long."""
 
 OVERDUE_SHARE: Final = 2.0
 
 SILENT_SHARE: Final = 0.25
-"""If at most this share of the devices are silent for longer than their blocks should take, these
-get help before they are overdue. If more are, the server or the prediction is slow."""
+"""If at most this share of devices is silent for longer than its blocks should take, those devices
+get help before they are overdue. If more are silent, the server or the prediction is slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Devices that are late.
+    """Late devices.
 
     Attributes:
-        remaining_s: by device, the seconds it still needs at the pace that it has shown; infinite
-            for one that does not answer.
-        overdue: devices that were not overdue before, and are now.
+        remaining_s: by device, the seconds it still needs at its pace so far; infinite if it is
+            silent.
+        overdue: devices that have just become overdue.
     """
 
     remaining_s: dict[int, float]
@@ -45,13 +41,12 @@ def find_stragglers(
     since_s: Mapping[int, float],
     now_s: float,
 ) -> Late:
-    """Return the devices that are late.
+    """Return the late devices.
 
     Args:
-        devices: by id, each with what it was given.
-        jobs: by id, those that are not complete.
-        since_s: by job, since when a result of it should have come.
-        now_s: the time.
+        devices: by id, the load of each device.
+        jobs: unfinished jobs, by id.
+        since_s: by job, the time from which its results are expected.
     """
     limits_s = {id: _limit_s(job) for id, job in jobs.items()}
     limits_s = {id: s for id, s in limits_s.items() if now_s - since_s[id] > s}
@@ -70,7 +65,7 @@ def find_stragglers(
 
 
 def _limit_s(job: GemmJob) -> float:
-    """Return how long a job may take; a job that is not assigned yet may wait for ever."""
+    """Return the seconds a job may take; infinite if it is not assigned."""
     if job.expected_s is None:
         return math.inf
     return max(OVERDUE_S, OVERDUE_SHARE * job.expected_s)
@@ -79,10 +74,7 @@ def _limit_s(job: GemmJob) -> float:
 def _silent(
     devices: Mapping[int, DeviceLoad], jobs: Mapping[int, GemmJob], now_s: float
 ) -> list[int]:
-    """Return devices that answered nothing for longer than any of their blocks should take.
-
-    Return none if they are many; see `SILENT_SHARE`.
-    """
+    """Return devices silent for longer than their blocks should take; none if too many are."""
     silent = []
     for device_id, device in devices.items():
         for_s = now_s - device.heard_s

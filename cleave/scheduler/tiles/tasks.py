@@ -1,4 +1,4 @@
-"""What the scheduler handles: arrays, and the tasks of jobs."""
+"""Arrays and tasks, the scheduler's units of data and work."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cleave.gemm import Span
 
 @dataclass(frozen=True, slots=True)
 class ArrayRef:
-    """Names an array that devices can be sent: a region of an operand.
+    """A reference to an array that devices can be sent: a region of an operand.
 
     Attributes:
-        id: its name on the wire; never used for another.
-        operand: which operand (one version of one matrix) it is cut from.
-        rows, columns: which part of it, in the operand's own orientation.
-        nbytes: its size.
+        id: the array's name on the wire, never reused.
+        operand: the operand (one version of one matrix) that contains the array.
+        rows, columns: the array's region, in the operand's own orientation.
+        nbytes: size in bytes.
     """
 
     id: int
@@ -28,22 +28,21 @@ class ArrayRef:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Asks one device for one computation, and names the block that it yields.
+    """One computation for one device, and the block that it yields.
 
-    For a step by stages it is one order instead (`StageOrder`), with `job` 0 and no inputs.
+    In a step by stages, a task is one order (`StageOrder`), with `job` 0 and no inputs.
 
     Attributes:
-        job: id of its job.
-        inputs: the arrays it needs, in the order of the operation's arguments.
-        flops: floating-point operations that it takes.
-        output_bytes: size of its result.
-        detail: how to ask for it, which the session manager reads, and where its block goes, which
-            the runtime reads. The scheduler does not look at it.
-        input_ratio, output_ratio: coded over plain bytes of inputs and result, where they travel
-            coded.
-        failures: how often a device could not do it.
-        failed_on: the devices that could not.
-        held: how often it was kept back because every device had failed it.
+        job: id of the task's job.
+        inputs: the input arrays, in the order of the operation's arguments.
+        flops: number of floating-point operations.
+        output_bytes: size of the result.
+        detail: how to request the task (for the session manager) and where its block goes (for the
+            runtime). The scheduler never reads it.
+        input_ratio, output_ratio: compressed size over plain size, where links are compressed.
+        failures: number of times a device failed the task.
+        failed_on: the devices that failed the task.
+        held: number of times the task was kept back because every device had failed it.
     """
 
     job: int
@@ -60,11 +59,11 @@ class Task:
 
 @dataclass(slots=True)
 class Repartition:
-    """Proposes tasks that replace undone ones.
+    """A proposal of tasks to replace undone ones.
 
     Attributes:
         assigned: (device, task) pairs of the new tasks, in order.
-        finish_s: when the last one is predicted to be done, in seconds from now.
+        finish_s: predicted finish time of the last task, in seconds from now.
     """
 
     assigned: list[tuple[int, Task]]

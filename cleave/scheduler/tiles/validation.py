@@ -1,4 +1,4 @@
-"""What is always true of the scheduler's state: for tests, and for finding faults."""
+"""Invariants of the scheduler's state, for tests and debugging."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def broken_invariants(
     kept_back: Iterable[Task],
     memory: DeviceMemory,
 ) -> list[str]:
-    """List what is inconsistent, in sentences; empty when nothing is.
+    """List the inconsistencies, in sentences; empty if the state is consistent.
 
     Args:
-        devices: by id, what each was given and holds.
-        jobs: by id, those under way.
-        copies: by task that several devices were given, these devices.
+        devices: by id, the load of each device.
+        jobs: unfinished jobs, by id.
+        copies: by duplicated task, the devices that have it.
         kept_back: tasks that no device can take now.
         memory: the record of which devices hold which arrays.
     """
@@ -82,12 +82,12 @@ def _of_device(device: DeviceLoad) -> Iterable[str]:
 def leftovers(
     devices: Iterable[DeviceLoad], kept: Mapping[str, Collection[object]], memory: DeviceMemory
 ) -> list[str]:
-    """List what is kept when nothing should be, in sentences.
+    """List state that should have been freed, in sentences.
 
     Args:
         devices: all devices.
         kept: by name, collections that must be empty.
-        memory: must know no array.
+        memory: the record of arrays, which must be empty.
     """
     found = [f"{len(some)} {name} are left" for name, some in kept.items() if some]
     if not memory.empty:
