@@ -100,7 +100,6 @@ def new_file(path: Path, mode: int = 0o666) -> FileIO:
     """Create a file, and open it without a buffer.
 
     Args:
-        path: the file.
         mode: the permissions, less the user's umask.
 
     Raises:
@@ -115,8 +114,6 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool =
     The folder is created if it is missing. A link is replaced, and its target does not change.
 
     Args:
-        path: the file.
-        data: the new contents.
         mode: the permissions of the new file, less the user's umask.
         sync: whether the file must survive a power loss.
 
@@ -229,7 +226,6 @@ def open_to_change(path: Path, header: bytes, mode: int = 0o666) -> FileIO:
     A file with a second name (a hard link) is copied first, as by `open_to_append`.
 
     Args:
-        path: the file.
         header: the first bytes of such a file; a file that ends within them is also accepted.
         mode: the permissions of a new file, less the user's umask.
 
@@ -276,7 +272,6 @@ def _begins(file: FileIO, header: bytes) -> bool:
 
 
 def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
-    """Write all bytes to an unbuffered file."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

@@ -41,7 +41,6 @@ class Gemm:
 
     @property
     def volume(self) -> int:
-        """Return the number of multiply-add pairs."""
         return self.m * self.n * self.k
 
     @property

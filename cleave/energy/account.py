@@ -35,7 +35,6 @@ class DeviceUsage:
     Attributes:
         profile: the profile that the devices state. If it is empty or unknown, their energy is
             unknown unless `active_power_w`, `measured_j` or `kind` determines it.
-        devices: number of devices.
         present_s, compute_s: seconds connected, and seconds multiplying.
         radio_s: seconds of receiving plus seconds of sending.
         down_bytes, up_bytes: bytes received, and bytes sent.
@@ -105,7 +104,6 @@ class Footprint:
     """The energy and carbon of a run.
 
     Attributes:
-        parts: the parts of its energy.
         operational_gco2e: carbon of its electricity; None if the grid is unknown.
         embodied_gco2e: the run's share of the carbon of making the devices.
         devices, devices_unknown: number of devices, and of those with unknown energy.
@@ -159,7 +157,6 @@ def fleet_footprint(
 
     Args:
         usages: usage of its devices.
-        profiles: device profiles by name.
         typical: figures to use if profiles lack them.
         gco2e_per_kwh: carbon intensity for devices, network and PS; None if unknown.
         ps: energy of the PS; unknown by default.

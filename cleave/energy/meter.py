@@ -84,7 +84,6 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
 
     Args:
         power: power of the device; None, or without `compute_w`, if unknown.
-        did: activity of the device.
         assumed: assumptions in `power` for figures that the profile lacks.
     """
     if power is None or power.compute_w is None:
@@ -109,7 +108,6 @@ class Parts:
 
     @property
     def energy_j(self) -> float:
-        """Return the sum of the parts."""
         return self.compute_j + self.idle_j + self.radio_j
 
 

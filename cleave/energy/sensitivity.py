@@ -159,7 +159,6 @@ def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
 
 
 def _span(values: Sequence[float], unit: str) -> str:
-    """Return the range of the figures as text."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.3g} {unit}" if low == high else f"{low:.3g} to {high:.3g} {unit}"
 

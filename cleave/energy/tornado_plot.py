@@ -20,11 +20,10 @@ def draw_tornado(
     ratio: bool,
     claimed: tuple[float, float] | None = None,
 ) -> None:
-    """Draw the bars into an image file.
+    """Draw the bars, widest first, into an image file.
 
     Args:
         path: file to write; its suffix sets the format, such as .png.
-        bars: the bars, widest first.
         middle: the figure in the base case.
         unit: unit of the figure, shown below the axis.
         ratio: whether the figure is a ratio; then the axis is logarithmic and 1 is marked.

@@ -39,7 +39,6 @@ class Forecast:
     """The predicted time, traffic and memory of one training step by one method.
 
     Attributes:
-        method: the method.
         step_s: seconds; infinite when the method is refused.
         downlink_bytes, uplink_bytes: total traffic of all devices.
         bottleneck: what takes most of the time, in a sentence without its full stop.
@@ -74,7 +73,6 @@ class StepForecaster:
     Attributes:
         cut: returns the model with the batch cut into the given number of micro-batches.
         rows: sequences in the batch.
-        ps: the parameter server.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
         kept_bytes: bytes of activations per token, for all layers, that the PS keeps when it
             computes the backward pass itself; 0 if unknown.
@@ -110,7 +108,6 @@ class StepForecaster:
 
         Args:
             step: the plans of all products.
-            gemms: the same products.
         """
         ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]
         fleet_s = [report.predicted_s for report in step.reports]
@@ -144,10 +141,6 @@ class StepForecaster:
         self, devices: Sequence[DeviceRates], planner: StagePlanner = plan_stages
     ) -> Forecast:
         """Forecast a step by stages, with the fastest number of micro-batches.
-
-        Args:
-            devices: the fleet.
-            planner: chooses the stages.
 
         Raises:
             DeviceMemoryError: when the devices have too little memory.

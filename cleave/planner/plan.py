@@ -131,7 +131,6 @@ class EvenCut(NamedTuple):
         return ALIGN if min(self.tile.m.size, self.tile.n.size) >= ALIGNED_FROM else 1
 
     def cut(self) -> TileCut:
-        """Cut the tile into strips."""
         return cut_tile(self.tile, self.rows, self.columns, align=self.align)
 
 
@@ -244,7 +243,6 @@ class Planner(Protocol):
 
         Args:
             gemm: the GEMM, of positive sides.
-            element: bytes per element.
             devices: the fleet, at least one device; the plan may leave some idle.
             residencies: covers that reuse what devices hold; used if predicted faster.
 
@@ -263,7 +261,6 @@ class PartPlanner(Protocol):
 
         Args:
             gemm: the part, of positive sides.
-            element: bytes per element.
             devices: the devices that remain, at least one.
 
         Raises:

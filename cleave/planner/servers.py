@@ -24,7 +24,6 @@ class SharedWeights:
     """Weights that servers share, and gather in a step of one micro-batch.
 
     Attributes:
-        layers: number of layers.
         layer: parameters of one layer.
         outside: parameters outside the layers.
         recomputed_bytes: bytes of activations per row that are recomputed instead of kept.
@@ -91,7 +90,6 @@ class ServersPlan:
     """The forecast of a step on a number of servers.
 
     Attributes:
-        servers: number of servers.
         devices: devices of the largest share.
         rows: sequences of the server with the largest share.
         slowest: the forecast of the slowest server's fleet.
@@ -131,7 +129,6 @@ def plan_servers(
     """Return the forecast of a step on several servers.
 
     Args:
-        servers: number of servers.
         devices: devices of the whole fleet.
         rows: sequences of the whole batch.
         found: forecasts of the fleets that could be slowest.

@@ -25,7 +25,6 @@ class Bits(IntEnum):
 
     @property
     def codes_per_byte(self) -> int:
-        """Return the number of codes in a byte."""
         return 8 // self
 
 
@@ -39,6 +38,5 @@ def quantized_bytes(rows: int, columns: int, bits: Bits) -> int:
 
     Args:
         rows, columns: shape of the matrix; columns must be a multiple of `BLOCK`.
-        bits: bits of a weight.
     """
     return rows * columns // bits.codes_per_byte + rows * columns // BLOCK * SCALE_BYTES

@@ -67,7 +67,6 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
         return self.rows * self.columns
 
     def travelling_bytes(self, element_bytes: int) -> int:
@@ -86,7 +85,6 @@ class LayerSizes:
     """The sizes of a layer, or of a part of one.
 
     Attributes:
-        parameters: its parameters.
         sequence: tokens of a sequence.
         heads_width: total width of all attention heads; 0 without attention.
     """
@@ -148,7 +146,6 @@ class LayerSizes:
 
 
 def _module_of(parameter: Parameter) -> str:
-    """Return the name of the module that a parameter belongs to."""
     return parameter.name.partition(".")[0]
 
 
@@ -173,7 +170,6 @@ class StageSizes:
     """The sizes of a model that is trained by stages.
 
     Attributes:
-        spec: the model.
         sequence: tokens of a sequence.
         element_bytes: bytes of a parameter's or an activation's element, as sent.
         gradient_bytes: bytes of a gradient's element, as sent.
@@ -190,7 +186,6 @@ class StageSizes:
 
     @cached_property
     def layer(self) -> tuple[Parameter, ...]:
-        """Return the parameters of a layer."""
         return tuple(_adapted(_layer(self.spec), self.adapters))
 
     @cached_property
@@ -276,7 +271,6 @@ class StageSizes:
 
         Args:
             rows: sequences of the batch.
-            ps: the parameter server.
         """
         from cleave.planner.forecast import StepForecaster  # sizes alone do not need numpy
 
@@ -291,7 +285,6 @@ class StageSizes:
         )
 
     def _cost(self, part: LayerSizes) -> LayerCost:
-        """Return the costs of a layer, or of a part of one."""
         matrices = [(p.rows, p.columns) for p in part.parameters if p.matrix]
         heads = self.spec.heads if part.heads_width else 0
         return LayerCost(
@@ -335,7 +328,6 @@ def recomputed_elements(spec: ModelSpec) -> int:
 
 
 def _layer(spec: ModelSpec) -> Iterator[Parameter]:
-    """Yield the parameters of a layer."""
     width, query, kv, ffn = spec.width, spec.query_width, spec.kv_width, spec.ffn_width
     if spec.family is Family.LLAMA:
         yield Parameter("q_proj.weight", query, width)

@@ -42,13 +42,10 @@ class StageClimb:
     """A search among arrangements of some groups of devices.
 
     Args:
-        tables: costs of the model.
         groups: groups of devices that are placed together.
-        ps: the PS.
 
     Attributes:
         begun: number of starts that are improved for a few rounds.
-        columns: the groups as arrays.
         found: distinct arrangements, in ascending order of estimated step time.
         seconds: estimated step time of each arrangement.
     """
@@ -85,7 +82,6 @@ class StageClimb:
 
     @cached_property
     def changes(self) -> Changes:
-        """Return the possible changes of arrangements."""
         return Changes(self._stages, len(self.groups))
 
     def climb(self) -> None:
@@ -105,7 +101,6 @@ class StageClimb:
         self._keep(len(self.found))
 
     def planned(self, them: Arrangements, number: int) -> tuple[PlannedStage, ...]:
-        """Return the stages of an arrangement."""
         cuts, place = them.cuts[number].tolist(), them.place[number].tolist()
         loss, layers = bool(them.loss[number]), self.tables.layers
         found = []

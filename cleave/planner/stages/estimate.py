@@ -66,22 +66,18 @@ class Arrangements:
 
     @property
     def parts(self) -> tuple[Integers, Integers, Truths]:
-        """Return all arrays."""
         return self.cuts, self.place, self.loss
 
     def take(self, chosen: Integers) -> Arrangements:
-        """Return the arrangements at these indices."""
         return Arrangements(self.cuts[chosen], self.place[chosen], self.loss[chosen])
 
     def with_others(self, others: Arrangements) -> Arrangements:
-        """Return these arrangements followed by the others."""
         cuts, place, loss = (
             np.concatenate(both) for both in zip(self.parts, others.parts, strict=True)
         )
         return Arrangements(cuts, place, loss)
 
     def put(self, chosen: Integers, others: Arrangements) -> None:
-        """Replace the arrangements at these indices."""
         for mine, new in zip(self.parts, others.parts, strict=True):
             mine[chosen] = new
 
@@ -121,7 +117,6 @@ class Columns:
         )
 
     def take(self, chosen: Integers) -> Columns:
-        """Return the columns at these indices."""
         return Columns(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def down_byte_s(self, coded_ratio: float) -> Floats:
@@ -137,7 +132,6 @@ class StageTables:
     """Costs of every run of layers. One index, the *cell*, stands for (loss, first, stop).
 
     Attributes:
-        layers: number of layers.
         weights, gradients: bytes that each device receives and sends.
         forward, backward: FLOPs per token of a forward and of a backward pass.
         again: FLOPs per token that a backward pass recomputes if nothing was kept.
@@ -239,13 +233,7 @@ class StageTables:
 
 
 class Estimator:
-    """Estimates the step time of arrangements.
-
-    Args:
-        tables: costs of the model.
-        columns: the devices.
-        ps: the PS.
-    """
+    """Estimates the step time of arrangements."""
 
     def __init__(self, tables: StageTables, columns: Columns, ps: PsCompute) -> None:
         self.tables = tables
@@ -438,7 +426,6 @@ class StageTimes:
     gradients_s: Floats
 
     def take(self, chosen: Integers) -> StageTimes:
-        """Return the times of the stages at these indices."""
         return StageTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def by_stage(self) -> StageTimes:
@@ -505,7 +492,6 @@ class MovedBytes:
     went: Floats
 
     def take(self, chosen: Integers) -> MovedBytes:
-        """Return the traffic of the stages at these indices."""
         return MovedBytes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
@@ -533,19 +519,15 @@ class Alone:
     """A `Spread` for stages that have one column of devices each, at the same index."""
 
     def total(self, values: Floats) -> Floats:
-        """Return the values themselves."""
         return values
 
     def total_of(self, columns: Floats) -> Floats:
-        """Return the values themselves."""
         return columns
 
     def most(self, values: Floats) -> Floats:
-        """Return the values, but at least 0."""
         return np.maximum(0.0, values)
 
     def gather(self, values: Floats) -> Floats:
-        """Return the values themselves."""
         return values
 
 
@@ -558,17 +540,14 @@ class _Spread:
         self._place_shape = place.shape
 
     def total(self, values: Floats) -> Floats:
-        """Return sums by stage."""
         size = self._shape[0] * self._shape[1]
         found: Floats = np.bincount(self._at, values.ravel(), size).astype(np.float64)
         return found.reshape(self._shape)[:, :-1]
 
     def total_of(self, columns: Floats) -> Floats:
-        """Return sums by stage of values that do not depend on the arrangement."""
         return self.total(np.broadcast_to(columns, self._place_shape))
 
     def most(self, values: Floats) -> Floats:
-        """Return largest values by stage."""
         found = np.zeros(self._shape[0] * self._shape[1])
         np.maximum.at(found, self._at, values.ravel())
         return found.reshape(self._shape)[:, :-1]

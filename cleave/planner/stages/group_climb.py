@@ -40,7 +40,6 @@ class GroupClimb(StageClimb):
 
     @cached_property
     def changes(self) -> Changes:
-        """Return the possible changes of arrangements."""
         return Changes(len(self.groups), 0)
 
     def deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:

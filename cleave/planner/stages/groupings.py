@@ -38,17 +38,14 @@ class Grouping:
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[int]]) -> Grouping:
-        """Return a grouping with these groups."""
         ends = np.cumsum([len(group) for group in groups])
         return cls(np.concatenate([*groups]).astype(np.intp), np.append(0, ends[:-1]))
 
     def devices(self, order: Sequence[DeviceRates]) -> tuple[tuple[DeviceRates, ...], ...]:
-        """Return the devices of each group."""
         groups = np.split(self.members, self.begins[1:])
         return tuple(tuple(order[number] for number in group.tolist()) for group in groups)
 
     def least(self, values: Floats | Integers) -> Floats | Integers:
-        """Return each group's least value."""
         found: Floats | Integers = np.minimum.reduceat(values[self.members], self.begins)
         return found
 
@@ -67,7 +64,6 @@ def groupings(
     Either all groups get devices of every speed, or each group gets devices of similar speed.
 
     Args:
-        tables: costs of the model.
         order: the devices, the fastest first.
         for_loss: index of a device that can hold the loss; None if no device can. It is also tried
             as the last group of groupings in which no group can hold the loss.
@@ -157,7 +153,6 @@ class _Run:
 
     @classmethod
     def of(cls, tables: StageTables, first: int, stop: int) -> _Run:
-        """Return the costs of layers `first` to `stop`, without `stop`."""
         return cls(*tables.by_layer[:, first:stop].sum(axis=1).tolist())
 
     def seconds(self, model: StageModel, device: DeviceRates) -> float:

@@ -58,9 +58,6 @@ def ways_to_slice(
     come first.
 
     Args:
-        model: the model and the batch.
-        devices: the fleet.
-        ps: the PS.
         plan: the best plan with the loss on the PS or on the last stage.
     """
     by_id = {device.device: device for device in devices}
@@ -136,7 +133,6 @@ def _dealt(
     used, so that devices of every speed remain for the layers.
 
     Args:
-        model: the model and the batch.
         fitting: seconds and device for devices with memory for a slice, the fastest first.
         idle: the part of `fitting` that the plan leaves idle.
         count: number of slices.

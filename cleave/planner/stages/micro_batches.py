@@ -34,11 +34,8 @@ def plan_batch(
     """Return the batch with the best number of micro-batches, and the plan for it.
 
     Args:
-        planner: chooses stages.
         cut: returns the model with the batch cut into the given number of micro-batches.
         rows: sequences of the batch.
-        devices: the fleet.
-        ps: the PS.
         in_parts: like `cut`, with layers in parts; used if whole layers do not fit.
 
     Raises:

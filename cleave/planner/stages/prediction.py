@@ -52,8 +52,6 @@ def held_bytes(
     """Return the memory that a stage needs on a device, in bytes.
 
     Args:
-        model: the model and the batch.
-        stage: the stage.
         kept_batches: micro-batches that the device keeps, in addition to the layer inputs of the
             one that it computes.
     """
@@ -93,7 +91,6 @@ def most_kept(
     """Return how many micro-batches a device with this memory can keep.
 
     Args:
-        model: the model and the batch.
         stage: its stage. With the loss, the backward pass follows at once, so the device keeps at
             most one micro-batch.
         offered_bytes: memory that the device offers.
@@ -181,10 +178,8 @@ def predict(
     micro-batches as they can, or only of those in flight, to have more memory for activations.
 
     Args:
-        model: the model and the batch.
         stages: the stages in order; together they have all layers once.
         devices_by_id: at least the devices of the stages; each is in at most one stage.
-        ps: the PS.
         slices: slices of the loss, if it is cut by vocabulary.
 
     Raises:

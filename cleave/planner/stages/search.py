@@ -49,9 +49,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     The search also tries plans that compute slices of the loss on some of the devices.
 
     Args:
-        model: the model and the batch.
         devices: the fleet, in any order; the plan may leave some idle.
-        ps: the PS.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
@@ -90,9 +88,7 @@ def _search(
     """Return the best stages that the search finds.
 
     Args:
-        tables: costs of the model.
         able: devices that can hold a layer.
-        ps: the PS.
         slices: slices of the loss, on other devices; None when the loss is not cut.
 
     Raises:

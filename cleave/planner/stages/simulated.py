@@ -201,7 +201,6 @@ class SimulatedStage:
         """Return the messages to a device for a unit, in order.
 
         Args:
-            model: the model.
             tokens: tokens of the micro-batch.
             forward: whether the unit is a forward pass alone.
             keep: what the device keeps of the micro-batch, or has kept.

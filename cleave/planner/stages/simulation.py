@@ -62,7 +62,6 @@ class StageSimulation:
     """The simulation of one step.
 
     Attributes:
-        model: the model and the batch.
         stages, slices, devices: their states.
         egress, ingress: the two directions of the PS's card.
         loss_s: seconds per token of the loss, and of layers after the last stage, on the PS.
@@ -445,7 +444,6 @@ class StageSimulation:
     # --- devices ---
 
     def _load(self, stage: SimulatedStage) -> None:
-        """Send the weights of a stage to its devices."""
         for device in stage.devices:
             if not (sizes := self.weights(stage, device)):
                 continue

@@ -25,7 +25,6 @@ def overlap_bound_s(gemm: Gemm, element: ElementBytes, rates: RateArrays, ps: Ps
 
     Args:
         gemm: the GEMM, with positive sides.
-        element: bytes per element.
         rates: rates of the fleet, at least one device.
         ps: the PS, of which only the network card counts.
     """

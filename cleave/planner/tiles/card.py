@@ -39,7 +39,6 @@ class OwnLinks:
         self._bytes_per_s = bytes_per_s
 
     def sent_s(self, places: Places, nbytes: Floats) -> Floats:
-        """Return the seconds until the devices at `places` have been sent `nbytes` each."""
         return nbytes / self._bytes_per_s[places]
 
 
@@ -73,7 +72,6 @@ class SharedCard:
         self._times_s, self._sent = np.array(times), np.array(sums)
 
     def sent_s(self, places: Places, nbytes: Floats) -> Floats:
-        """Return the seconds until the devices at `places` have been sent `nbytes` each."""
         sent = self._sent[:, places]
         after = np.clip((sent < nbytes).sum(axis=0), 1, len(sent) - 1)
         which = np.arange(len(places))

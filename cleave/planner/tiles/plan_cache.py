@@ -50,7 +50,6 @@ class PlanCache:
         return len(self._by_fleet) >= _MOST_PLANS
 
     def clear(self) -> None:
-        """Remove all plans."""
         self._by_fleet.clear()
         self._by_rates.clear()
 

@@ -459,7 +459,6 @@ class _Task:
         )
 
     def plan(self) -> Plan | None:
-        """Return the best plan found; None if no arrangement has an integer version."""
         slowdown = np.ones(len(self.rates))
         best: Plan | None = None
         for _ in range(3):

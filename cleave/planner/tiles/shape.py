@@ -45,7 +45,6 @@ class RateArrays:
 
     @classmethod
     def of(cls, devices: Sequence[DeviceRates]) -> RateArrays:
-        """Return the rates of these devices, in this order."""
         columns = np.array(
             [
                 (
@@ -65,7 +64,6 @@ class RateArrays:
         return len(self.downlink)
 
     def take(self, chosen: npt.NDArray[np.intp]) -> RateArrays:
-        """Return the rates of the devices at the indices `chosen`, in that order."""
         return RateArrays(
             self.downlink[chosen],
             self.uplink[chosen],

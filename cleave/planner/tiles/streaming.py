@@ -43,7 +43,6 @@ def finish_s(
 
     Args:
         plan: a plan whose devices hold no operands when it starts.
-        element: bytes per element.
         devices: rates by the ids that the plan uses.
     """
     owners = list(dict.fromkeys(tile.device for tile in plan.tiles))
@@ -74,7 +73,6 @@ def finish_times_s(
     Args:
         work: plans in order of submission, each with the side of its product whose strips devices
             hold. A device with several tiles of a plan, for lack of memory, holds none.
-        element: bytes per element.
         rates: rates of the devices.
         places: indices of the devices in `rates`, by id.
         egress_bytes_per_s: rate of the PS's card; see `cleave.planner.tiles.card`.
