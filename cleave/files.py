@@ -109,7 +109,7 @@ def new_file(path: Path, mode: int = 0o666) -> FileIO:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool = True) -> None:
-    """Replace the contents of `path`; readers see either the old file or the new one.
+    """Replace a file atomically: readers see either the old file or the new one.
 
     The folder is created if it is missing. A link is replaced, and its target does not change.
 
@@ -163,8 +163,7 @@ def check_output(path: Path) -> None:
 def write_output(path: Path, data: bytes) -> None:
     """Write a file that a user named, such as a plot or a report.
 
-    An existing file is replaced (see `write_atomically`). A pipe or a device, such as /dev/stdout,
-    is written to.
+    An existing file is replaced (see `write_atomically`), but not a pipe or a device.
 
     Raises:
         OSError: when it cannot be written, or its folder does not exist.
@@ -316,8 +315,7 @@ class Lock:
 
     Raises:
         LockedError: when another process has the lock.
-        OSError: when the file cannot be opened or is not one of Cleave's, or the file system does
-            not support locks.
+        OSError: when the file cannot be opened or locked, or is not one of Cleave's.
     """
 
     def __init__(self, path: Path, wait_s: float = 0.0) -> None:

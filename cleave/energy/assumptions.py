@@ -1,7 +1,6 @@
 """Assumed figures of a footprint, with ranges and sources, for what was not measured.
 
-They are in `assumptions.toml`. Figures from Boavizta's database are in `embodied.toml`, under its
-licence.
+They are in `assumptions.toml`, and those under Boavizta's licence in `embodied.toml`.
 """
 
 from __future__ import annotations

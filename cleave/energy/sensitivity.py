@@ -61,8 +61,7 @@ def tornado(
     """Return the bars of a tornado plot, widest first, without bars that change nothing.
 
     Args:
-        figure: computes the figure from a case, such as carbon or a ratio; None if unknown, which
-            makes no bar.
+        figure: computes the figure from a case, such as carbon or a ratio; no bar if None.
         case: the base case, in which one assumption at a time is varied.
         intensities: carbon intensities of the world's grids, in gCO2e/kWh; the 10th and the 90th
             percentile are the ends.
@@ -148,8 +147,7 @@ def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
     """Return the bars of a tornado plot, widest first, without bars that change nothing.
 
     Args:
-        ratio: whether the figure is a ratio. The ends of a ratio are compared by quotient, others
-            by difference.
+        ratio: whether ends are compared by quotient, as for a ratio, or by difference.
     """
 
     def width(bar: Bar) -> float:

@@ -60,7 +60,7 @@ class CodingPolicy(Enum):
     ) -> DeviceRates:
         """Return the device with compression set for each of its directions.
 
-        A device's link is no faster than its share of the server's network card.
+        While all devices are busy, a link is no faster than its share of the server's network card.
 
         Args:
             device: a device that supports compression, with the rates of its own link.

@@ -1,7 +1,6 @@
 """Forecasts of one training step by each method, and the choice between the methods.
 
-`cleave train`, `plan`, `emulate`, `simulate` and `doctor` all ask a `StepForecaster`, so their
-answers agree.
+`cleave train`, `plan`, `emulate`, `simulate` and `doctor` share it, so their answers agree.
 """
 
 from __future__ import annotations

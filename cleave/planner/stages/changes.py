@@ -1,7 +1,7 @@
 """Numbered changes of arrangements of devices in stages, and which of them fit in memory.
 
-A change does one of five things: it moves layers between two stages, swaps two stages, moves a
-group of devices to another stage, swaps two groups, or moves the loss between PS and last stage.
+A change does one of five things: it moves a layer from one stage to another, swaps two stages,
+moves a group of devices to another stage, swaps two groups, or moves the loss to or from the PS.
 """
 
 from __future__ import annotations

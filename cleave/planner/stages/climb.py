@@ -1,7 +1,7 @@
 """A search for arrangements of devices in stages, ranked by the closed form.
 
 A start deals devices to stages and cuts the layers so that all stages take about equally long. A
-change moves layers or a device between stages, swaps two devices or stages, or moves the loss.
+change moves a layer or a device between stages, swaps two devices or stages, or moves the loss.
 """
 
 from __future__ import annotations
@@ -243,8 +243,7 @@ def _balanced(
 
     Args:
         until: by stage, cumulative seconds before each layer, then of all layers.
-        reach: by stage and first layer, the last stop that fits in memory. It is ignored if no
-            cuts satisfy it.
+        reach: by stage and first layer, the last stop that fits in memory; ignored if no cuts do.
         last_s: additional seconds of the last stage.
     """
     high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s

@@ -8,9 +8,9 @@ micro-batch are followed through the stages, forward and back:
     backward        after the following stage's backward and all other work of the stage
     end             after the stage has sent its gradients
 
-The PS's card carries all weights first and all gradients last. Layers on the PS take the same time
-in all arrangements, and are left out. Arrays have a row for each arrangement, and a column for each
-stage or device.
+The PS's card carries all weights first and all gradients last. Layers on the PS are left out,
+because they take the same time in all arrangements. Arrays have arrangements as rows, and stages or
+devices as columns.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class StageTables:
         again: FLOPs per token that a backward pass recomputes if nothing was kept.
         forwards: 1 if the cell has a separate forward pass, else 0.
         returns: 1 if it returns the gradient of the first layer's input, else 0.
-        memory: bytes that a device needs if it keeps no layer inputs.
+        memory: bytes that a device needs if it keeps no layer inputs between passes.
         kept: bytes to keep the layer inputs of one micro-batch; infinite if none are kept.
         kept_whole: additional bytes to keep its activations; infinite if that saves no FLOPs.
         spared: FLOPs per token that kept activations save.

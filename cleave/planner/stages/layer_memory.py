@@ -22,9 +22,8 @@ def working_bytes(
 ) -> float:
     """Return the working memory of a layer's graphs, in bytes per token.
 
-    The backward graph needs the most. Sessions share their memory, so the forward graph needs no
-    more. The peak occurs during the MLP's gradients or during those of attention. The numbers of
-    arrays at these peaks were measured: see `benchmarks/layer_memory.py`.
+    Sessions share their memory, and the backward graph needs the most. Its peak occurs during the
+    gradients of the MLP or of attention (measured: see `benchmarks/layer_memory.py`).
 
     Args:
         matrices: shapes of the layer's matrices.
@@ -48,8 +47,8 @@ def working_bytes(
 def dequantized_bytes(elements: Sequence[int]) -> int:
     """Return the memory in which a layer's graphs dequantize its weights, in bytes.
 
-    The backward graph needs each weight twice but dequantizes it once. So all weights are in
-    memory at the same time, with the integer codes of the weight that is being dequantized.
+    The backward graph dequantizes each weight once for two uses. So all weights are in memory at
+    the same time, with the integer codes of the one that is being dequantized.
 
     Args:
         elements: number of elements of each quantized matrix.

@@ -1,7 +1,7 @@
 """Ways to compute the loss on devices in slices by vocabulary (vocabulary-parallel loss).
 
-They are for fleets in which no stage has memory for the whole loss. Each slice has a group of
-devices. Every micro-batch passes one device of each group. Devices of slices have no layers.
+They serve fleets in which no stage has memory for the whole loss. Each slice has a group of devices
+without layers. Every micro-batch passes one device of each group.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ def ways_to_slice(
     """Yield slices that may be faster than the loss on the PS; none if the loss costs little.
 
     The number of slices is the smallest that fits the devices, or twice that. Slices get enough
-    devices to take as long as the layers, or a fraction of that. Devices that the plan leaves idle
-    come first.
+    devices to take as long as the layers, or a fraction of that. Idle devices come first.
 
     Args:
         plan: the best plan with the loss on the PS or on the last stage.

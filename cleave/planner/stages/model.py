@@ -163,7 +163,7 @@ class StageModel:
     def most_pieces(self, stage: PlannedStage) -> int:
         """Return the most chunks in which a stage can compute a micro-batch, one run for each.
 
-        A stage of several layers has one chunk, because later layers may need the whole sequence.
+        Only a stage of one layer has several: later layers or the loss may need the whole sequence.
         """
         alone = stage.stop == stage.first + 1 and not stage.loss
         return self.layers[stage.first].pieces if alone else 1
@@ -171,8 +171,7 @@ class StageModel:
     def slice_of_loss(self, count: int) -> LayerCost:
         """Return the costs of one of `count` slices of the loss.
 
-        Its backward pass recomputes its logits. The modules before the LM head, which every slice
-        computes, are small and left out.
+        Its backward pass recomputes its logits. The small modules before the LM head are left out.
         """
 
         def part(nbytes: int) -> int:
@@ -231,8 +230,7 @@ class PlannedStage:
         first, stop: the number of its first layer, and of the one after its last.
         devices: ids of at least one device.
         loss: whether it also computes the loss; only the last stage can.
-        slice: its slice of the loss, for a stage without layers; `first` and `stop` are then the
-            number of layers.
+        slice: its slice of the loss; `first` and `stop` are then the number of layers.
         pieces: number of chunks of a micro-batch, each with its own run. A device receives one,
             computes another and sends a third at once. A run needs memory for one chunk only.
     """

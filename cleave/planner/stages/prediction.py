@@ -94,8 +94,7 @@ def most_kept(
         stage: its stage. With the loss, the backward pass follows at once, so the device keeps at
             most one micro-batch.
         offered_bytes: memory that the device offers.
-        batches: number of micro-batches whose layer inputs come first. The memory left is for
-            activations.
+        batches: number of micro-batches whose layer inputs take precedence over activations.
     """
     spare = offered_bytes - held_bytes(model, stage)
     inputs, whole = (

@@ -184,8 +184,7 @@ def _may_hold(tables: StageTables, devices: Sequence[DeviceRates]) -> bool:
 def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute) -> StageClimb:
     """Return a finished search that places devices one by one.
 
-    With compression it also has the results for plain payloads, so compression makes no plan
-    slower.
+    It also has the results for plain payloads, so compression makes no plan slower.
     """
     climb = StageClimb(tables, [[device] for device in devices], ps)
     climb.climb()

@@ -243,8 +243,7 @@ class _Slabs:
     def times(self, widths: Floats, depths: Floats, guess_s: Floats) -> Floats:
         """Return by slab the shortest time in which its devices can compute all of its rows.
 
-        The rows are a rising, nearly straight function of time, so secant steps in a bracket
-        converge fast.
+        Rows grow nearly linearly with time, so secant steps in a bracket converge fast.
         """
         curve = self._curve(widths, depths)
 

@@ -79,9 +79,8 @@ def _through_card(
 ) -> float:
     """Return the volume of all devices together, within what the PS's card can send and receive.
 
-    A device multiplies at most ``sqrt(returned) / 2`` pairs per element sent to it. So egress is
-    worth most for devices with fast uplinks: a fractional knapsack. A received element is worth at
-    most k pairs.
+    A device multiplies at most ``sqrt(returned) / 2`` pairs per element sent to it: egress is a
+    fractional knapsack. An element received by the PS is worth at most k pairs.
     """
     total = float(each.sum())
     if np.isfinite(ps.egress_bytes_per_s):
@@ -102,8 +101,8 @@ def _through_card(
 def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> float:
     """Return the time at which a rising volume reaches that of the GEMM, from below.
 
-    No work is done before `least_s`. The volume is nearly straight in the logarithm of the time
-    after it, so secant steps are used. Every third step halves the bracket.
+    No work is done before `least_s`. The volume over the time after that is nearly straight in
+    logarithms, so secant steps are used. Every third step halves the bracket.
     """
     wanted = float(gemm.volume)
     low, at_low, high, at_high = 0.0, 0.0, math.inf, math.inf

@@ -32,7 +32,7 @@ USABLE_MEMORY: Final = 0.9
 _LARGEST_MESSAGE_BYTES = 32 * 2**20
 _LONGEST_MESSAGE_S = 3.0
 _MOST_PIECES = 65536  # of one device's share
-_MOST_BY_TIME = 64  # a slower link is not supported
+_MOST_BY_TIME = 64  # cap for very slow links
 
 
 def planned_tiles(

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from cleave.planner.tiles.shape import Floats
 
 _MOST_TIMES: Final = 256
-"""In a larger fleet, several devices are treated as done at the same time: that of the last one.
-The prediction is then slightly too long."""
+"""In a larger fleet, several devices count as done when the last of them is (slightly too late)."""
 
 Places = npt.NDArray[np.intp]
 

@@ -24,8 +24,7 @@ class CachedPlan:
     """A plan, and whether it may be used again.
 
     Attributes:
-        provisional: whether the plan is good enough to continue at once, but should be replaced
-            next time.
+        provisional: whether the plan may be used only once.
     """
 
     plan: Plan

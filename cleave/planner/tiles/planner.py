@@ -205,14 +205,7 @@ class TilePlanner:
         rates: RateArrays,
         bound_s: float,
     ) -> Plan:
-        """Return a new plan.
-
-        Args:
-            gemm, element: see `Planner.plan`.
-            ordered: the devices in ascending order of their ids.
-            rates: their rates.
-            bound_s: their isolated bound.
-        """
+        """Return a new plan for `ordered`, the devices in ascending order of their ids."""
         chosen, others = self._subsets(gemm, element, rates, bound_s)
         plan = self._best_on(gemm, element, ordered, chosen, bound_s)
         for subset in others:
@@ -288,11 +281,7 @@ class TilePlanner:
         rates: RateArrays,
         bound_s: float,
     ) -> Sequence[DeviceRates]:
-        """Return the devices, without those that are far slower and do almost nothing together.
-
-        Args:
-            gemm, element, ordered, rates, bound_s: see `_fresh`.
-        """
+        """Return the devices, without those that are far slower and do almost nothing together."""
         # The volume that each device could return in twice the least time.
         volume = best_tile(gemm, element, rates, 2 * bound_s).volume
         slow = _FAR_SLOWER * volume < np.median(volume)

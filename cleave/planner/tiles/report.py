@@ -166,8 +166,7 @@ def _bottleneck(
 class CountedGemm(Protocol):
     """A GEMM and how often it occurs in a step (`cleave.workload.step.StepGemm`).
 
-    Neighbours with an equal `submission` are submitted together. Devices hold the side that `held`
-    names from an equal GEMM before.
+    Neighbours with an equal `submission` are submitted together. Devices hold the side `held`.
     """
 
     @property
@@ -205,8 +204,7 @@ class StepReport:
     Attributes:
         reports: one for each GEMM, in the order given.
         counts: how often each GEMM occurs in the step.
-        together: GEMMs that are submitted together or reuse operands on devices, so that their
-            time differs from that of separate GEMMs.
+        together: GEMMs that are submitted together, or reuse operands on devices.
     """
 
     reports: tuple[PlanReport, ...]

@@ -164,8 +164,8 @@ def _best_depth(
 ) -> tuple[Floats, Floats]:
     """Return the depth with the largest volume, and that volume, which has one maximum.
 
-    Many devices use golden-section search, which needs the fewest evaluations. For few devices
-    numpy's call overhead dominates, so they use ever finer grids, which need the fewest calls.
+    Many devices use golden-section search, with the fewest evaluations. Few devices use ever finer
+    grids, with the fewest calls of numpy, whose overhead dominates.
     """
 
     def volume(log_depth: Floats) -> Floats:

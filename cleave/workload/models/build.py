@@ -74,8 +74,7 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
     """Return the OPTConfig or LlamaConfig of a model in the registry.
 
     ``dropout`` is the probability after each OPT sub-layer. It is 0 instead of the published 0.1,
-    because exactness is checked without dropout. A Llama model has no dropout, so another value is
-    a UsageError.
+    because exactness is checked without dropout. For Llama, another value is a UsageError.
     """
     from transformers import LlamaConfig, OPTConfig
 
