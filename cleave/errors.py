@@ -61,7 +61,6 @@ def choice_of(kind: type[Choice], option: str, value: Choice | str) -> Choice:
     Args:
         kind: the enum; its values are those of the option.
         option: the option as the user writes it.
-        value: the given value.
 
     Raises:
         UsageError: when no member has this value.

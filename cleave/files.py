@@ -163,7 +163,7 @@ def check_output(path: Path) -> None:
 def write_output(path: Path, data: bytes) -> None:
     """Write a file that a user named, such as a plot or a report.
 
-    An existing file is replaced (see `write_atomically`), but not a pipe or a device.
+    A file is replaced (see `write_atomically`). A pipe or a device, as /dev/stdout, is written to.
 
     Raises:
         OSError: when it cannot be written, or its folder does not exist.

@@ -76,7 +76,6 @@ class CloudSpell:
     """The usage of GPUs in a data centre.
 
     Attributes:
-        time_s: duration of the run.
         gpus: number of GPUs that work all that time.
     """
 
@@ -155,7 +154,6 @@ def fleet_footprint(
     """Return the energy and carbon of a run on a fleet.
 
     Args:
-        usages: usage of its devices.
         typical: figures to use if profiles lack them.
         gco2e_per_kwh: carbon intensity for devices, network and PS; None if unknown.
         ps: energy of the PS; unknown by default.

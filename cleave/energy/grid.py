@@ -107,7 +107,6 @@ def electricity(place: str, start_hour: float, duration_s: float) -> Electricity
     Args:
         place: a country (see `load_grid`), or a path that ends in `.csv` (see `load_hours`).
         start_hour: hour of the day at which the run begins; used only with tables of hours.
-        duration_s: duration of the run.
 
     Raises:
         UsageError: when there are no figures for the place.

@@ -20,9 +20,8 @@ from cleave.errors import choice_of
 from cleave.planner.plan import DeviceRates, PsRates
 
 LINK_BYTES_PER_S: Final = 37.5e6
-"""Faster links get plain payloads. Up to this rate (300 Mbit/s) compression saves more time than
-one core needs to compress and decompress, even without overlap with the transfer (see
-`benchmarks/coding.py`)."""
+"""Up to this link rate (300 Mbit/s) compression saves more time than one core needs for it, even
+without overlap with the transfer (see `benchmarks/coding.py`)."""
 
 RATIOS: Final = {"bf16": 0.675, "fp32": 0.837, "fp16": 0.81}
 """Compressed size over plain size in training, by dtype."""

@@ -205,7 +205,6 @@ class MethodChoice:
     """The forecasts of a step, and the choice between them.
 
     Attributes:
-        asked: the method that the user asked for.
         forecasts: one for each method that was considered.
     """
 

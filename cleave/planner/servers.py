@@ -132,8 +132,6 @@ def plan_servers(
         devices: devices of the whole fleet.
         rows: sequences of the whole batch.
         found: forecasts of the fleets that could be slowest.
-        trained_parameters: trained parameters of the model.
-        card: network card of each server.
         weights: the shared weights; None if each server holds the whole model.
     """
     slowest = max(found, key=lambda each: each.step_s)

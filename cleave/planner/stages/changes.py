@@ -20,11 +20,7 @@ class Changes:
     """The changes of an arrangement of stages and groups of devices.
 
     Args:
-        stages: number of stages.
         groups: number of groups that can move; 0 if each group stays with its stage.
-
-    Attributes:
-        count: number of changes.
     """
 
     def __init__(self, stages: int, groups: int) -> None:

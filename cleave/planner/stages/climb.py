@@ -120,7 +120,6 @@ class StageClimb:
         """Return changed copies of arrangements.
 
         Args:
-            them: the arrangements.
             row: index of the arrangement for each copy.
             number: number of the change for each copy.
         """
@@ -146,7 +145,6 @@ class StageClimb:
         """Keep the best distinct arrangements that are possible.
 
         Args:
-            most: number of arrangements to keep.
             alike: whether all may have the same number of stages. Otherwise the best of each
                 number of stages come first.
         """

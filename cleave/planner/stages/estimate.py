@@ -305,8 +305,6 @@ class Estimator:
         """Return the times and traffic of each stage without the others.
 
         Args:
-            stages: the cells of the stages.
-            spread: combines values of devices by stage.
             under_way: number of micro-batches in flight in all stages together.
         """
         tables, columns, batches = self.tables, self.columns, self._batches
@@ -378,7 +376,6 @@ class Estimator:
         Args:
             times: times of the stages, in arrays with a row for each stage.
             moved: traffic, with a column for each stage; None if the PS's card has no limit.
-            cells: cells of the stages.
         """
         loss_there = (cells >= (self.tables.layers + 1) ** 2).any(axis=1)
         loss_s = np.where(loss_there, 0.0, self._loss_s)
@@ -441,7 +438,6 @@ class StageTimes:
             loaded_s: until a stage's weights have arrived; with a card limit, those of all stages.
             card_s: seconds of a stage's gradients on the PS's card; None if it has no limit.
             loss_s: seconds of one micro-batch's loss on the PS, by arrangement.
-            batches: number of micro-batches.
         """
         ahead = np.empty_like(loaded_s)
         first = np.zeros_like(loss_s)

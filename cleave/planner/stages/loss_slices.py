@@ -35,7 +35,6 @@ class LossSlices:
 
     Attributes:
         stages: the slices, in order.
-        devices: all devices of the slices.
         flops_per_s: throughput of a PS that would compute the loss equally fast.
     """
 
@@ -134,9 +133,6 @@ def _dealt(
     Args:
         fitting: seconds and device for devices with memory for a slice, the fastest first.
         idle: the part of `fitting` that the plan leaves idle.
-        count: number of slices.
-        within_s: the time limit in seconds.
-        most: the most devices to use.
     """
     most = min(most, len(fitting), count * len(model.tokens))
     if most < count:

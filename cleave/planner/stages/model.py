@@ -19,8 +19,7 @@ _LEAST_PIECE: Final = 128
 """The fewest tokens of a sequence chunk."""
 
 PIECE_COST: Final = 1.6
-"""The most that chunks multiply a device's compute time: each run reads all weights again, and adds
-to all gradient sums."""
+"""Largest slowdown by chunks: each run reads all weights and adds to all gradient sums."""
 
 
 def pieces_of_sequence(tokens: int) -> int:
@@ -255,7 +254,6 @@ class StagePlan:
     """Stages and the predicted step.
 
     Attributes:
-        stages: the stages, in order.
         kept_batches: by device, how many micro-batches it keeps.
         step_s: predicted seconds of a step, including the optimizer.
         memory_bytes: by device, its peak memory.

@@ -1,8 +1,8 @@
 """The search for the stages with the shortest step.
 
-The closed form of `estimate.py` ranks arrangements of devices. The best ones are simulated event by
-event (`simulation.py`), and then changes of the best of these. In a large fleet, devices of similar
-speed form groups that are placed together. Another search places the fastest devices one by one.
+The closed form (`estimate.py`) ranks arrangements of devices. The best ones and their changes are
+simulated event by event (`simulation.py`). In a large fleet, devices of similar speed form groups
+that are placed together. Another search places the fastest devices one by one.
 """
 
 from __future__ import annotations

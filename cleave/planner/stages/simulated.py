@@ -34,7 +34,6 @@ class SimulatedMessage:
     """A message to a device.
 
     Attributes:
-        nbytes: size of the message.
         flops: FLOPs of the run that waits for it.
         answered: whether the results of that run are then fetched.
         passes_s: seconds on the device's downlink.
@@ -95,7 +94,6 @@ class SimulatedCard:
         Args:
             begin_s: when they begin.
             own_s: when they will have passed the device's link.
-            nbytes: number of bytes.
         """
         self.passed_bytes += nbytes
         free_s = self.free_s if self.free_s > begin_s else begin_s
@@ -108,7 +106,6 @@ class SimulatedDevice:
     """The state of one device.
 
     Attributes:
-        rates: rates of its links and processor.
         coming: messages in transit to it, each with its unit, if any.
         left_bytes: bytes left of the first of these messages.
         going: units with replies in transit or waiting, and the sizes left to send.
@@ -124,9 +121,6 @@ class SimulatedDevice:
         y_s, gradients_s: total seconds of activations and of gradients on its uplink.
         errands: traffic of units, by stage, tokens, forward and what is kept.
         allowed: number of micro-batches that it may keep.
-        number: the device's id.
-        latency_s: one-way latency of its links.
-        downlink_bytes_per_s: rate of its downlink.
         piece_up_s: seconds of `PIECE_BYTES` on its uplink.
     """
 

@@ -53,8 +53,6 @@ def arrange(
     """Distribute devices over a number of columns of equal volume.
 
     Args:
-        frame: the GEMM and the side that columns divide.
-        best: every device's best tile.
         order: the devices to use, deepest first.
         columns: number of columns; columns that stay empty are left out.
         round_up_at: fraction of a slab from which it is rounded up to a whole one.

@@ -110,8 +110,6 @@ class Balancer:
     """Balances arrangements of one fleet for one frame.
 
     Args:
-        frame: the GEMM and the side that columns divide.
-        rates: rates of the fleet.
         slowdown: by device, the factor on the cost model's time for one tile.
     """
 

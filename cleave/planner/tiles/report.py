@@ -166,7 +166,8 @@ def _bottleneck(
 class CountedGemm(Protocol):
     """A GEMM and how often it occurs in a step (`cleave.workload.step.StepGemm`).
 
-    Neighbours with an equal `submission` are submitted together. Devices hold the side `held`.
+    Neighbours with an equal `submission` are submitted together. `held` names the side that devices
+    hold from an equal GEMM before.
     """
 
     @property

@@ -73,7 +73,6 @@ def finish_times_s(
     Args:
         work: plans in order of submission, each with the side of its product whose strips devices
             hold. A device with several tiles of a plan, for lack of memory, holds none.
-        rates: rates of the devices.
         places: indices of the devices in `rates`, by id.
         egress_bytes_per_s: rate of the PS's card; see `cleave.planner.tiles.card`.
     """
