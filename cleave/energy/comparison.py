@@ -76,7 +76,6 @@ class ComparisonQuestion:
         return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
 
     def fleet(self, case: Case) -> Footprint:
-        """Return the fleet's footprint in a case."""
         return fleet_footprint(
             self.usages,
             self.profiles,

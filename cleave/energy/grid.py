@@ -28,7 +28,6 @@ class Grid:
     year: int
 
     def gco2e(self, energy_j: float) -> float:
-        """Return the grams of CO2 equivalent of this many joules."""
         return operational_gco2e(energy_j, self.gco2e_per_kwh)
 
 

@@ -51,7 +51,6 @@ class Work:
 
     @property
     def element_bytes(self) -> int:
-        """Return the bytes of one element of an operand."""
         return 4 if self.dtype == "fp32" else 2
 
 

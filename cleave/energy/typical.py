@@ -96,7 +96,6 @@ class Typical:
         return self._power_of(kind, flops_per_s, None, None)
 
     def powers_of(self, profiles: Iterable[DeviceProfile]) -> dict[str, KnownPower]:
-        """Return the power of each profile, by its name."""
         return {profile.name: self.power_of(profile) for profile in profiles}
 
     def _power_of(

@@ -190,7 +190,6 @@ class StageSizes:
 
     @cached_property
     def parts(self) -> tuple[LayerSizes, ...]:
-        """Return a layer, or its parts."""
         heads_width = self.spec.query_width
         if not self.in_parts:
             return (LayerSizes(self.layer, self.sequence, heads_width),)

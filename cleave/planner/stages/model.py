@@ -278,7 +278,6 @@ class StagePlan:
 
     @property
     def devices(self) -> set[int]:
-        """Return all devices that take part."""
         return {device for stage in self.planned for device in stage.devices}
 
     @property

@@ -13,7 +13,7 @@ from typing import Final
 from cleave.planner.stages.model import Keep, KeptBatches
 
 UNITS_AT_ONCE: Final = 2
-"""Units in flight for each device: it computes one while the other one travels."""
+"""Units in flight for each device: it computes one while the other is in transfer."""
 
 
 class Pass(Enum):

@@ -28,11 +28,7 @@ class Arrivals(Protocol):
 
 
 class OwnLinks:
-    """Arrivals when every device receives at its own link's rate.
-
-    Args:
-        bytes_per_s: rates of the devices' links.
-    """
+    """Arrivals when every device receives at its own link's rate."""
 
     def __init__(self, bytes_per_s: Floats) -> None:
         self._bytes_per_s = bytes_per_s
@@ -47,7 +43,6 @@ class SharedCard:
     Args:
         nbytes: total bytes sent to each device.
         bytes_per_s: rates of the devices' links.
-        card_bytes_per_s: rate of the card.
     """
 
     def __init__(self, nbytes: Floats, bytes_per_s: Floats, card_bytes_per_s: float) -> None:

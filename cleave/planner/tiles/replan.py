@@ -28,7 +28,7 @@ def without_device(
         rates: rates by id of the remaining devices.
 
     Returns:
-        None if that is impossible: the device was alone in its slab, or had several tiles.
+        None if impossible, as when the device was alone in its slab or had several tiles.
     """
     own = [t for t in plan.tiles if t.device == gone]
     if not own:
@@ -47,7 +47,7 @@ def with_device(
     *,
     block_s: float,
 ) -> Plan | None:
-    """Return the plan after a device joined: it gets a part of the slowest slab.
+    """Return the plan after a device joined the slowest slab; None if impossible.
 
     Args:
         rates: rates by id, including the new device.

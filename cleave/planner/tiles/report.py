@@ -108,7 +108,7 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
     return PlanReport(
         plan,
         plan.makespan_s / plan.bound_s - 1,
-        # The isolated bound includes its search error, so it may exceed a better bound.
+        # Search error lowers the isolated bound, but the overlap bound must not exceed it.
         min(plan.bound_s, overlap_bound_s(plan.gemm, element, fleet.rates, ps)),
         _together_s([(plan, "")], element, fleet, ps),
         _bottleneck(plan, down, up, by_tile, alone, ps),

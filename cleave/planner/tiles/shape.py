@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 _GOLDEN = 0.6180339887498949
 _GOLDEN_STEPS = 22
-_FEW = 256  # devices
+_FEW = 256  # devices that are searched on grids
 _GRID, _GRIDS = 17, 5  # points and rounds; a maximum with a kink is met within `SEARCH_ERROR`
 SNAPPED: Final = 8
 """Tiles down to a depth of k / 8 get depths that divide k."""
