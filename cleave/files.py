@@ -163,7 +163,7 @@ def check_output(path: Path) -> None:
 def write_output(path: Path, data: bytes) -> None:
     """Write a file that a user named, such as a plot or a report.
 
-    A file is replaced (see `write_atomically`). A pipe or a device, as /dev/stdout, is written to.
+    A file is replaced (see `write_atomically`). A pipe or device, like /dev/stdout, is written to.
 
     Raises:
         OSError: when it cannot be written, or its folder does not exist.

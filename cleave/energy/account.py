@@ -38,7 +38,7 @@ class DeviceUsage:
         present_s, compute_s: seconds connected, and seconds multiplying.
         radio_s: seconds of receiving plus seconds of sending.
         down_bytes, up_bytes: bytes received, and bytes sent.
-        active_power_w: stated power of multiplying, above idle; used without a profile's power.
+        active_power_w: stated power of multiplying, above idle; used if the profile has none.
         network_bytes: bytes that cross the network; None means `down_bytes + up_bytes`. Bytes
             between devices count as received and as sent, but cross the network once.
         measured_j: joules that the devices measured themselves; None if they do not measure.

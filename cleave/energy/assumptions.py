@@ -1,6 +1,6 @@
 """Assumed figures of a footprint, with ranges and sources, for what was not measured.
 
-They are in `assumptions.toml`, and those under Boavizta's licence in `embodied.toml`.
+They are in `assumptions.toml`. Boavizta's figures are in `embodied.toml`, under its licence.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class KnownPower:
 
 
 class Spread(Enum):
-    """The measured device of a class to use; the values are for people."""
+    """The choice among a class's measured figures; the values are for people."""
 
     LEAST = "least measured"
     MEDIAN = "median"
