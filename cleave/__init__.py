@@ -5,9 +5,9 @@
     with cleave.offloaded(model, fleet):  # every nn.Linear now multiplies on the fleet
         ...                               # your own training loop
 
-`import cleave` is cheap; torch is imported when something that needs it is used.
+`import cleave` is cheap: torch is imported on first use.
 
-The package logs under the name `cleave`, and prints nothing unless `logging` is told to.
+The package logs under the name `cleave`, and prints nothing unless `logging` is configured.
 """
 
 from __future__ import annotations

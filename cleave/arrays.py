@@ -1,7 +1,7 @@
-"""Buffers: two-dimensional arrays as the fleet sees them.
+"""Buffers: the fleet's two-dimensional arrays.
 
-A `Buffer` is a numpy view with a dtype tag. bf16, which numpy does not have, is held as uint16. A
-buffer never copies on its own: regions are views, and `pack` copies only what is not contiguous.
+A `Buffer` is a numpy view with a dtype tag. numpy has no bf16, so bf16 is stored as uint16. Regions
+are views, and `pack` copies only arrays that are not contiguous.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Doubles = npt.NDArray[np.float64]
 
 
 class DType(Enum):
-    """Element types that the protocol can send. Values are the names used in messages.
+    """Element types of the protocol. Values are the names in messages.
 
     Attributes:
         itemsize: bytes per element.
-        storage: the numpy dtype that holds it; bf16 lives in uint16.
+        storage: the numpy dtype that stores it; uint16 for bf16.
     """
 
     FP32 = "fp32"
@@ -44,8 +44,8 @@ class Buffer:
     """A matrix with a dtype tag.
 
     Attributes:
-        array: shape (rows, columns), of `dtype.storage`; any strides.
-        dtype: what the elements mean.
+        array: shape (rows, columns), of `dtype.storage`, with any strides.
+        dtype: dtype of the elements.
     """
 
     array: Array
@@ -76,13 +76,13 @@ class Buffer:
         return Buffer(self.array[rows.start : rows.stop, columns.start : columns.stop], self.dtype)
 
     def pack(self) -> memoryview:
-        """Return the elements row by row, as bytes: a view where the rows are contiguous."""
+        """Return the elements as bytes, row by row: a view if they are contiguous, else a copy."""
         if self.array.size == 0:
             return memoryview(b"")
         return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
 
     def float32(self) -> Array:
-        """Return the values in fp32: exact for every dtype, and a view if they are fp32 already."""
+        """Return the values upcast to fp32 exactly; a view if they are fp32 already."""
         if self.dtype is DType.FP32:
             return self.array
         if self.dtype is DType.FP16:
@@ -91,7 +91,7 @@ class Buffer:
 
 
 def empty(rows: int, columns: int, dtype: DType) -> Buffer:
-    """Return a new C-contiguous buffer, not initialised."""
+    """Return a new C-contiguous buffer with uninitialised elements."""
     return Buffer(np.empty((rows, columns), dtype.storage), dtype)
 
 
@@ -106,32 +106,32 @@ def unpack(data: memoryview | bytes, rows: int, columns: int, dtype: DType) -> B
         raise ValueError(
             f"{len(data)} bytes are no {rows}x{columns} {dtype.value} matrix of {expected} bytes"
         )
-    # msgpack headers have odd lengths, so the bytes may lie unaligned; numpy can read that.
+    # msgpack headers have odd lengths, so the bytes may be unaligned; numpy can read them.
     return Buffer(np.frombuffer(data, dtype.storage).reshape(rows, columns), dtype)
 
 
 def largest(data: memoryview | bytes | bytearray | Array, dtype: DType) -> float:
-    """Return the magnitude of the largest element; infinity or NaN where an element is that.
+    """Return the largest magnitude; infinity or NaN if an element is infinite or NaN.
 
-    The bits of floating-point numbers of one sign are ordered as their magnitudes are, with NaN
-    last. So two passes over integers suffice, without a copy.
+    The bits of floating-point numbers with equal signs sort by magnitude, with NaN last. So two
+    passes over integers suffice, without a copy.
 
     Args:
-        data: the elements, as bytes or as an array that is contiguous.
-        dtype: of the elements.
+        data: the elements, as bytes or as a contiguous array.
+        dtype: dtype of the elements.
     """
     bits = 8 * dtype.itemsize
     signed = np.frombuffer(data, f"<i{dtype.itemsize}")
     if not signed.size:
         return 0.0
-    positive = int(signed.max())  # below zero where every element has a minus sign
-    negative = int(signed.view(f"<u{dtype.itemsize}").max()) - 2 ** (bits - 1)  # likewise
+    positive = int(signed.max())  # below zero if every element has a minus sign
+    negative = int(signed.view(f"<u{dtype.itemsize}").max()) - 2 ** (bits - 1)  # if none has
     found = np.array([[max(positive, negative)]], f"<u{dtype.itemsize}")
     return float(Buffer(found.view(dtype.storage), dtype).float32()[0, 0])
 
 
 def narrow(values: Array, dtype: DType) -> Array:
-    """Round fp32 values to `dtype` storage, to nearest even, keeping infinities and NaNs."""
+    """Round fp32 values to `dtype` storage, to nearest even; infinities and NaNs are kept."""
     if dtype is DType.FP32:
         return values
     if dtype is DType.FP16:
@@ -140,7 +140,7 @@ def narrow(values: Array, dtype: DType) -> Array:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     nan = np.isnan(values)
-    if nan.any():  # rounding could carry a NaN's payload into infinity
+    if nan.any():  # rounding could turn a NaN into infinity
         rounded = np.where(nan, (bits >> 16) | 0x40, rounded)
     return rounded.astype(np.uint16)
 

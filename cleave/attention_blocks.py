@@ -1,4 +1,4 @@
-"""When a layer's attention goes by blocks of queries, and how large they are."""
+"""The choice between whole attention and attention by blocks of queries, and the block size."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _FP32_BYTES: Final = 4
 
 @dataclass(frozen=True)
 class Blocks:
-    """How much of the scores of a layer's attention there may be at once, for each sample.
+    """Limits for a layer's attention scores in memory at once, per sample.
 
     Attributes:
-        whole_bytes: scores that take no more are computed at once.
-        block_bytes: what the scores of a block take at most, where they take more.
+        whole_bytes: scores up to this size are computed at once.
+        block_bytes: maximum size of a block's scores, if all of them are larger.
     """
 
-    whole_bytes: int = 64 * 2**20  # at 48 MB blocks are no quicker, at 768 MB they are
-    block_bytes: int = 24 * 2**20  # half of it takes 8 % longer, twice it 4 % less
+    whole_bytes: int = 64 * 2**20  # at 48 MB blocks are no faster, at 768 MB they are
+    block_bytes: int = 24 * 2**20  # half this takes 8 % longer, twice this 4 % less
 
     def rows(self, heads: int, queries: int, keys: int) -> int:
-        """Return for how many queries scores are computed at once: for all, or for a block."""
+        """Return the number of queries per block; all queries if no blocks are needed."""
         row_bytes = heads * keys * _FP32_BYTES
         if queries * row_bytes <= self.whole_bytes:
             return queries
@@ -29,4 +29,4 @@ class Blocks:
 
 
 BLOCKS: Final = Blocks()
-"""By which layers go, unless told otherwise."""
+"""The default limits."""

@@ -1,4 +1,4 @@
-"""Errors a user can meet: one sentence that says what is wrong and what to do."""
+"""Errors for users: one sentence that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Final, TypeVar
 Choice = TypeVar("Choice", bound=Enum)
 
 DISTRIBUTION: Final = "cleave-train"
-"""What pip calls this package. On PyPI the name `cleave` belongs to another project."""
+"""The package's name on PyPI, where the name `cleave` belongs to another project."""
 
 
 class CleaveError(Exception):
-    """Something failed for a reason the user can act on. The CLI prints it and exits with 1."""
+    """A failure that the user can act on. The CLI prints it and exits with 1."""
 
     exit_code = 1
 
 
 class UsageError(CleaveError):
-    """The request itself is wrong (a value, a name, a combination). The CLI exits with 2."""
+    """A wrong request (a value, a name, a combination). The CLI exits with 2."""
 
     exit_code = 2
 
 
 class ProtocolError(CleaveError):
-    """A peer broke the protocol. It ends that session and nothing else."""
+    """A peer broke the protocol. Only that session ends."""
 
 
 class VersionError(ProtocolError):
@@ -40,7 +40,7 @@ class DeviceMemoryError(PlanError):
 
 
 class FleetError(CleaveError):
-    """The fleet cannot finish a job that it was given."""
+    """The fleet cannot finish a job."""
 
 
 def to_install(extra: str) -> str:
@@ -49,22 +49,21 @@ def to_install(extra: str) -> str:
 
 
 def not_installed(what: str, library: str, extra: str) -> UsageError:
-    """Return the error for something that needs a library which only an extra installs."""
+    """Return the error for a feature that needs a library which only an extra installs."""
     return UsageError(
         f"{what} needs {library}, which is not installed here; install it with: {to_install(extra)}"
     )
 
 
 def choice_of(kind: type[Choice], option: str, value: Choice | str) -> Choice:
-    """Return the member of an enum that an option names.
+    """Return the enum member that an option's value names.
 
     Args:
         kind: the enum; its values are those of the option.
-        option: its name, as it is written.
-        value: what was given.
+        option: the option as the user writes it.
 
     Raises:
-        UsageError: when it is none of them.
+        UsageError: when no member has this value.
     """
     try:
         return kind(value)

@@ -1,10 +1,10 @@
-"""The one place where Cleave opens files for writing, and locks folders.
+"""All of Cleave's code that opens files for writing or locks folders.
 
-Nothing is written through a link: a link at the place of a file is replaced by the new file, or
-refused where a file is opened to go on writing. A file is replaced as a whole, or goes on only if
-it begins as Cleave begins such files. `tests/test_files.py` finds code that writes in another way.
+Nothing is written through a link. A link is replaced by the new file, or refused if a file is
+opened to continue it. A file is replaced as a whole, or continued only if it begins like Cleave's
+files. `tests/test_files.py` finds code that writes in another way.
 
-Errors are OSError, whose `strerror` is a clause for a user.
+Errors are OSError, with a clause for a user in `strerror`.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _LINK: Final = "it is a link, and Cleave writes through none"
 _FOREIGN: Final = "Cleave did not write what is there"
 
 LOCK: Final = "lock"
-"""The name of the file by which a folder is locked."""
+"""The name of the file that locks a folder."""
 
 _HELD: Final = re.compile(rb"(\d+) (\S+)\n?")
 _LOOK_S: Final = 0.1
-_LOCKED_BYTE: Final = 2**30  # far behind the text, which Windows would not let others read
+_LOCKED_BYTE: Final = 2**30  # far behind the text, because Windows makes a locked range unreadable
 
 
 # --- folders ---
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder that a user named, and those above it, unless it is there."""
+    """Make a folder that a user named, and its parents, unless it exists."""
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def writable_folder(path: Path) -> None:
-    """Make a folder that a user named, unless it is there, and try to write to it.
+    """Make a folder that a user named, unless it exists, and check that it is writable.
 
     Raises:
-        OSError: when that is not possible.
+        OSError: when it cannot be made or written to.
     """
     make_folder(path)
     with tempfile.TemporaryFile(dir=path):
@@ -62,28 +62,28 @@ def writable_folder(path: Path) -> None:
 
 
 def own_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder within a folder of Cleave's, unless it is there; refuse a link."""
+    """Make a folder within one of Cleave's folders, unless it exists; refuse a link."""
     refuse_link(path)
     path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def new_folder(path: Path) -> None:
-    """Make a folder, and those above it.
+    """Make a new folder, and its parents.
 
     Raises:
-        FileExistsError: when something has its name.
+        FileExistsError: when the path exists.
     """
     path.mkdir(parents=True)
 
 
 def refuse_link(path: Path) -> None:
-    """Raise OSError where a path is a link, or on Windows a junction."""
+    """Raise OSError if a path is a link or a Windows junction."""
     if path.is_symlink() or (sys.version_info >= (3, 12) and path.is_junction()):
         raise OSError(errno.ELOOP, _LINK, str(path))
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and new names in `folder` survive a power loss (where the system can)."""
+    """Make renames and new names in `folder` survive a power loss (if the system can)."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -97,31 +97,28 @@ def sync_folder(folder: Path) -> None:
 
 
 def new_file(path: Path, mode: int = 0o666) -> FileIO:
-    """Make a file, without a buffer, that was not there.
+    """Create a file, and open it without a buffer.
 
     Args:
-        path: the file.
         mode: the permissions, less the user's umask.
 
     Raises:
-        FileExistsError: when something has its name, a link included.
+        FileExistsError: when the path exists, even as a link.
     """
     return _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666, *, sync: bool = True) -> None:
-    """Replace `path` by `data`: at any time, a reader sees the old file or the new one.
+    """Replace a file atomically: readers see either the old file or the new one.
 
-    The folder is created if it is missing. A link is replaced, and what it leads to stays as it is.
+    The folder is created if it is missing. A link is replaced, and its target does not change.
 
     Args:
-        path: the file.
-        data: the bytes.
         mode: the permissions of the new file, less the user's umask.
-        sync: whether it must survive a power loss.
+        sync: whether the file must survive a power loss.
 
     Raises:
-        OSError: when it cannot be written; no file is left behind then.
+        OSError: when it cannot be written; no temporary file remains.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -152,7 +149,7 @@ def private_file(data: bytes, prefix: str) -> Iterator[Path]:
 
 
 def check_output(path: Path) -> None:
-    """Raise OSError where `write_output` could not write, and leave what is there as it is."""
+    """Raise OSError if `write_output` could not write here; change nothing."""
     if path.exists() and not path.is_file() and not path.is_dir():
         return  # a pipe or a device
     if not path.absolute().parent.is_dir():
@@ -164,13 +161,12 @@ def check_output(path: Path) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file that a user named, as a plot or a report.
+    """Write a file that a user named, such as a plot or a report.
 
-    It takes the place of what is there, see `write_atomically`. Pipes and devices, as /dev/stdout,
-    are written to.
+    A file is replaced (see `write_atomically`). A pipe or device, like /dev/stdout, is written to.
 
     Raises:
-        OSError: when it cannot be written, or there is no such folder.
+        OSError: when it cannot be written, or its folder does not exist.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:
@@ -181,11 +177,11 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
-    """Draw a figure of matplotlib into a file that a user named, see `write_output`.
+    """Save a matplotlib figure to a file that a user named, as `write_output` does.
 
     Raises:
         OSError: when it cannot be written.
-        ValueError: when matplotlib does not know the kind of file.
+        ValueError: when matplotlib does not know the file format.
     """
     path = path if path.suffix else path.with_suffix(".png")
     drawn = io.BytesIO()
@@ -194,12 +190,12 @@ def save_figure(figure: Any, path: Path, dpi: int) -> None:
 
 
 def open_output(path: Path) -> FileIO:
-    """Open a file that a user named and that grows while it is read, as a log.
+    """Open a file that a user named and that grows while others read it, such as a log.
 
-    An empty file takes the place of what is there at once; see `write_output`.
+    An empty file replaces an existing one at once; see `write_output`.
 
     Raises:
-        OSError: when it cannot be written, or there is no such folder.
+        OSError: when it cannot be written, or its folder does not exist.
     """
     write_output(path, b"")
     if not path.is_file():
@@ -208,10 +204,9 @@ def open_output(path: Path) -> FileIO:
 
 
 def open_to_append(path: Path) -> FileIO:
-    """Open a file of Cleave's to write at its end; make it unless it is there.
+    """Open one of Cleave's files to append to it; create it unless it exists.
 
-    A file that has a second name (a hard link) is copied before, and the other name keeps what it
-    had.
+    A file with a second name (a hard link) is copied first, so the other name does not change.
 
     Raises:
         OSError: when it cannot be opened, or is a link.
@@ -225,17 +220,16 @@ def open_to_append(path: Path) -> FileIO:
 
 
 def open_to_change(path: Path, header: bytes, mode: int = 0o666) -> FileIO:
-    """Open a file of Cleave's to read and write; make it unless it is there.
+    """Open one of Cleave's files to read and write; create it unless it exists.
 
-    A file that has a second name (a hard link) is copied before, as by `open_to_append`.
+    A file with a second name (a hard link) is copied first, as by `open_to_append`.
 
     Args:
-        path: the file.
-        header: the bytes that such a file begins with; it may end before their end.
+        header: the first bytes of such a file; a file that ends within them is also accepted.
         mode: the permissions of a new file, less the user's umask.
 
     Raises:
-        OSError: when it cannot be opened, is a link, or begins otherwise.
+        OSError: when it cannot be opened, is a link, or has another header.
     """
     file = _opened(path, os.O_RDWR | os.O_CREAT, mode)
     if not _begins(file, header):
@@ -250,10 +244,10 @@ def open_to_change(path: Path, header: bytes, mode: int = 0o666) -> FileIO:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy a file to where none is.
+    """Copy a file to a new path.
 
     Raises:
-        OSError: when it cannot be copied, or something has the new name.
+        OSError: when it cannot be copied, or the new path exists.
     """
     with source.open("rb") as whole, new_file(path) as file:
         while part := whole.read(2**20):
@@ -261,7 +255,7 @@ def copy_file(source: Path, path: Path) -> None:
 
 
 def is_ours(path: Path, header: bytes) -> bool:
-    """Return whether a file is one that `open_to_change` would open, and no link."""
+    """Return whether `open_to_change` would open an existing file."""
     try:
         with _opened(path, os.O_RDONLY) as file:
             return _begins(file, header)
@@ -270,14 +264,13 @@ def is_ours(path: Path, header: bytes) -> bool:
 
 
 def _begins(file: FileIO, header: bytes) -> bool:
-    """Return whether a file begins with a header or is the beginning of it; rewind the file."""
+    """Return whether a file begins with a header or is a prefix of it; rewind the file."""
     begin = file.read(len(header))
     file.seek(0)
     return begin == header or header.startswith(begin)
 
 
 def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
-    """Write all of these bytes to a file without a buffer."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -299,10 +292,10 @@ def _opened(path: Path, flags: int, mode: int = 0o666) -> FileIO:
 
 
 class LockedError(CleaveError):
-    """Another process, or another job of this one, has the lock.
+    """Another process, or another job of this process, has the lock.
 
     Attributes:
-        holder: who has it, as `process 4711`.
+        holder: the holder of the lock, such as `process 4711`.
     """
 
     def __init__(self, text: str, holder: str) -> None:
@@ -311,19 +304,18 @@ class LockedError(CleaveError):
 
 
 class Lock:
-    """A lock that one process at a time has, by a file that is locked while it is open.
+    """A lock on a file that one process at a time can hold.
 
-    The system gives it up when the process ends, however it ends. The file stays, and says which
-    process has the lock.
+    The system releases it when the process ends for any reason. The file remains, and names the
+    process that holds the lock.
 
     Args:
-        path: the file; made unless it is there. One that may only be read is locked as well.
-        wait_s: how long to wait for another process.
+        path: the file, created unless it exists. A read-only file can be locked as well.
+        wait_s: maximum seconds to wait for another process.
 
     Raises:
-        LockedError: when another process has it.
-        OSError: when the file cannot be opened or is none of Cleave's, or this file system has no
-            locks.
+        LockedError: when another process has the lock.
+        OSError: when the file cannot be opened or locked, or is not one of Cleave's.
     """
 
     def __init__(self, path: Path, wait_s: float = 0.0) -> None:
@@ -354,7 +346,7 @@ class Lock:
         self._write(f"{os.getpid()} {socket.gethostname() or '-'}\n".encode())
 
     def release(self) -> None:
-        """Give the lock up; do nothing where that was done."""
+        """Release the lock; do nothing if it is released already."""
         if self._file.closed:
             return
         self._write(b"")
@@ -382,20 +374,20 @@ class Lock:
             self._file.seek(0)
             self._file.truncate()
             self._file.write(text)
-        except OSError:  # a full disk: the lock holds all the same
+        except OSError:  # a full disk does not affect the lock
             return
 
 
 def _holder(text: bytes) -> str:
     held = _HELD.fullmatch(text)
-    if held is None:  # it has just got the lock, or may not write
+    if held is None:  # the holder has not written yet, or may not write
         return "another process"
     host = held[2].decode("utf-8", "replace")
     return f"process {int(held[1])}" + ("" if host == socket.gethostname() else f" on {host}")
 
 
 def _locks(file: FileIO) -> bool:
-    """Lock a file; return False where another open file has the lock."""
+    """Lock a file; return False if another open file has the lock."""
     try:
         if sys.platform == "win32":
             import msvcrt

@@ -1,9 +1,9 @@
-"""Index arithmetic of matrix multiplication: GEMMs, tiles, strips and blocks. Nothing else.
+"""Index arithmetic of matrix multiplication: GEMMs, tiles, strips and blocks.
 
 A GEMM is ``C[M, N] = A[M, K] @ B[K, N]``. A *tile* is a box ``m x n x k`` of its index space given
-to one device. The tile's sides are *cut*: row cuts give A-strips, column cuts give B-strips, and
-one A-strip times one B-strip gives a *block*, the unit of upload and recovery. Where the depth is
-cut too, a strip consists of several pieces, and a block is the sum of the products of its pieces.
+to one device. The tile's sides are *cut*: row cuts give A-strips, column cuts give B-strips. One
+A-strip times one B-strip gives a *block*, the unit of upload and recovery. If the depth is cut too,
+a strip has several pieces, and a block is the sum of the products of its pieces.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,6 @@ class Gemm:
 
     @property
     def volume(self) -> int:
-        """Return the number of multiply-add pairs."""
         return self.m * self.n * self.k
 
     @property
@@ -51,7 +50,7 @@ class Gemm:
 
 
 def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
-    """Return the GEMM that multiplies matrices of two shapes, (m, k) and (k, n).
+    """Return the GEMM that multiplies matrices of these shapes, (m, k) and (k, n).
 
     Raises:
         ValueError: when the inner sides differ.
@@ -65,7 +64,7 @@ def gemm_of(a: tuple[int, int], b: tuple[int, int]) -> Gemm:
 class Tile:
     """A box of a GEMM's index space.
 
-    Its blocks are finished elements of C if it has the full depth of the GEMM, else partial sums.
+    Its blocks are finished elements of C if it has the GEMM's full depth, else partial sums.
     """
 
     m: Span
@@ -77,7 +76,7 @@ class Tile:
         return self.m.size * self.n.size * self.k.size
 
     def is_partial(self, gemm: Gemm) -> bool:
-        """Say whether blocks of this tile are partial sums, to be added to those of other tiles."""
+        """Return whether blocks of this tile are partial sums, to be added to other tiles' sums."""
         return self.k.size < gemm.k
 
     def overlaps(self, other: "Tile") -> bool:
@@ -118,8 +117,8 @@ class Block:
 def even_cuts(span: Span, pieces: int, align: int = 1) -> tuple[Span, ...]:
     """Cut `span` into at most `pieces` non-empty spans of nearly equal size.
 
-    Where the span is long enough, inner boundaries lie at multiples of `align` from its start. An
-    empty span is returned as it is, once.
+    If the span is long enough, inner boundaries are multiples of `align` from its start. An empty
+    span is returned once, unchanged.
     """
     if span.size == 0 or pieces <= 1:
         return (span,)
@@ -139,8 +138,8 @@ def cut_tile(tile: Tile, rows: int, columns: int, *, align: int = 1) -> TileCut:
 def wavefront(cut: TileCut) -> Iterator[Block]:
     """Yield a tile's blocks in the order in which strips, sent A0 B0 A1 B1 ..., make them ready.
 
-    When an A-strip arrives, it can be multiplied by every B-strip that is already there, and the
-    other way round. So after a share f of the download a share f^2 of the blocks is ready.
+    An arriving A-strip is multiplied by every B-strip that has arrived, and vice versa. So after a
+    share f of the download, a share f^2 of the blocks is ready.
     """
     have_a = have_b = 0
     while have_a < len(cut.m_cuts) or have_b < len(cut.n_cuts):

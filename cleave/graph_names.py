@@ -1,11 +1,11 @@
-"""The names of a graph's inputs and outputs, which PS and devices share."""
+"""The names of a graph's inputs and outputs, shared by PS and devices."""
 
 from __future__ import annotations
 
 from typing import Final
 
 X: Final = "x"
-"""A layer's input, or the loss's."""
+"""The input of a layer or of the loss."""
 
 Y: Final = "y"
 """A layer's output."""
@@ -18,41 +18,41 @@ DY: Final = "dy"
 
 
 TARGETS: Final = "targets"
-"""The tokens that the loss expects; -100 where it expects none."""
+"""The target tokens of the loss; -100 for tokens without a loss."""
 
 SCALE: Final = "scale"
-"""What each token's loss counts: one over the tokens of the global batch."""
+"""The factor on each token's loss: one over the tokens of the global batch."""
 
 FIRST: Final = "first"
 """The first row of a slice of the LM head."""
 
 SLICE_COLUMNS: Final = 2
-"""Of a slice's output: of each token the log-sum-exp, and the target's logit."""
+"""Columns of a slice's output: log-sum-exp and target logit of each token."""
 
 LOSS: Final = "loss"
-"""The scaled loss of all tokens together."""
+"""The sum of the scaled losses of all tokens."""
 
 
 def parameter(name: str) -> str:
-    """Name the input for a parameter, frozen or not, or a buffer."""
+    """Return the name of the input for a parameter, frozen or not, or a buffer."""
     return f"parameter:{name}"
 
 
 def beside(name: str) -> str:
-    """Name the input for a tensor that a layer is called with beside its first argument."""
+    """Return the name of the input for a layer argument other than the first."""
     return f"beside:{name}"
 
 
 def total(name: str) -> str:
-    """Name the input for the sum of a parameter's gradients so far."""
+    """Return the name of the input for a parameter's accumulated gradient."""
     return f"sum:{name}"
 
 
 def new_total(name: str) -> str:
-    """Name the output for that sum with this batch's gradient."""
+    """Return the name of the output for the accumulated gradient including this batch."""
     return f"new:{name}"
 
 
 def activation(number: int) -> str:
-    """Name an array that the forward pass makes and the backward pass can take from it."""
+    """Return the name of an activation that the forward pass outputs for the backward pass."""
     return f"activation:{number}"

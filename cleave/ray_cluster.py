@@ -1,4 +1,4 @@
-"""A connection to Ray, for trainings on several servers and for simulations."""
+"""Connections to Ray, for training on several servers and for simulations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any, Final
 from cleave.errors import UsageError, not_installed, to_install
 
 _KNOCK_S: Final = 5.0
-_RAYS_CORE: Final = "ray._raylet"  # a compiled module, which nothing else has
+_RAYS_CORE: Final = "ray._raylet"  # a compiled module that no other package has
 
 
 def need_ray(option: str) -> None:
-    """Refuse an option that needs Ray where that is not installed, or something else has its name.
+    """Check that Ray is installed, and that no other module has its name.
 
     Raises:
-        UsageError: when it is so.
+        UsageError: when Ray is missing or another module has its name.
     """
     found = importlib.util.find_spec("ray")
     if found is None:
@@ -39,13 +39,13 @@ def need_ray(option: str) -> None:
 
 @contextmanager
 def ray_cluster(address: str) -> Iterator[Any]:
-    """Connect to a Ray cluster that runs already; yield the module `ray`.
+    """Connect to a running Ray cluster; yield the module `ray`.
 
     Args:
-        address: of its head node as Ray writes it, host:port, or "auto" on one of its nodes.
+        address: host:port of its head node, or "auto" on one of its nodes.
 
     Raises:
-        UsageError: when no cluster is there, or it wants another token.
+        UsageError: when no cluster answers, or it needs another token.
     """
     _knock(address)
     with _session(address) as ray:
@@ -65,16 +65,16 @@ def ray_cluster(address: str) -> Iterator[Any]:
 
 @contextmanager
 def ray_here(address: str, cpus: int) -> Iterator[Any]:
-    """Start a Ray cluster of this machine, which ends with the block; yield the module `ray`.
+    """Start a Ray cluster on this machine for the block; yield the module `ray`.
 
     Args:
-        address: of this machine in a network: on loopback Ray hangs.
-        cpus: that it says it has.
+        address: address of this machine in a network; Ray hangs on loopback.
+        cpus: number of CPUs that the cluster reports.
     """
     with _session(address) as ray:
         with _own_signals():
             ray.init(
-                "local",  # not a cluster that somebody else runs on this machine
+                "local",  # not another user's cluster on this machine
                 num_cpus=cpus,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -86,7 +86,7 @@ def ray_here(address: str, cpus: int) -> Iterator[Any]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep what this process does at SIGTERM: Ray would have it end at once."""
+    """Restore this process's SIGTERM handler after the block. Ray's handler exits at once."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -100,13 +100,13 @@ def _session(address: str) -> Iterator[Any]:
     """Yield the module `ray`; leave the cluster afterwards.
 
     Raises:
-        UsageError: when the cluster wants another token.
+        UsageError: when the cluster needs another token.
     """
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # a cluster without one obeys anybody
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # a cluster without a token obeys anybody
     import ray
 
-    # What Ray says of lost processes would be on stdout, between records of --json, for all that
-    # `log_to_driver` is off. `cleave.cluster.ray_errors` says it in short.
+    # Ray prints lost processes between records of --json, despite `log_to_driver=False`.
+    # `cleave.cluster.ray_errors` reports them briefly.
     ray._private.worker._worker_logs_enabled = False
     try:
         yield ray
@@ -120,10 +120,10 @@ def _session(address: str) -> Iterator[Any]:
 
 
 def _knock(address: str) -> None:
-    """Find out whether somebody listens there: Ray itself takes minutes to give up.
+    """Check that the address accepts connections, because Ray takes minutes to give up.
 
     Raises:
-        UsageError: when nobody does, or it is no address.
+        UsageError: when nobody listens, or the address is malformed.
     """
     if address == "auto":
         return

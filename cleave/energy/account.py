@@ -1,19 +1,18 @@
-"""The energy and carbon of a run: on a fleet, or on a GPU in a data centre. Pure numbers.
+"""The energy and carbon of a run on a fleet, or on a GPU in a data centre. Pure numbers.
 
-Fleet, over its devices (`meter` has E_device), in joules:
+Fleet, in joules, summed over its devices (`meter` has E_device):
 
     E = sum E_device supply + network b + E_ps
 
-with b = b_down + b_up the bytes that cross the network between devices and the PS, and `supply` the
-ratio of energy at the socket to energy used (1 where a power was measured at the wall).
+b = b_down + b_up is the bytes between devices and the PS. `supply` is energy at the socket over
+energy used, or 1 if a power was measured at the wall.
 Data centre, with g GPUs of power P for t seconds:
 
     E = PUE (1 + host_share) g P t
 
-Carbon is in `carbon`. There are two views of it, because the choice decides the conclusion:
-*attributed* counts the share of making the devices that falls to the run; *sunk cost* does not,
-because devices that exist anyway have already been made. The formulae are after arXiv 2507.01803
-and baselines named in `assumptions.toml`.
+Carbon is in `carbon`. It has two views, because the choice decides the conclusion. *Attributed*
+counts the run's share of making the devices. *Sunk cost* does not, because existing devices have
+already been made. The formulae follow arXiv 2507.01803 and the baselines in `assumptions.toml`.
 """
 
 from __future__ import annotations
@@ -31,22 +30,20 @@ from profiles.device_profile import DeviceKind, DeviceProfile, Embodied, Power
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """The total of what devices of one profile did.
+    """The total usage of all devices of one profile.
 
     Attributes:
-        profile: the profile that they state. If it is empty or unknown, their energy is unknown,
-            except as `active_power_w`, `measured_j` or `kind` tell it.
-        devices: how many.
-        present_s, compute_s: seconds connected, and multiplying.
+        profile: the profile that the devices state. If it is empty or unknown, their energy is
+            unknown unless `active_power_w`, `measured_j` or `kind` determines it.
+        present_s, compute_s: seconds connected, and seconds multiplying.
         radio_s: seconds of receiving plus seconds of sending.
-        down_bytes, up_bytes: received, sent.
-        active_power_w: stated power of multiplying, above what they draw anyway; used where a
-            profile's power is unknown.
-        network_bytes: bytes that cross the network; None means `down_bytes + up_bytes`, all with
-            the PS. Bytes between devices are in both of these, and cross once.
-        measured_j: joules that all of them measured themselves; None for devices that do not.
-        kind: the kind that they state; used if the profile is unknown.
-        flops_per_s: of the fastest of them; decides whether typical power may be used.
+        down_bytes, up_bytes: bytes received, and bytes sent.
+        active_power_w: stated power of multiplying, above idle; used if the profile has none.
+        network_bytes: bytes that cross the network; None means `down_bytes + up_bytes`. Bytes
+            between devices count as received and as sent, but cross the network once.
+        measured_j: joules that the devices measured themselves; None if they do not measure.
+        kind: the kind that the devices state; used if the profile is unknown.
+        flops_per_s: throughput of the fastest device; decides whether typical power applies.
     """
 
     profile: str
@@ -63,7 +60,7 @@ class DeviceUsage:
     flops_per_s: float = 0.0
 
     def kind_by(self, profiles: Mapping[str, DeviceProfile]) -> DeviceKind | None:
-        """Return the kind in their profile, or the one that they state."""
+        """Return the kind in the profile, or the kind that the devices state."""
         profile = profiles.get(self.profile)
         return profile.kind if profile is not None else self.kind
 
@@ -76,11 +73,10 @@ class DeviceUsage:
 
 @dataclass(frozen=True, slots=True)
 class CloudSpell:
-    """What the GPUs of a data centre did.
+    """The usage of GPUs in a data centre.
 
     Attributes:
-        time_s: duration of the run.
-        gpus: how many work all that time.
+        gpus: number of GPUs that work all that time.
     """
 
     profile: DeviceProfile
@@ -93,7 +89,7 @@ class EnergyPart:
     """The energy of one part of a run.
 
     Attributes:
-        energy_j: None if unknown; then it is left out of all sums.
+        energy_j: joules; None if unknown, and then left out of all sums.
     """
 
     name: str
@@ -106,12 +102,11 @@ class Footprint:
     """The energy and carbon of a run.
 
     Attributes:
-        parts: the parts of its energy.
-        operational_gco2e: of its electricity; None if the grid is unknown.
-        embodied_gco2e: the run's share of making the devices.
-        devices, devices_unknown: how many devices there were, and how many of unknown energy.
-        embodied_unknown: how many devices' making is unknown, and not in `embodied_gco2e`.
-        assumed: what was assumed, as texts for people.
+        operational_gco2e: carbon of its electricity; None if the grid is unknown.
+        embodied_gco2e: the run's share of the carbon of making the devices.
+        devices, devices_unknown: number of devices, and of those with unknown energy.
+        embodied_unknown: number of devices whose making is unknown and not in `embodied_gco2e`.
+        assumed: the assumptions, as texts for people.
     """
 
     parts: tuple[EnergyPart, ...]
@@ -142,7 +137,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Ps:
-    """The energy of the parameter server, and how it was found."""
+    """The energy of the parameter server, and its basis."""
 
     energy_j: float | None = None
     basis: Basis = Basis.UNKNOWN
@@ -159,11 +154,9 @@ def fleet_footprint(
     """Return the energy and carbon of a run on a fleet.
 
     Args:
-        usages: what its devices did.
-        profiles: by name.
-        typical: figures to use where profiles lack them.
-        gco2e_per_kwh: of the electricity of devices, network and PS; None if unknown.
-        ps: its energy; unknown by default.
+        typical: figures to use if profiles lack them.
+        gco2e_per_kwh: carbon intensity for devices, network and PS; None if unknown.
+        ps: energy of the PS; unknown by default.
     """
     compute_j = idle_j = radio_j = supply_j = measured_j = embodied_g = 0.0
     unknown = unmade = measured = 0
@@ -186,7 +179,7 @@ def fleet_footprint(
             compute_j += parts.compute_j
             idle_j += parts.idle_j
             radio_j += parts.radio_j
-            # What a meter at the socket showed has the loss in it; the radio's share was added.
+            # A power measured at the wall includes the loss, but the radio's share was added.
             lossy_j = parts.radio_j if known.power.at_wall else parts.energy_j
             supply_j += lossy_j * (ratio - 1)
             gaps.update(dict.fromkeys(_gaps(known), usage.devices))
@@ -249,8 +242,8 @@ def cloud_footprint(
     """Return the energy and carbon of a run in a data centre.
 
     Args:
-        usage: with a profile that states its `compute_w`.
-        gco2e_per_kwh: of the data centre's electricity; None if unknown.
+        usage: usage of GPUs whose profile states its `compute_w`.
+        gco2e_per_kwh: carbon intensity of the data centre; None if unknown.
 
     Raises:
         ValueError: when the GPU's power is unknown.
@@ -298,7 +291,7 @@ _MEASURED = "devices, as they measured it"
 
 
 def _power_of(usage: DeviceUsage, profile: DeviceProfile | None, typical: Typical) -> KnownPower:
-    """Return the devices' power: by their profile or its class, else as their fleet file states."""
+    """Return the devices' power: from profile or kind, else what their fleet file states."""
     known = KnownPower(None)
     if profile is not None:
         known = typical.power_of(profile)
@@ -326,7 +319,7 @@ def _gaps(known: KnownPower) -> list[Gap]:
 def _making(
     kind: DeviceKind, own: Embodied | None, used_s: float, assumptions: Assumptions
 ) -> float | None:
-    """Return the share of making devices that falls to their use, in gCO2e; None if unknown."""
+    """Return the share of the carbon of making devices for their use, in gCO2e; None if unknown."""
     stand_in = assumptions.embodied_gco2e.get(kind)
     lifetime = assumptions.lifetime_years.get(kind)
     years = assumptions.one_lifetime_years

@@ -1,7 +1,6 @@
-"""Assumed figures of a footprint, used where nothing was measured, with their ranges and sources.
+"""Assumed figures of a footprint, with ranges and sources, for what was not measured.
 
-They are in `assumptions.toml`; figures from Boavizta's database are in `embodied.toml`, under its
-licence.
+They are in `assumptions.toml`. Boavizta's figures are in `embodied.toml`, under its licence.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ class Figure:
     """An assumed number.
 
     Attributes:
-        value: used unless something better is known.
+        value: the number, used unless something better is known.
         low, high: the ends of its plausible range.
-        unit: of all three.
+        unit: the unit of all three.
     """
 
     value: float
@@ -43,10 +42,10 @@ class Assumptions:
         supply_ratio: energy at the socket over energy that the device uses, at least 1.
         pue: energy of the data centre over energy of its machines, at least 1.
         host_share: energy of the machine around a GPU over energy of the GPU.
-        network_j_per_byte: of the network between PS and devices.
+        network_j_per_byte: energy of the network between PS and devices.
         utilisation: share of its lifetime that a device is in use.
-        lifetime_years: from new until it is discarded.
-        embodied_gco2e: of making the device.
+        lifetime_years: years from new until discarded.
+        embodied_gco2e: carbon of making the device.
         one_lifetime_years: one lifetime for all, instead of those by kind and in profiles.
     """
 
@@ -60,7 +59,7 @@ class Assumptions:
     one_lifetime_years: float | None = None
 
     def without_network(self) -> Assumptions:
-        """Return the assumptions with no energy for bytes between devices, as within one house."""
+        """Return the assumptions without network energy, for devices in one house."""
         return replace(self, network_j_per_byte=replace(self.network_j_per_byte, value=0.0))
 
 

@@ -1,9 +1,9 @@
-"""Carbon from energy, and from making a device. Pure numbers.
+"""The carbon of energy, and of making a device. Pure numbers.
 
     C_operational = E / 3.6e6 I                         grams from joules and gCO2e/kWh
     C_embodied    = M t_used / (lifetime utilisation)   grams; M for making it, times in seconds
 
-after arXiv 2507.01803. A data centre's PUE multiplies E before it comes here (`account`).
+The formulae follow arXiv 2507.01803. E includes a data centre's PUE (`account`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def operational_gco2e(energy_j: float, gco2e_per_kwh: float) -> float:
 def embodied_gco2e(
     made_gco2e: float, used_s: float, lifetime_years: float, utilisation: float
 ) -> float:
-    """Return the share of making a device that falls to the time it was used, in gCO2e.
+    """Return the share of the carbon of making a device for the time it was used, in gCO2e.
 
-    A phone of 53 kg that is in use half of its 2.5 years, used for 0.0125 years (1 % of its time in
-    use), carries 1 % of it:
+    A phone of 53 kg is in use for half of its 2.5 years. A run of 0.0125 years is 1 % of that use,
+    and carries 1 % of the carbon:
 
         >>> round(embodied_gco2e(53000, 0.0125 * S_PER_YEAR, 2.5, 0.5))
         530
@@ -43,7 +43,7 @@ def embodied_gco2e(
 def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float) -> float:
     """Return the mean intensity over a run, in gCO2e/kWh, if it differs by hour of the day.
 
-    Power is taken as constant. Two hours from 23:30 have half an hour at 100, an hour at 200 and
+    Power is assumed constant. Two hours from 23:30 are half an hour at 100, one hour at 200 and
     half an hour at 400, if those are the intensities of the hours from 23, 0 and 1:
 
         >>> mean_intensity([200, 400] + [300] * 21 + [100], 23.5, 7200)
@@ -51,11 +51,11 @@ def mean_intensity(hourly: Sequence[float], start_hour: float, duration_s: float
 
     Args:
         hourly: 24 intensities, one per hour from midnight.
-        start_hour: 0 to 24.
-        duration_s: 0 for the intensity at the start.
+        start_hour: hour of the day at which the run begins, 0 to 24.
+        duration_s: duration of the run; 0 for the intensity at the start.
     """
     at = start_hour % 24
-    if duration_s < 1e-3:  # below what the sum over hours resolves
+    if duration_s < 1e-3:  # below the resolution of the sum over hours
         return hourly[int(at) % 24]
     days, left_s = divmod(duration_s, 24 * _HOUR_S)
     total = days * 24 * sum(hourly) / 24

@@ -1,4 +1,4 @@
-"""A fleet compared with a data centre: ratios of energy and carbon, and what changes them."""
+"""The comparison of a fleet with a data centre: ratios of energy and carbon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from profiles.device_profile import DeviceKind, DeviceProfile
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Data centre over fleet: above 1 the fleet takes less. None where a figure is unknown.
+    """Ratios of data centre over fleet: above 1 the fleet takes less. None if a figure is unknown.
 
     Attributes:
         energy: ratio of joules.
@@ -56,10 +56,10 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonQuestion:
-    """The facts that a comparison is about, without the assumptions.
+    """The facts that are compared, without the assumptions.
 
     Attributes:
-        cloud: None to account for the fleet alone.
+        cloud: usage of the data centre; None to account for the fleet alone.
     """
 
     usages: Sequence[DeviceUsage]
@@ -76,7 +76,6 @@ class ComparisonQuestion:
         return kinds if self.cloud is None else kinds | {self.cloud.profile.kind}
 
     def fleet(self, case: Case) -> Footprint:
-        """Return the fleet's footprint in a case."""
         return fleet_footprint(
             self.usages,
             self.profiles,
@@ -87,7 +86,7 @@ class ComparisonQuestion:
         )
 
     def ratios(self, case: Case) -> Ratios:
-        """Return the ratios of data centre to fleet in a case.
+        """Return the ratios of data centre over fleet in a case.
 
         Raises:
             ValueError: when there is no data centre to compare with.
@@ -98,7 +97,7 @@ class ComparisonQuestion:
         return ratios(self.fleet(case), cloud)
 
     def figure(self, case: Case) -> float | None:
-        """Return the ratio of attributed carbon; without a data centre, the fleet's."""
+        """Return the ratio of attributed carbon, or the fleet's carbon without a data centre."""
         if self.cloud is None:
             return self.fleet(case).attributed_gco2e
         return self.ratios(case).attributed

@@ -1,4 +1,4 @@
-"""The carbon intensity of countries' electricity. Figures and their source: `grid_carbon.md`."""
+"""The carbon intensity of countries' electricity, from `grid_carbon.csv` (see `grid_carbon.md`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Grid:
     year: int
 
     def gco2e(self, energy_j: float) -> float:
-        """Return the grams of CO2 equivalent of this many joules."""
         return operational_gco2e(energy_j, self.gco2e_per_kwh)
 
 
@@ -45,10 +44,10 @@ def load_grid(country: str) -> Grid:
     """Load the electricity of a country.
 
     Args:
-        country: its three-letter code or its English name, in any case.
+        country: three-letter code or English name of the country, in any case.
 
     Raises:
-        UsageError: when there are no figures for it.
+        UsageError: when there are no figures for the country.
     """
     wanted, names = country.strip().lower(), []
     for grid in load_grids():
@@ -70,7 +69,7 @@ def load_hours(path: Path) -> tuple[float, ...]:
         path: CSV with the columns `hour` (0 to 23, each once) and `gco2e_per_kwh`.
 
     Raises:
-        UsageError: when it cannot be read, or is of another form.
+        UsageError: when the file cannot be read or has another format.
     """
     try:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
@@ -90,11 +89,11 @@ def load_hours(path: Path) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """The carbon intensity of the electricity of a run, and where the figure comes from.
+    """The carbon intensity of a run's electricity, and its source.
 
     Attributes:
         gco2e_per_kwh: mean over the run.
-        text: where it comes from, for people.
+        text: the source, as a text for people.
     """
 
     gco2e_per_kwh: float
@@ -105,12 +104,11 @@ def electricity(place: str, start_hour: float, duration_s: float) -> Electricity
     """Return the electricity of a run.
 
     Args:
-        place: a country, see `load_grid`, or a path that ends in `.csv`, see `load_hours`.
-        start_hour: the hour of the day at which the run begins; used only with tables of hours.
-        duration_s: of the run.
+        place: a country (see `load_grid`), or a path that ends in `.csv` (see `load_hours`).
+        start_hour: hour of the day at which the run begins; used only with tables of hours.
 
     Raises:
-        UsageError: when there are no figures.
+        UsageError: when there are no figures for the place.
     """
     if place.endswith(".csv"):
         mean = mean_intensity(load_hours(Path(place)), start_hour, duration_s)

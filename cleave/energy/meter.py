@@ -1,12 +1,11 @@
-"""The energy that devices use, computed from their power and what they did. Pure numbers.
-
-With T the time a device was connected, t the time it multiplied, b the bytes that it received and
-sent and r the rates of its link,
+"""The energy of devices, computed from their power and their activity. Pure numbers.
 
     E = P_idle (T - t) + P_compute t + P_radio (b_down / r_down + b_up / r_up)
 
-in joules, from watts, seconds, bytes and bytes/s. P_idle and P_compute are of the whole device.
-P_radio is what an active radio draws on top, also while the device multiplies.
+T is the time a device was connected and t the time it multiplied. b are the bytes received and
+sent, and r the rates of its link. Units are joules, watts, seconds, bytes and bytes/s. P_idle and
+P_compute are the power of the whole device. P_radio is added while the radio is active, also while
+the device multiplies.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from profiles.device_profile import Power
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a device did in a session.
+    """The activity of a device in a session.
 
     Attributes:
         present_s: seconds connected.
         compute_s: seconds multiplying; at most `present_s` counts.
-        down_bytes, up_bytes: PS to device, device to PS.
-        downlink_bytes_per_s, uplink_bytes_per_s: of its link, above 0.
+        down_bytes, up_bytes: bytes from PS to device, and from device to PS.
+        downlink_bytes_per_s, uplink_bytes_per_s: rates of its link, above 0.
     """
 
     present_s: float
@@ -37,12 +36,12 @@ class Activity:
 
     @property
     def radio_s(self) -> float:
-        """Return the seconds that its radio was active; both directions at once count twice."""
+        """Return the seconds of an active radio; both directions at once count twice."""
         return self.down_bytes / self.downlink_bytes_per_s + self.up_bytes / self.uplink_bytes_per_s
 
 
 class Basis(Enum):
-    """How a figure was found."""
+    """The basis of a figure."""
 
     MEASURED = "measured"
     MODELLED = "modelled"
@@ -50,7 +49,7 @@ class Basis(Enum):
 
 
 class Gap(Enum):
-    """What is unknown about a device; the values say what is assumed instead (`typical`)."""
+    """A gap in what is known about a device; the values say what is assumed (`typical`)."""
 
     TYPICAL_PHONE = "power of a typical phone, as theirs is not known"
     TYPICAL_LAPTOP = "power of a typical laptop, as theirs is not known"
@@ -66,26 +65,26 @@ class Gap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Energy that a device used, in joules, and what was assumed for it, each assumption once."""
+    """The energy that a device used, in joules, and the distinct assumptions for it."""
 
     energy_j: float
     gaps: tuple[Gap, ...] = ()
 
 
 def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -> Used | None:
-    """Return the energy of a session by the formula above, or None if the power is unknown.
+    """Return the energy of a session by the module's formula; None if the power is unknown.
 
-    A phone (idle 0.5 W, 4 W multiplying, 0.8 W radio) that was connected 100 s, multiplied 40 s,
-    received 100 MB at 10 MB/s and sent 20 MB at 2 MB/s used 0.5*60 + 4*40 + 0.8*(10 + 10) J:
+    A phone (idle 0.5 W, 4 W multiplying, 0.8 W radio) was connected for 100 s and multiplied for
+    40 s. It received 100 MB at 10 MB/s and sent 20 MB at 2 MB/s, so it used
+    0.5*60 + 4*40 + 0.8*(10 + 10) J:
 
         >>> did = Activity(100, 40, 100e6, 20e6, 10e6, 2e6)
         >>> used_by(Power(idle_w=0.5, compute_w=4, radio_w=0.8), did)
         Used(energy_j=206.0, gaps=())
 
     Args:
-        power: from its profile; None, or without `compute_w`, if unknown.
-        did: what it did.
-        assumed: what was used for figures of `power` that its profile lacks.
+        power: power of the device; None, or without `compute_w`, if unknown.
+        assumed: assumptions in `power` for figures that the profile lacks.
     """
     if power is None or power.compute_w is None:
         return None
@@ -101,7 +100,7 @@ def used_by(power: Power | None, did: Activity, assumed: tuple[Gap, ...] = ()) -
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The energy of a device while it multiplies and waits, and of its radio."""
+    """The energy of a device for multiplying, for waiting, and for its radio."""
 
     compute_j: float
     idle_j: float
@@ -109,18 +108,17 @@ class Parts:
 
     @property
     def energy_j(self) -> float:
-        """Return the sum of the parts."""
         return self.compute_j + self.idle_j + self.radio_j
 
 
 def parts_of(power: Power, present_s: float, compute_s: float, radio_s: float) -> Parts:
-    """Return the parts by the formula above; unknown powers count as 0.
+    """Return the energy of a device by parts; unknown powers count as 0.
 
     Times may be sums over devices.
 
     Args:
-        power: with `compute_w`.
-        compute_s: at most `present_s`.
+        power: power of the device, with `compute_w`.
+        compute_s: seconds multiplying, at most `present_s`.
     """
     return Parts(
         (power.compute_w or 0.0) * compute_s,

@@ -1,11 +1,11 @@
-"""Predicts what a fleet, or a GPU, would do in a number of training steps.
+"""Predicts the time and usage of a fleet, or a GPU, for a number of training steps.
 
-Both sides do the same GEMMs: those of the Linear layers, which devices multiply. Attention scores
-and elementwise operations stay on the PS and are counted on neither side.
+Both do the same GEMMs: those of the Linear layers, which devices multiply. Attention scores and
+elementwise operations stay on the PS and are not counted.
 
     fleet:  the planner's predicted time and bytes; a device multiplies 2 M N K / F of a tile, at
-            the speed F it settles at when it is hot, and waits the rest of the step
-    GPU:    t = FLOPs / (share F), with F what it reaches in matrix multiplication alone
+            its sustained (hot) throughput F, and waits for the rest of the step
+    GPU:    t = FLOPs / (share F), with F its throughput in matrix multiplication alone
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TRAINING_BYTES_PER_PARAMETER = 16
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The model that is trained, and how many steps of what size.
+    """The model, and the number and size of its training steps.
 
     Attributes:
         batch: sequences per step.
         seq: tokens per sequence.
-        dtype: of the operands, `bf16`, `fp16` or `fp32`.
+        dtype: dtype of the operands: `bf16`, `fp16` or `fp32`.
     """
 
     spec: ModelSpec
@@ -51,12 +51,11 @@ class Work:
 
     @property
     def element_bytes(self) -> int:
-        """Return the bytes of one element of an operand."""
         return 4 if self.dtype == "fp32" else 2
 
 
 def fleet_spells(work: Work, fleet: Sequence[FleetDevice]) -> tuple[list[DeviceUsage], float]:
-    """Return what the devices would do, by profile, and how many seconds the run would take.
+    """Return the usage of the devices by profile, and the seconds of the run.
 
     Raises:
         PlanError: when a GEMM fits no device.
@@ -110,19 +109,19 @@ def _rates(number: int, device: FleetDevice) -> DeviceRates:
 
 
 def cloud_spell(work: Work, gpu: DeviceProfile, share: float) -> CloudSpell:
-    """Return what one GPU would do.
+    """Return the usage of one GPU.
 
     Args:
-        share: the share of its throughput in matrix multiplication that training reaches.
+        share: share of its matrix multiplication throughput that training reaches.
     """
     model = gpu.compute_model().model(work.dtype, work.dtype, Layout.NN)
     return CloudSpell(gpu, work.flops / (model.flops_per_s * share))
 
 
 def fits(work: Work, gpu: DeviceProfile) -> bool:
-    """Return whether parameters, gradients and optimizer state fit the GPU's memory.
+    """Return whether parameters, gradients and optimizer state fit in the GPU's memory.
 
-    Activations need memory on top, so this is only a necessary condition.
+    Activations need additional memory, so this is only a necessary condition.
     """
     needed = TRAINING_BYTES_PER_PARAMETER * work.spec.parameters
     return needed <= (gpu.memory.installed_bytes or gpu.memory.bytes)

@@ -1,7 +1,7 @@
-"""The energy records of a run: what its devices did and what its machine drew.
+"""The energy records of a run: usage of its devices, and energy of its machine.
 
-A run folder's metrics get one such record each time the run ends or stops. Energy and carbon are
-computed from the records each time they are shown, because assumptions may change.
+A run folder's metrics get a record each time the run ends or stops. Energy and carbon are computed
+whenever they are shown, because assumptions may change.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from profiles.device_profile import DeviceKind
 
 EVENT = "energy"
 
-_USAGES = "spells"  # in records, where it has had this name from the beginning
+_USAGES = "spells"  # the original name, kept in records for compatibility
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnergy:
-    """What is known about a run's energy.
+    """The energy record of a run.
 
     Attributes:
         duration_s: the run's duration on the fleet's clock.
         wall_s: the run's duration in real time.
-        usages: what its devices did; emulated ones on the virtual clock.
+        usages: usage of its devices; on the virtual clock for emulated devices.
         machine_j: joules that the run's machine drew; None if the machine does not measure them.
         machine_source: what `machine_j` includes, as a text for people.
-        virtual: whether devices were emulated by this machine, on the virtual clock.
-        devices_here: how many of a server's devices ran on its own machine.
-        machine_basis: how `machine_j` was found.
+        virtual: whether this machine emulated the devices, on the virtual clock.
+        devices_here: number of a server's devices that ran on its own machine.
+        machine_basis: basis of `machine_j`.
     """
 
     duration_s: float
@@ -56,7 +56,7 @@ class RunEnergy:
     def ps(self) -> Ps:
         """Return the energy of the PS: its machine's, or unknown if devices ran on that machine.
 
-        A machine that runs or emulates devices multiplies for them, so its energy is not the PS's.
+        A machine that runs or emulates devices also multiplies for them.
         """
         if self.machine_j is None or self._shared:
             return Ps()
@@ -67,7 +67,7 @@ class RunEnergy:
         return bool(self.usages) and (self.virtual or self.devices_here > 0)
 
     def notes(self) -> list[str]:
-        """Return what a reader of the figures should know, as sentences."""
+        """Return notes for a reader of the figures, as sentences."""
         notes = []
         if self.usages and self.virtual:
             notes.append(
@@ -92,7 +92,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
     """Return the sum of a run's records; a resumed run has several.
 
     Raises:
-        UsageError: when there is no such record, or a damaged one.
+        UsageError: when there is no energy record, or a damaged one.
     """
     try:
         found = [
@@ -116,7 +116,7 @@ def run_energy(records: Iterable[Mapping[str, Any]]) -> RunEnergy:
 
 
 def in_succession(found: Sequence[RunEnergy]) -> RunEnergy:
-    """Return the sum of parts of a run of which each followed the one before, at least one."""
+    """Return the sum of consecutive parts of a run, at least one."""
     measured = [run.machine_j for run in found if run.machine_j is not None]
     return RunEnergy(
         sum(run.duration_s for run in found),
@@ -131,13 +131,13 @@ def in_succession(found: Sequence[RunEnergy]) -> RunEnergy:
 
 
 def side_by_side(machine: RunEnergy, servers: Sequence[RunEnergy]) -> RunEnergy:
-    """Return the energy of a run that several servers did together, each with its own devices.
+    """Return the energy of a run on several servers, each with its own devices.
 
-    Devices of the servers that are done sooner wait for the others, and are connected meanwhile.
+    Devices of servers that finish early stay connected until the last server is done.
 
     Args:
-        machine: what their machine drew, and for how long.
-        servers: what the devices of each did; none where servers computed by themselves.
+        machine: the energy and duration of the servers' machine.
+        servers: the usage of each server's devices; empty if servers computed by themselves.
     """
     duration_s = max((each.duration_s for each in servers), default=machine.duration_s)
     usages = [
@@ -155,9 +155,9 @@ def _merged(
     """Return one usage per profile.
 
     Args:
-        usages: some of them of devices that are alike.
-        devices: how many devices two usages are of: the most of them where a resumed run goes on
-            with the same ones, both where they are others.
+        usages: usages, of which some may have the same profile.
+        devices: combines two numbers of devices: `max` for a resumed run with the same devices,
+            `add` for different devices.
     """
     merged: dict[tuple[str, DeviceKind | None, float | None, bool], DeviceUsage] = {}
     for usage in usages:

@@ -1,4 +1,4 @@
-"""How much a conclusion depends on assumptions: each varied alone, at its low and its high end."""
+"""How assumptions change a figure: each assumption varies alone, from its low to its high end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Case:
     """The assumptions from which a figure is computed.
 
     Attributes:
-        fleet_gco2e_per_kwh, cloud_gco2e_per_kwh: of the fleet's and the data centre's electricity;
-            None if unknown.
-        class_power: which measured devices' power is used where a profile states none.
+        fleet_gco2e_per_kwh, cloud_gco2e_per_kwh: carbon intensity of the fleet's and the data
+            centre's electricity; None if unknown.
+        class_power: the measured power to use if a profile states none.
     """
 
     assumptions: Assumptions
@@ -31,10 +31,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The figure with one assumption at its low and its high end.
+    """A figure with one assumption at its low and its high end.
 
     Attributes:
-        low_setting, high_setting: the two ends, for people.
+        low_setting, high_setting: the two ends, as texts for people.
         low, high: the figure at these ends.
     """
 
@@ -46,7 +46,7 @@ class Bar:
 
     @property
     def swing(self) -> float:
-        """Return the distance between the figures at the two ends."""
+        """Return the difference of the figures at the two ends."""
         return abs(self.high - self.low)
 
 
@@ -58,16 +58,15 @@ def tornado(
     cloud: bool,
     kinds: Collection[DeviceKind] = tuple(DeviceKind),
 ) -> list[Bar]:
-    """Return the bars of a tornado plot, widest first; bars that change nothing are left out.
+    """Return the bars of a tornado plot, widest first, without bars that change nothing.
 
     Args:
-        figure: computes the figure of interest from a case, such as carbon or a ratio; None for
-            an unknown figure, which makes no bar.
-        case: the case in the middle, from which one assumption at a time is varied.
-        intensities: of the world's grids, in gCO2e/kWh; a tenth of them lies below the low end
-            and a tenth above the high one.
-        kinds: of devices and GPUs in the figure.
-        cloud: whether a data centre is in the figure; then the figure is a ratio above 0.
+        figure: computes the figure from a case, such as carbon or a ratio; no bar if None.
+        case: the base case, in which one assumption at a time is varied.
+        intensities: carbon intensities of the world's grids, in gCO2e/kWh; the 10th and the 90th
+            percentile are the ends.
+        kinds: kinds of the devices and GPUs in the figure.
+        cloud: whether a data centre is in the figure, which is then a ratio above 0.
     """
     made = case.assumptions
     grids = sorted(intensities)
@@ -145,11 +144,10 @@ def tornado(
 
 
 def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
-    """Return the bars, widest first, as a tornado plot has them, without those that change nothing.
+    """Return the bars of a tornado plot, widest first, without bars that change nothing.
 
     Args:
-        ratio: whether the figure is a ratio: then its ends are compared by quotient, else by
-            difference.
+        ratio: whether ends are compared by quotient, as for a ratio, or by difference.
     """
 
     def width(bar: Bar) -> float:
@@ -159,7 +157,6 @@ def widest_first(bars: Iterable[Bar], *, ratio: bool) -> list[Bar]:
 
 
 def _span(values: Sequence[float], unit: str) -> str:
-    """Return the range of the figures of all kinds of devices, as text."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return f"{low:.3g} {unit}" if low == high else f"{low:.3g} to {high:.3g} {unit}"
 

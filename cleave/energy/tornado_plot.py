@@ -1,4 +1,4 @@
-"""A tornado plot: how far each assumption moves a figure."""
+"""A tornado plot: how far each assumption changes a figure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ def draw_tornado(
     ratio: bool,
     claimed: tuple[float, float] | None = None,
 ) -> None:
-    """Draw the bars and write them as a picture.
+    """Draw the bars, widest first, into an image file.
 
     Args:
-        path: where to write; its ending says the format, such as .png.
-        bars: widest first.
-        middle: the figure as assumed.
-        unit: of the figure, below the axis.
+        path: file to write; its suffix sets the format, such as .png.
+        middle: the figure in the base case.
+        unit: unit of the figure, shown below the axis.
         ratio: whether the figure is a ratio; then the axis is logarithmic and 1 is marked.
-        claimed: a claimed range, lowest and highest; it is shaded.
+        claimed: lowest and highest end of a claimed range, which is shaded; None for no range.
 
     Raises:
-        UsageError: when matplotlib is missing, or the picture cannot be written.
+        UsageError: when matplotlib is missing, or the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,7 +1,7 @@
-"""The power of a device whose profile lacks it: measured figures of other devices of its class.
+"""Typical power for devices whose profile lacks it, measured on other devices of the class.
 
-The figures, one device per entry, and their sources are in `typical.toml`; a class draws the median
-of its devices. They are used where a profile has no figure, and each use is reported (`Gap`).
+`typical.toml` has one entry per measured device, with sources. A class draws the median of its
+devices. Each use of a typical figure is reported (`Gap`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from profiles.device_profile import DeviceKind, DeviceProfile, Power
 
 @dataclass(frozen=True, slots=True)
 class KnownPower:
-    """What is known about a device's power, and what was assumed for the rest.
+    """The power of a device, and the assumptions in it.
 
     Attributes:
-        power: None if its power while multiplying is unknown.
-        assumed: in the order of `Gap`.
+        power: the power; None if it is unknown while multiplying.
+        assumed: the assumptions, in the order of `Gap`.
     """
 
     power: Power | None
@@ -32,7 +32,7 @@ class KnownPower:
 
 
 class Spread(Enum):
-    """Which of the measured devices of a class is used; the values are for people."""
+    """The choice among a class's measured figures; the values are for people."""
 
     LEAST = "least measured"
     MEDIAN = "median"
@@ -41,12 +41,12 @@ class Spread(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClassPower:
-    """What devices of a class draw.
+    """The power of a class of devices.
 
     Attributes:
-        power: medians; `idle_w` is None if it was measured on no device.
-        devices: the devices that were measured.
-        below_flops_per_s: devices this fast or faster are not of this class.
+        power: medians; `idle_w` is None if no device's idle power was measured.
+        devices: the measured devices.
+        below_flops_per_s: throughput from which a device does not belong to the class.
         least, most: like `power`, with the lowest and the highest measured figures.
     """
 
@@ -57,19 +57,19 @@ class ClassPower:
     most: Power
 
     def at(self, spread: Spread) -> ClassPower:
-        """Return the class with another of its measured devices as the figure to use."""
+        """Return the class with its lowest, median or highest measured power."""
         power = {Spread.LEAST: self.least, Spread.MOST: self.most}.get(spread, self.power)
         return replace(self, power=power)
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Figures to use where profiles lack them.
+    """Figures to use if profiles lack them.
 
     Attributes:
-        classes: by kind of device.
-        radio_w: what radios draw while they work, by kind.
-        cards_w: the most that a laptop's graphics card draws, by profile.
+        classes: power of each class, by kind of device.
+        radio_w: power of an active radio, by kind.
+        cards_w: maximum power of a laptop's graphics card, by profile.
     """
 
     classes: Mapping[DeviceKind, ClassPower]
@@ -77,26 +77,25 @@ class Typical:
     cards_w: Mapping[str, float]
 
     def at(self, spread: Spread) -> Typical:
-        """Return these figures with another of the measured devices of each class."""
+        """Return these figures with the lowest, median or highest power of each class."""
         if spread is Spread.MEDIAN:
             return self
         return replace(self, classes={k: found.at(spread) for k, found in self.classes.items()})
 
     def power_of(self, profile: DeviceProfile) -> KnownPower:
-        """Return the profile's own figures, and those of its class where it has none.
+        """Return the profile's own figures, completed with those of its class.
 
-        A class's idle power is used for any device of its kind. Its power while multiplying is used
-        only for devices as fast as those that were measured, or slower.
+        A class's idle power applies to any device of its kind. Its power while multiplying applies
+        only to devices below `below_flops_per_s`.
         """
         card_w = self.cards_w.get(profile.name)
         return self._power_of(profile.kind, profile.flops_per_s, profile.power, card_w)
 
     def power_of_kind(self, kind: DeviceKind, flops_per_s: float) -> KnownPower:
-        """Return the power of a device of which only the kind and the speed are known."""
+        """Return the power of a device from its kind and throughput alone."""
         return self._power_of(kind, flops_per_s, None, None)
 
     def powers_of(self, profiles: Iterable[DeviceProfile]) -> dict[str, KnownPower]:
-        """Return the power of each profile, by its name."""
         return {profile.name: self.power_of(profile) for profile in profiles}
 
     def _power_of(
@@ -133,7 +132,7 @@ _COMPUTE = {
 
 
 def load_typical() -> Typical:
-    """Load the figures that come with Cleave."""
+    """Load the typical figures that come with Cleave."""
     text = files("cleave.energy").joinpath("typical.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     radio = table["radio"]

@@ -1,1 +1,1 @@
-"""Plans: which device multiplies which tile. Functions of numbers, without torch or network."""
+"""Plans of which device computes what. Pure functions, without torch and network."""

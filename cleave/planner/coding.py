@@ -1,12 +1,12 @@
-"""When payloads are coded (`cleave.coding`), and how much less then travels. Pure.
+"""The choice of links with compressed payloads (`cleave.coding`), and the compression ratios.
 
-There is one rule for all: the server decides by it, and planner, emulator and simulator count by
-it. Ratios are means of whole steps of training, as
+The server decides by this rule, and planner, emulator and simulator count bytes by it. The ratios
+are means over whole training steps of the tiny OPT and Llama after 200 steps, as measured by
 
     python -m benchmarks.coding
 
-measures them for the tiny OPT and Llama after 200 steps. Integers are not coded, and what is short
-(`cleave.protocol.limits.CODED_LEAST_BYTES`) is not; plans leave the latter out, for it is little.
+Integers and payloads below `cleave.protocol.limits.CODED_LEAST_BYTES` are not compressed. Plans
+ignore the size limit, because small payloads are few.
 """
 
 from __future__ import annotations
@@ -20,37 +20,36 @@ from cleave.errors import choice_of
 from cleave.planner.plan import DeviceRates, PsRates
 
 LINK_BYTES_PER_S: Final = 37.5e6
-"""Links that are faster get plain payloads. Up to here (300 Mbit/s) coding saves more time than one
-core takes to code and to decode, even where neither happens while the link is busy: see
-`benchmarks/coding.py`."""
+"""Up to this link rate (300 Mbit/s) compression saves more time than one core needs for it, even
+without overlap with the transfer (see `benchmarks/coding.py`)."""
 
 RATIOS: Final = {"bf16": 0.675, "fp32": 0.837, "fp16": 0.81}
-"""Coded over plain bytes by dtype, in training."""
+"""Compressed size over plain size in training, by dtype."""
 
 PARTIAL: Final = "fp32"
-"""The dtype of partial sums of tiles."""
+"""The dtype of the partial sums of tiles."""
 
 
 class CodingPolicy(Enum):
-    """On which links payloads are coded; the values are those of `--coding`."""
+    """The links on which payloads are compressed; the values are those of `--coding`."""
 
     AUTO = "auto"
-    """On those that are slow enough."""
+    """Compress on links that are slow enough."""
 
     ON = "on"
     OFF = "off"
 
     @classmethod
     def of(cls, value: CodingPolicy | str) -> CodingPolicy:
-        """Read a value of `--coding`.
+        """Return the policy that `--coding` names.
 
         Raises:
-            UsageError: when it is none.
+            UsageError: when no policy has this name.
         """
         return choice_of(cls, "--coding", value)
 
     def pays(self, bytes_per_s: float) -> bool:
-        """Say whether payloads are coded on a link of this rate."""
+        """Return whether payloads are compressed on a link of this rate."""
         if self is CodingPolicy.AUTO:
             return bytes_per_s <= LINK_BYTES_PER_S
         return self is CodingPolicy.ON
@@ -58,14 +57,14 @@ class CodingPolicy(Enum):
     def decided(
         self, device: DeviceRates, card: PsRates | None = None, devices: int = 1
     ) -> DeviceRates:
-        """Return a device that can code, with which of its directions are coded.
+        """Return the device with compression set for each of its directions.
 
-        A device's link is no faster than its share of the server's network card while all are busy.
+        While all devices are busy, a link is no faster than its share of the server's network card.
 
         Args:
-            device: by its own link.
-            card: the server's; None for no limit.
-            devices: how many share it, at least 1.
+            device: a device that supports compression, with the rates of its own link.
+            card: the server's network card; None if it has no limit.
+            devices: number of devices that share the card, at least 1.
         """
         card = card or PsRates()
         down = min(device.downlink_bytes_per_s, card.egress_bytes_per_s / devices)
@@ -74,23 +73,23 @@ class CodingPolicy(Enum):
 
 
 def coded_ratio(dtype: str) -> float:
-    """Return the coded size of an array of a dtype over its plain size; 1 for integers."""
+    """Return the compressed size over the plain size for a dtype; 1 for integers."""
     return RATIOS.get(dtype, 1.0)
 
 
 def payload_rates(
     devices: Sequence[DeviceRates], sent: str, returned: str = PARTIAL
 ) -> list[DeviceRates]:
-    """Return devices with links as fast as they are for payloads: a link's rate over the ratio.
+    """Return the devices with effective link rates: the link's rate over the compression ratio.
 
-    For plans that count plain bytes. A network card that devices share has no such rates: it is
-    planned with as if all that passes it were plain.
+    Use them for plans that count plain bytes. The server's card has no effective rate: plans
+    treat all of its traffic as plain.
 
     Args:
-        devices: by their links.
-        sent: the dtype of what they are sent.
-        returned: the dtype of what they return. Tiles return finished blocks and partial sums; both
-            are taken to save no more than sums do.
+        devices: the devices with the rates of their links.
+        sent: dtype of the payloads to the devices.
+        returned: dtype of the payloads from the devices. Tiles return finished blocks and partial
+            sums; the ratio of partial sums is used for both.
     """
     return [
         replace(

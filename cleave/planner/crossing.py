@@ -1,4 +1,4 @@
-"""From how many tokens a step stages beat the PS alone, on one fleet."""
+"""The smallest batch for which stages beat the PS alone, on one fleet."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 CLOSE: Final = 1.1
-"""The crossing is known when batches on both sides of it differ by no more than this factor."""
+"""The search ends when the batches on both sides of the crossing differ by at most this factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrossingPoint:
-    """A batch of so many sequences, in seconds a step; infinite where there are no stages."""
+    """A batch of `rows` sequences and its step times in seconds; infinite if no stages fit."""
 
     rows: int
     stages_s: float
@@ -20,18 +20,18 @@ class CrossingPoint:
 
     @property
     def wins(self) -> bool:
-        """Say whether stages are faster than the PS alone."""
+        """Return whether stages are faster than the PS alone."""
         return self.stages_s < self.local_s
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where stages begin to beat the PS alone.
+    """The batch size from which stages beat the PS alone.
 
     Attributes:
-        points: what was tried, by rising sequences.
-        below, above: the largest batch that was tried before stages win, and the smallest from
-            which on they do; None where there is none.
+        points: the batches that were tried, in ascending order of sequences.
+        below: the largest batch tried for which the PS alone wins; None if stages always win.
+        above: the smallest batch tried for which stages win; None if they never win.
     """
 
     points: tuple[CrossingPoint, ...]
@@ -44,14 +44,14 @@ def crossing(
     most_rows: int,
     tried: Callable[[CrossingPoint], None] = lambda point: None,
 ) -> Crossing:
-    """Search for the smallest batch with which stages win.
+    """Search for the smallest batch for which stages win.
 
-    Batches are doubled until stages win, and then halved in between. Stages that win with a batch
-    are taken to win with every larger one: what a step sends once weighs less the longer it is.
+    The search doubles the batch until stages win, then bisects. It assumes that stages that win
+    with a batch also win with every larger one, because traffic per step weighs less there.
 
     Args:
-        predict: returns what a batch of so many sequences takes.
-        most_rows: the largest batch that is tried, at least 1.
+        predict: returns the step times of a batch of this many sequences.
+        most_rows: the largest batch to try, at least 1.
         tried: called with every point.
     """
     points: dict[int, CrossingPoint] = {}
@@ -78,7 +78,7 @@ def crossing(
 
 
 def most_points(most_rows: int) -> int:
-    """Return how many batches `crossing` tries at most: to double until there, then to halve."""
+    """Return the most batches that `crossing` can try: the doublings and then the bisection."""
     return (most_rows - 1).bit_length() + 1 + 4
 
 

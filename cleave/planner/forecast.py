@@ -1,7 +1,6 @@
 """Forecasts of one training step by each method, and the choice between the methods.
 
-`cleave train`, `plan`, `emulate`, `simulate` and `doctor` all ask a `StepForecaster`, so that the
-same question has the same answer.
+`cleave train`, `plan`, `emulate`, `simulate` and `doctor` share it, so their answers agree.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from cleave.planner.stages.simulation import costs_of
 from cleave.planner.tiles.report import CountedGemm, StepReport
 
 _BY_TRAFFIC: Final = (Method.LOCAL, Method.STAGES, Method.TILES)
-"""From least to most traffic, which decides between methods that are equally fast."""
+"""From least to most traffic. The order breaks ties between equally fast methods."""
 
 _NAMES: Final = {
     Method.STAGES: "stages",
@@ -36,17 +35,16 @@ _BY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What one training step by one method takes.
+    """The predicted time, traffic and memory of one training step by one method.
 
     Attributes:
-        method: the method.
         step_s: seconds; infinite when the method is refused.
         downlink_bytes, uplink_bytes: total traffic of all devices.
         bottleneck: what takes most of the time, in a sentence without its full stop.
         device_bytes: memory of the device that needs most.
         server_bytes: memory of the PS for parameters, gradients, optimizer state and activations.
         refused: why the method is not possible; empty when it is.
-        stages: the batch as it is cut into micro-batches, and the stages; None for other methods.
+        stages: the batch cut into micro-batches, and the stages; None for other methods.
         tiles: the plans of all matrix products; None for other methods.
     """
 
@@ -72,13 +70,12 @@ class StepForecaster:
     """Forecasts steps of one model with one batch.
 
     Attributes:
-        cut: returns the model with the batch cut into a number of micro-batches.
-        rows: sequences of the batch.
-        ps: the parameter server.
+        cut: returns the model with the batch cut into the given number of micro-batches.
+        rows: sequences in the batch.
         state_bytes: memory of parameters, gradients and optimizer state on the PS; 0 if unknown.
-        kept_bytes: activations that the PS keeps per token and for all layers, when it computes
-            the backward pass itself; 0 if unknown.
-        in_parts: as `cut`, for layers divided into attention and MLP; None if they cannot be.
+        kept_bytes: bytes of activations per token, for all layers, that the PS keeps when it
+            computes the backward pass itself; 0 if unknown.
+        in_parts: like `cut`, with layers divided into attention and MLP; None if not possible.
 
     Example:
         >>> forecaster = StageSizes(find_model("opt-125m"), 512).forecaster(64, ps)
@@ -104,13 +101,12 @@ class StepForecaster:
     def by_tiles(self, step: StepReport, gemms: Sequence[CountedGemm]) -> Forecast:
         """Forecast a step by tiles with `--offload auto`.
 
-        The PS computes the step, except for the products that the fleet finishes sooner. The sum
-        of the PS's own products may exceed the forecast of the step on the PS alone, because small
-        products are slow; the step then takes the sum of what each product takes at least.
+        The PS computes the step, except for the products that the fleet finishes first. Small
+        products are slow, so the sum over products may exceed the forecast of the PS alone. The
+        step then takes the sum of each product's faster time.
 
         Args:
             step: the plans of all products.
-            gemms: the same products.
         """
         ps_s = [each.gemm.flops / self.ps.flops_per_s for each in gemms]
         fleet_s = [report.predicted_s for report in step.reports]
@@ -119,7 +115,7 @@ class StepForecaster:
         held_bytes = 0
         for each in step.submissions:
             count = gemms[each.places[0]].count
-            # Products that are submitted together take their time together, if all are sent.
+            # Products of one submission share its time if all of them are sent.
             together = set(each.places) <= set(sent)
             groups = [each.places] if together else [(n,) for n in each.places]
             for places in groups:
@@ -143,11 +139,7 @@ class StepForecaster:
     def by_stages(
         self, devices: Sequence[DeviceRates], planner: StagePlanner = plan_stages
     ) -> Forecast:
-        """Forecast a step by stages, with the batch cut as is best.
-
-        Args:
-            devices: the fleet.
-            planner: chooses the stages.
+        """Forecast a step by stages, with the fastest number of micro-batches.
 
         Raises:
             DeviceMemoryError: when the devices have too little memory.
@@ -194,9 +186,9 @@ def _bottleneck_of_tiles(
 def kept_by_server(model: StageModel, plan: StagePlan) -> int:
     """Return the bytes that the PS keeps until a step by stages ends.
 
-    The PS keeps the input of every stage and the gradient of its output, the gradients that every
-    device returns, the gradients of every slice of the loss, and the loss of one micro-batch if
-    the PS computes it.
+    They are the inputs of all stages, the gradients of their outputs, the gradients that devices
+    return, and the gradients of all slices of the loss. If the PS computes the loss, they include
+    the loss of one micro-batch.
     """
     arrays = 2 * len(plan.stages) + len(plan.slices) + (0 if plan.stages[-1].loss else 2)
     kept = arrays * sum(model.tokens) * model.width * model.element_bytes
@@ -210,10 +202,9 @@ def kept_by_server(model: StageModel, plan: StagePlan) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
-    """The forecasts of a step, and which method to use.
+    """The forecasts of a step, and the choice between them.
 
     Attributes:
-        asked: the method that the user asked for.
         forecasts: one for each method that was considered.
     """
 
@@ -222,7 +213,7 @@ class MethodChoice:
 
     @property
     def chosen(self) -> Forecast:
-        """Return the forecast of the method that was asked for, or of the fastest.
+        """Return the forecast of the method that was asked for; with AUTO, the fastest.
 
         Raises:
             PlanError: when the method that was asked for is refused.
@@ -237,13 +228,13 @@ class MethodChoice:
 
     @property
     def considered(self) -> Forecast:
-        """Return the method that was asked for, even when it is refused, or the fastest."""
+        """Return the forecast of the method asked for, even if refused; with AUTO, the fastest."""
         asked = [each for each in self.forecasts if each.method is self.asked]
         return asked[0] if asked else self.chosen
 
     @property
     def stages(self) -> tuple[StageModel, StagePlan] | None:
-        """Return the batch as it is cut and its stages; None when no stages are possible."""
+        """Return the batch in micro-batches and its stages; None when no stages are possible."""
         return next((each.stages for each in self.forecasts if each.stages is not None), None)
 
     @property

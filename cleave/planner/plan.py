@@ -1,4 +1,4 @@
-"""The planner's interface: what it is given and what it returns."""
+"""The planner's interface: its inputs (devices, GEMMs) and its plans."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What the planner knows about one device.
+    """The planner's view of one device.
 
     Attributes:
         device: the scheduler's id of the device.
         downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
         flops_per_s: throughput in matrix multiplication.
-        graph_flops_per_s: throughput in layers that are graphs; 0 means `flops_per_s`.
-        latency_s: one way, taken equal in both directions.
-        memory_bytes: what strips and blocks may occupy.
-        dtypes: what it can multiply, as the protocol names them.
-        codes_downlink, codes_uplink: whether floating-point payloads travel coded that way; see
-            `cleave.planner.coding`.
+        graph_flops_per_s: throughput in layer graphs; 0 means `flops_per_s`.
+        latency_s: one-way latency, the same in both directions.
+        memory_bytes: memory budget for strips and blocks.
+        dtypes: dtypes that the device can multiply, as the protocol names them.
+        codes_downlink, codes_uplink: whether floating-point payloads are compressed in that
+            direction; see `cleave.planner.coding`.
     """
 
     device: int
@@ -56,26 +56,26 @@ class DeviceRates:
 
     @property
     def for_graphs(self) -> DeviceRates:
-        """Return the same rates with the throughput that it has in graphs."""
+        """Return the same rates with the device's throughput in graphs as `flops_per_s`."""
         if not self.graph_flops_per_s:
             return self
         return replace(self, flops_per_s=self.graph_flops_per_s, graph_flops_per_s=0.0)
 
     def down_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return what of a payload passes its downlink.
+        """Return the bytes of a payload on the downlink.
 
         Args:
-            plain_bytes: the payload's size.
-            coded_ratio: its coded size over that.
+            plain_bytes: size of the payload without compression.
+            coded_ratio: compressed size over plain size.
         """
         return plain_bytes * coded_ratio if self.codes_downlink else plain_bytes
 
     def up_bytes(self, plain_bytes: float, coded_ratio: float) -> float:
-        """Return what of a payload passes its uplink; see `down_bytes`."""
+        """Return the bytes of a payload on the uplink; see `down_bytes`."""
         return plain_bytes * coded_ratio if self.codes_uplink else plain_bytes
 
     def unit_s(self, activation_bytes: float, flops: float) -> float:
-        """Return how long a unit of a stage takes by itself: an activation comes, and one goes."""
+        """Return the seconds of one micro-batch pass: receive, compute and return an activation."""
         moved_s = activation_bytes / self.downlink_bytes_per_s
         moved_s += activation_bytes / self.uplink_bytes_per_s
         return moved_s + flops / self.flops_per_s + 2 * self.latency_s
@@ -83,11 +83,11 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class PsRates:
-    """What the planner knows about the parameter server.
+    """The planner's view of the parameter server.
 
     Attributes:
-        egress_bytes_per_s, ingress_bytes_per_s: its network card, each direction.
-        memory_bytes: for partial sums that wait for lower ones of their elements.
+        egress_bytes_per_s, ingress_bytes_per_s: rates of the network card in each direction.
+        memory_bytes: memory for partial sums that wait for the sums of lower depth.
         block_s: seconds of its event loop for one block (decode, assemble, account).
         byte_s: seconds of its event loop for one byte sent or received.
     """
@@ -101,7 +101,7 @@ class PsRates:
 
 @dataclass(frozen=True, slots=True)
 class ElementBytes:
-    """Bytes per element of the operands as sent, of a finished block, and of a partial sum."""
+    """Bytes per element of sent operands, of finished blocks and of partial sums."""
 
     sent: int
     finished: int
@@ -109,14 +109,14 @@ class ElementBytes:
 
 
 ALIGN: Final = 4
-"""Inner boundaries of strips lie on multiples of it,"""
+"""Inner boundaries of strips are multiples of `ALIGN`, on large tiles."""
 
 ALIGNED_FROM: Final = 64
-"""where both sides of the tile are so long."""
+"""A tile is large if both of its sides are at least this long."""
 
 
 class EvenCut(NamedTuple):
-    """A tile and the number of strips on each side; it is cut only when `cut` is called.
+    """A tile and the number of strips on each side; the strips are made by `cut`.
 
     A plan for ten thousand devices has millions of strips, and most plans are only compared.
     """
@@ -127,23 +127,22 @@ class EvenCut(NamedTuple):
 
     @property
     def align(self) -> int:
-        """Return the number of which inner boundaries of strips are multiples."""
+        """Return the alignment of inner strip boundaries, counted from the tile's start."""
         return ALIGN if min(self.tile.m.size, self.tile.n.size) >= ALIGNED_FROM else 1
 
     def cut(self) -> TileCut:
-        """Cut the tile into strips."""
         return cut_tile(self.tile, self.rows, self.columns, align=self.align)
 
 
 class PlannedTile(NamedTuple):
-    """A tile, the device that gets it, and what it is predicted to cost.
+    """A tile, its device and its predicted cost.
 
     Attributes:
-        device: the scheduler's id.
-        strips: the tile and how it is cut.
-        download_bytes, upload_bytes: without message headers.
+        device: the scheduler's id of the device.
+        strips: the tile and its cuts.
+        download_bytes, upload_bytes: traffic without message headers.
         time_s: from the first byte sent to the last byte back, in the limit of many strips.
-        fill_s: what the finite number of strips adds.
+        fill_s: extra time because the number of strips is finite.
     """
 
     device: int
@@ -163,7 +162,7 @@ class PlannedTile(NamedTuple):
 
     @property
     def memory_bytes(self) -> int:
-        """Return the most memory that the tile occupies: all its strips and all its blocks."""
+        """Return the peak memory of the tile: all its strips and all its blocks."""
         return self.download_bytes + self.upload_bytes
 
 
@@ -173,8 +172,8 @@ class Region:
 
     Attributes:
         m, n: the part of C.
-        slabs: how many; 1 where devices return finished blocks.
-        devices: how many share it.
+        slabs: number of slabs; 1 when devices return finished blocks.
+        devices: number of devices that share the region.
     """
 
     m: Span
@@ -185,14 +184,14 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tiles that cover M x N x K exactly once; a device's tiles are in the order it gets them.
+    """Tiles that cover M x N x K exactly once; the tiles of a device are in sending order.
 
     Attributes:
-        makespan_s: predicted, strip fill left out.
-        fill_s: what strip fill adds to it.
+        makespan_s: predicted seconds without strip fill.
+        fill_s: predicted seconds of strip fill.
         bound_s: the isolated bound of the whole fleet; 0 if it was not computed.
-        regions: how C is divided; empty for a plan that follows the arrays that devices hold.
-        columns_cut_n: the columns divide n and the rows of a slab m; if False, the reverse.
+        regions: how C is divided; empty for a plan that reuses operands on devices.
+        columns_cut_n: True if columns divide n and the rows of a slab divide m; False if reversed.
     """
 
     gemm: Gemm
@@ -218,11 +217,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The part of a GEMM's operands that devices hold already, as the tiles that would reuse it.
+    """The operands of a GEMM that devices hold already, as the tiles that would reuse them.
 
     Attributes:
-        tiles: by device, the box of the index space whose operand it holds, cut into strips as
-            they are held. Together the tiles cover the GEMM exactly once.
+        tiles: by device, the box of the index space whose operands it holds, with the cuts of the
+            held strips. Together the tiles cover the GEMM exactly once.
         held_bytes: by device, bytes of the tile's operands that need no download.
     """
 
@@ -244,7 +243,6 @@ class Planner(Protocol):
 
         Args:
             gemm: the GEMM, of positive sides.
-            element: bytes per element.
             devices: the fleet, at least one device; the plan may leave some idle.
             residencies: covers that reuse what devices hold; used if predicted faster.
 
@@ -256,14 +254,13 @@ class Planner(Protocol):
 
 @runtime_checkable
 class PartPlanner(Protocol):
-    """A planner that can also plan a part of a GEMM quickly."""
+    """A planner that can also plan part of a GEMM quickly."""
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """Plan what a lost device left undone, quickly, because the other devices wait for it.
+        """Plan the work of a lost device quickly, because the other devices wait for it.
 
         Args:
             gemm: the part, of positive sides.
-            element: bytes per element.
             devices: the devices that remain, at least one.
 
         Raises:

@@ -1,9 +1,8 @@
-"""What several servers take for a step together: the slowest fleet, and what they exchange.
+"""The step time of several servers: the slowest fleet, and the exchange between the servers.
 
-Each server has a part of the devices and of the sequences. Gradients are summed at the server that
-owns a parameter, and new parameters spread from there: both are fp32, and of each a server sends
-and receives all but what it owns. Where weights are shared, too, they are gathered for each pass
-instead.
+Each server has a share of the devices and of the sequences. The server that owns a parameter sums
+its gradients and spreads its new value, both in fp32. Each of n servers sends and receives
+(n - 1) / n of both. With shared weights, servers gather the weights for each pass instead.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from cleave.planner.forecast import Forecast
 from cleave.planner.plan import DeviceRates, Method, PsRates
 
 _FP32_BYTES: Final = 4
-_MOMENT_BYTES: Final = 8  # of a parameter that is trained
+_MOMENT_BYTES: Final = 8  # per trained parameter
 _GRADIENT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """What servers gather that share a model's weights, in a step of one micro-batch.
+    """Weights that servers share, and gather in a step of one micro-batch.
 
     Attributes:
-        layers: how many.
-        layer: parameters of each.
+        layer: parameters of one layer.
         outside: parameters outside the layers.
-        recomputed_bytes: of activations of a row that are computed again instead of being kept.
+        recomputed_bytes: bytes of activations per row that are recomputed instead of kept.
     """
 
     layers: int
@@ -38,19 +36,19 @@ class SharedWeights:
 
     @property
     def gathered(self) -> int:
-        """Return how many parameters are gathered: a layer's twice, but for the last one."""
+        """Return the parameters gathered in a step: each layer twice, but the last layer once."""
         return self.outside + (2 * self.layers - 1) * self.layer
 
     @property
     def whole(self) -> int:
-        """Return how many a server has that it does not own, at most."""
+        """Return the most parameters that a server holds at a time in addition to its own."""
         return self.outside + self.layer
 
 
 def exchanged_bytes(
     trained_parameters: int, servers: int, weights: SharedWeights | None = None
 ) -> int:
-    """Return what each server sends to the others in a step, and receives from them."""
+    """Return the bytes that each server sends to the others in a step; it receives as many."""
     others = servers - 1
     of_weights = trained_parameters if weights is None else weights.gathered
     return round(_FP32_BYTES * (trained_parameters + of_weights) * others / servers)
@@ -62,7 +60,7 @@ def exchange_s(
     card: PsRates | None,
     weights: SharedWeights | None = None,
 ) -> float:
-    """Return how long that takes on the servers' cards, which carry nothing else meanwhile."""
+    """Return the seconds of that exchange on the servers' cards, without other traffic."""
     if card is None:
         return 0.0
     slowest = min(card.egress_bytes_per_s, card.ingress_bytes_per_s)
@@ -70,12 +68,12 @@ def exchange_s(
 
 
 def shares(devices: Sequence[DeviceRates], servers: int) -> list[list[DeviceRates]]:
-    """Return the devices of each server: every n-th."""
+    """Return the devices of each server: every n-th device of the fleet."""
     return [list(devices[server::servers]) for server in range(servers)]
 
 
 def weakest(parts: Sequence[Sequence[DeviceRates]]) -> list[int]:
-    """Return which parts of a fleet could be the slowest: least links, or least throughput."""
+    """Return the parts of a fleet that could be slowest: lowest link rates or lowest throughput."""
     sums = [
         (
             sum(rates.downlink_bytes_per_s for rates in part),
@@ -89,16 +87,15 @@ def weakest(parts: Sequence[Sequence[DeviceRates]]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ServersPlan:
-    """What so many servers take.
+    """The forecast of a step on a number of servers.
 
     Attributes:
-        servers: how many.
-        devices: of the largest part.
-        rows: sequences of the server that does most.
-        slowest: what the slowest server's fleet takes for its part.
+        devices: devices of the largest share.
+        rows: sequences of the server with the largest share.
+        slowest: the forecast of the slowest server's fleet.
         exchanged_bytes, exchange_s: see `exchanged_bytes` and `exchange_s`.
-        server_bytes: memory of a server; they share the optimizer's moments, and gradients but by
-            stages, where each server's devices send all of them; and weights where that was wanted.
+        server_bytes: memory of one server. Servers share the optimizer's moments, and the weights
+            if asked. They share gradients except with stages, where each fleet returns them all.
     """
 
     servers: int
@@ -111,12 +108,12 @@ class ServersPlan:
 
     @property
     def refused(self) -> str:
-        """Say why a part of the fleet cannot do its part; empty if each can."""
+        """Return why a part of the fleet cannot do its share; empty if each can."""
         return self.slowest.refused
 
     @property
     def step_s(self) -> float:
-        """Return how long a step takes: nothing is exchanged before the last gradient is there."""
+        """Return the step time. The exchange begins after the last gradient has arrived."""
         return self.slowest.step_s + self.exchange_s
 
 
@@ -129,16 +126,13 @@ def plan_servers(
     card: PsRates | None,
     weights: SharedWeights | None = None,
 ) -> ServersPlan:
-    """Return what so many servers take.
+    """Return the forecast of a step on several servers.
 
     Args:
-        servers: how many.
-        devices: of the whole fleet.
-        rows: of the whole batch.
-        found: what the fleets that could be slowest take for their part.
-        trained_parameters: of the model.
-        card: of each server.
-        weights: where several servers share them; None where each has all.
+        devices: devices of the whole fleet.
+        rows: sequences of the whole batch.
+        found: forecasts of the fleets that could be slowest.
+        weights: the shared weights; None if each server holds the whole model.
     """
     slowest = max(found, key=lambda each: each.step_s)
     shared = _MOMENT_BYTES + (0 if slowest.method is Method.STAGES else _GRADIENT_BYTES)
@@ -161,7 +155,7 @@ def plan_servers(
 
 
 def why(plans: Sequence[ServersPlan]) -> str:
-    """Say in a sentence whether more servers pay, and what of a step the exchange is."""
+    """Return a sentence on whether more servers pay, and the exchange's share of a step."""
     plans = [plan for plan in plans if not plan.refused]
     if not plans:
         return "No number of these can do a step."
@@ -186,5 +180,5 @@ def why(plans: Sequence[ServersPlan]) -> str:
 
 
 def counted(servers: int) -> str:
-    """Return so many servers in words."""
+    """Return a number of servers in words."""
     return "1 server" if servers == 1 else f"{servers} servers"

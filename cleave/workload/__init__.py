@@ -1,1 +1,1 @@
-"""Models as sizes, as GEMMs of a training step, and as torch modules."""
+"""Models as sizes, as the GEMMs of a training step, and as torch modules."""

@@ -1,7 +1,6 @@
-"""The models Cleave knows, as numbers: layers, widths, heads and vocabulary.
+"""The models that Cleave knows, as numbers: layers, widths, heads and vocabulary.
 
-Nothing here needs torch or transformers, so that planning and simulating work where they are not
-installed.
+Nothing here needs torch or transformers, so planning and simulating work without them.
 """
 
 import difflib
@@ -14,7 +13,7 @@ from cleave.errors import UsageError
 
 
 class Family(Enum):
-    """A family of models; it says which Linear layers a decoder layer has.
+    """A family of models, which determines the Linear layers of a decoder layer.
 
     OPT: q, k, v, out, fc1, fc2, with biases and learned positions. LLAMA: q, k, v, o and the gated
     gate, up, down, without biases and with rotary positions.
@@ -26,7 +25,7 @@ class Family(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The sizes of a decoder-only transformer. All are counts of elements, not bytes."""
+    """The sizes of a decoder-only transformer, in elements, not bytes."""
 
     name: str
     family: Family
@@ -41,16 +40,16 @@ class ModelSpec:
     embedding_width: int  # differs from width in OPT-350m, which projects in and out
     tied_head: bool  # the LM head shares the token embedding's weight
     pre_norm: bool = True  # False in OPT-350m: layer norms follow their sub-layer
-    counted_parameters: int | None = None  # where the sizes above do not tell the exact count
+    counted_parameters: int | None = None  # if the sizes above do not determine the exact count
 
     @property
     def query_width(self) -> int:
-        """Return the number of outputs of q_proj."""
+        """Return the outputs of q_proj."""
         return self.heads * self.head_width
 
     @property
     def kv_width(self) -> int:
-        """Return the number of outputs of k_proj, and of v_proj."""
+        """Return the outputs of k_proj, and of v_proj."""
         return self.kv_heads * self.head_width
 
     @property
@@ -130,8 +129,8 @@ def _llama(
     )
 
 
-# The published OPT and Llama 2 sizes, and four small ones: tiny trains in minutes on a laptop,
-# nano is for tests. The small Llamas have fewer key-value heads than heads, like llama2-70b.
+# The published OPT and Llama 2 sizes, and four small ones. tiny trains in minutes on a laptop; nano
+# is for tests. The small Llamas use grouped-query attention, like llama2-70b.
 MODELS: Mapping[str, ModelSpec] = {
     spec.name: spec
     for spec in (
@@ -158,9 +157,9 @@ MODELS: Mapping[str, ModelSpec] = {
 def find_model(name: str) -> ModelSpec:
     """Return the spec of a known model.
 
-    Case does not matter, and the usual spellings are accepted: ``opt-125m`` and
-    ``facebook/opt-125m``; ``llama2-7b``, ``llama-2-7b`` and ``meta-llama/Llama-2-7b-hf``. An
-    unknown name is a UsageError that lists the closest ones.
+    Case does not matter. The usual spellings are accepted: ``opt-125m`` and ``facebook/opt-125m``;
+    ``llama2-7b``, ``llama-2-7b`` and ``meta-llama/Llama-2-7b-hf``. An unknown name is a UsageError
+    that lists the closest names.
     """
     key = name.strip().lower()
     for organisation in ("facebook/", "meta-llama/"):
@@ -176,10 +175,10 @@ def find_model(name: str) -> ModelSpec:
 
 
 def spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """Return the spec of a model described by the contents of a Hugging Face ``config.json``.
+    """Return the spec of a model from the contents of its Hugging Face ``config.json``.
 
-    Exact for OPT and Llama. Other decoder-only models are read as the family they resemble, if
-    their fields have the usual names; a missing field is a UsageError that names it.
+    The spec is exact for OPT and Llama. Other decoder-only models are read as the family that they
+    resemble, if their fields have the usual names. A missing field is a UsageError that names it.
     """
 
     def number(field: str, *keys: str, default: int | None = None) -> int:

@@ -1,7 +1,7 @@
-"""What the layers of a model cost in a step by stages: parameters, bytes, FLOPs.
+"""The costs of a model's layers in a step by stages: parameters, bytes, FLOPs.
 
-The figures are those that `cleave.training.stages.stage_work` finds in a real model of the same
-sizes. Nothing here needs torch or a model.
+They equal those that `cleave.training.stages.stage_work` finds in a real model of the same sizes.
+Nothing here needs torch or a model.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _FP32_BYTES: Final = 4
 HEAD: Final = "lm_head.weight"
 """The parameter with a row for each token of the vocabulary."""
 
-_LAST: Final = ("fc2", "down_proj")  # product of a layer
+_LAST: Final = ("fc2", "down_proj")  # last product of a layer
 _LAST_OF_ATTENTION: Final = ("out_proj", "o_proj")
 _ATTENTION: Final = (
     *("q_proj", "k_proj", "v_proj", *_LAST_OF_ATTENTION),
     *("self_attn_layer_norm", "input_layernorm"),
 )
-_DTYPES: Final = {2: "bf16", 4: "fp32"}  # in which stages travel, by bytes of an element
-_STATE_BYTES: Final = 16  # of a trained parameter: weight, gradient and two moments, in fp32
+_DTYPES: Final = {2: "bf16", 4: "fp32"}  # dtypes of messages, by bytes of an element
+_STATE_BYTES: Final = 16  # per trained parameter: weight, gradient and two moments, in fp32
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """LoRA: beside a frozen matrix W of a product, B A of low rank is trained, and nothing else.
+    """LoRA: only a low-rank product B A is trained, and added to a frozen matrix W.
 
     Attributes:
-        rank: of B A.
-        down: whether the last product of a layer has them too, beside those of queries and values.
-        bits: the width of the elements of frozen matrices of layers (QLoRA); None to leave them.
+        rank: rank of B A.
+        down: whether the last product of a layer also has adapters, besides queries and values.
+        bits: bits of frozen layer matrices (QLoRA); None for no quantization.
     """
 
     rank: int
@@ -52,10 +52,10 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter as a matrix; one of one dimension has one row.
+    """A parameter as a matrix; a vector is one row.
 
     Attributes:
-        bits: the width of its elements; None for floating-point numbers.
+        bits: bits of a quantized element; None for floating-point numbers.
     """
 
     name: str
@@ -67,14 +67,13 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """Return the number of its elements."""
         return self.rows * self.columns
 
     def travelling_bytes(self, element_bytes: int) -> int:
-        """Return its bytes as it travels.
+        """Return the bytes of the parameter as sent.
 
         Args:
-            element_bytes: of a floating-point number.
+            element_bytes: bytes of a floating-point element.
         """
         if self.bits is None:
             return self.size * element_bytes
@@ -86,9 +85,8 @@ class LayerSizes:
     """The sizes of a layer, or of a part of one.
 
     Attributes:
-        parameters: its parameters.
         sequence: tokens of a sequence.
-        heads_width: of all heads of attention together; 0 where there is no attention.
+        heads_width: total width of all attention heads; 0 without attention.
     """
 
     parameters: tuple[Parameter, ...]
@@ -97,45 +95,45 @@ class LayerSizes:
 
     @property
     def pieces(self) -> int:
-        """Return into how many runs a sequence can be cut."""
+        """Return the number of sequence chunks; 1 with attention."""
         return 1 if self.heads_width else pieces_of_sequence(self.sequence)
 
     @property
     def forward_flops(self) -> int:
-        """Return the FLOPs of its forward pass, for each token."""
+        """Return the FLOPs per token of the forward pass."""
         products = sum(p.size for p in self.parameters if p.matrix)
         return 2 * products + self.attention_flops
 
     @property
     def backward_flops(self) -> int:
-        """Return those of its backward pass, which computes the forward pass again.
+        """Return the FLOPs per token of the backward pass, which recomputes the forward pass.
 
-        A product of a parameter needs as many for the gradient of its input, and as many more for
-        that of the parameter if it is trained. Both products of attention, the scores and the
-        weighted sums of values, need the gradients of two inputs each.
+        A product with a parameter costs the same again for its input's gradient, and once more for
+        the parameter's gradient if that is trained. Both products of attention, scores and weighted
+        sums of values, need the gradients of two inputs each.
         """
         trained = sum(p.size for p in self.parameters if p.matrix and p.trained)
         return 2 * self.forward_flops + 2 * trained + self.attention_flops
 
     @property
     def attention_flops(self) -> int:
-        """Return those of attention's two products in the forward pass, for each token."""
+        """Return the FLOPs per token of attention's two products in the forward pass."""
         return 4 * self.sequence * self.heads_width
 
     @property
     def spared_flops(self) -> int:
-        """Return those that a backward pass does not do again where activations were kept.
+        """Return the FLOPs per token that kept activations save in the backward pass.
 
-        The scores of attention are not kept: they are larger than what they are made of.
+        Attention scores are not kept, because they are larger than their inputs.
         """
         return self.forward_flops - self.attention_flops // 2
 
     @property
     def activations(self) -> tuple[int, ...]:
-        """Return the elements for each token of what it can keep for its backward pass.
+        """Return the elements per token of each activation that can be kept for the backward pass.
 
-        These are the results of all products but the scores of attention and those that are only
-        added to its output.
+        They are the results of all products, except attention scores and products that are only
+        added to the output.
         """
         mlp = any(_module_of(p) in _LAST for p in self.parameters)
         added = _LAST if mlp else _LAST_OF_ATTENTION
@@ -148,7 +146,6 @@ class LayerSizes:
 
 
 def _module_of(parameter: Parameter) -> str:
-    """Return the name of the module that has a parameter."""
     return parameter.name.partition(".")[0]
 
 
@@ -157,8 +154,8 @@ def cut_batch(rows: int, sequence: int, parts: int) -> list[int]:
 
     Args:
         rows: sequences of the batch.
-        sequence: tokens of each.
-        parts: how many micro-batches.
+        sequence: tokens of each sequence.
+        parts: number of micro-batches.
 
     Raises:
         UsageError: when there are more micro-batches than sequences, or none.
@@ -173,12 +170,11 @@ class StageSizes:
     """The sizes of a model that is trained by stages.
 
     Attributes:
-        spec: the model.
         sequence: tokens of a sequence.
-        element_bytes: of a parameter or an activation as it travels.
-        gradient_bytes: of an element of a gradient as it travels.
-        adapters: what is trained instead of the model's own parameters.
-        in_parts: whether attention and MLP of a layer are cut apart.
+        element_bytes: bytes of a parameter's or an activation's element, as sent.
+        gradient_bytes: bytes of a gradient's element, as sent.
+        adapters: the adapters that are trained; None to train the model's own parameters.
+        in_parts: whether layers are divided into attention and MLP.
     """
 
     spec: ModelSpec
@@ -190,12 +186,10 @@ class StageSizes:
 
     @cached_property
     def layer(self) -> tuple[Parameter, ...]:
-        """Return the parameters of a layer."""
         return tuple(_adapted(_layer(self.spec), self.adapters))
 
     @cached_property
     def parts(self) -> tuple[LayerSizes, ...]:
-        """Return a layer, or its parts."""
         heads_width = self.spec.query_width
         if not self.in_parts:
             return (LayerSizes(self.layer, self.sequence, heads_width),)
@@ -208,25 +202,25 @@ class StageSizes:
 
     @cached_property
     def head(self) -> tuple[Parameter, ...]:
-        """Return the parameters of what follows the layers."""
+        """Return the parameters of the modules after the layers."""
         adapters = self.adapters and replace(self.adapters, bits=None)
         return tuple(_adapted(_head(self.spec), adapters))
 
     @property
     def embeds(self) -> bool:
-        """Say whether an embedding is trained, which needs the gradient of its output."""
+        """Return whether an embedding is trained, which needs its output's gradient."""
         return self.adapters is None
 
     @property
     def trained_parameters(self) -> int:
-        """Return how many parameters are trained; an embedding counts if the model itself is."""
+        """Return the number of trained parameters; embeddings count without adapters."""
         if self.adapters is None:
             return self.spec.parameters
         return self.spec.layers * sum(p.size for p in self.layer if p.trained)
 
     @property
     def state_bytes(self) -> int:
-        """Return what parameters, gradients and the optimizer's moments take on the PS."""
+        """Return the PS's memory for parameters, gradients and optimizer moments, in bytes."""
         trained = self.trained_parameters
         if self.adapters is None:
             return _STATE_BYTES * trained
@@ -237,19 +231,19 @@ class StageSizes:
 
     @property
     def loss_flops(self) -> int:
-        """Return the FLOPs of the loss and its gradients, for each token."""
+        """Return the FLOPs per token of the loss and its gradients."""
         return sum((6 if p.trained else 4) * p.size for p in self.head if p.matrix)
 
     @property
     def loss_forward_flops(self) -> int:
-        """Return the FLOPs of the logits, for each token."""
+        """Return the FLOPs per token of the logits."""
         return 2 * sum(p.size for p in self.head if p.matrix)
 
     def costs(self, tokens: Sequence[int]) -> StageModel:
-        """Return what the layers cost, for the planner.
+        """Return the costs of the layers, for the planner.
 
         Args:
-            tokens: of each micro-batch.
+            tokens: tokens of each micro-batch.
         """
         spec = self.spec
         layers = [self._cost(part) for part in self.parts] * spec.layers
@@ -272,13 +266,12 @@ class StageSizes:
         )
 
     def forecaster(self, rows: int, ps: PsCompute) -> StepForecaster:
-        """Return what forecasts steps of a batch of this many sequences.
+        """Return a forecaster for steps with a batch of `rows` sequences.
 
         Args:
             rows: sequences of the batch.
-            ps: the parameter server.
         """
-        from cleave.planner.forecast import StepForecaster  # sizes alone need no numpy
+        from cleave.planner.forecast import StepForecaster  # sizes alone do not need numpy
 
         parts = replace(self, in_parts=True)
         return StepForecaster(
@@ -291,7 +284,6 @@ class StageSizes:
         )
 
     def _cost(self, part: LayerSizes) -> LayerCost:
-        """Return what a layer, or a part of one, costs."""
         matrices = [(p.rows, p.columns) for p in part.parameters if p.matrix]
         heads = self.spec.heads if part.heads_width else 0
         return LayerCost(
@@ -307,7 +299,7 @@ class StageSizes:
         )
 
     def _bytes(self, parameters: Sequence[Parameter]) -> tuple[int, int, int, int]:
-        """Return bytes of frozen and of trained parameters, of gradients and of their sums."""
+        """Return the bytes of frozen parameters, trained parameters, gradients and their sums."""
         trained = sum(p.size for p in parameters if p.trained)
         each = self.element_bytes
         frozen = sum(p.travelling_bytes(each) for p in parameters if not p.trained)
@@ -315,11 +307,11 @@ class StageSizes:
 
 
 def kept_elements(spec: ModelSpec) -> int:
-    """Return how many elements of a token's activations a layer keeps for its backward pass.
+    """Return the activation elements per token that a layer keeps without recomputation.
 
-    Nothing is recomputed: inputs of every Linear and norm and of the nonlinearity, as Korthikanti
-    et al. (2022, arXiv 2205.05198, section 4.1: 34 s b h for two bytes, of which two are dropout
-    masks that are left out here); no scores, as flash attention keeps none.
+    They are the inputs of every Linear, norm and nonlinearity, as in Korthikanti et al. (2022,
+    arXiv 2205.05198, section 4.1: 34 s b h for two bytes, without its two dropout masks). Flash
+    attention keeps no scores.
     """
     hidden = (3 if spec.family is Family.LLAMA else 2) * spec.ffn_width
     norms, attention = 2 * spec.width, spec.width + 2 * spec.query_width + 2 * spec.kv_width
@@ -327,15 +319,14 @@ def kept_elements(spec: ModelSpec) -> int:
 
 
 def recomputed_elements(spec: ModelSpec) -> int:
-    """Return how many of a token's activations recomputation spares a server that has all layers.
+    """Return the activation elements per token that recomputation saves a server with all layers.
 
-    It keeps all of one layer, and the inputs of all.
+    The server keeps all activations of one layer, and the inputs of all layers.
     """
     return (spec.layers - 1) * kept_elements(spec) - spec.layers * spec.width
 
 
 def _layer(spec: ModelSpec) -> Iterator[Parameter]:
-    """Yield the parameters of a layer."""
     width, query, kv, ffn = spec.width, spec.query_width, spec.kv_width, spec.ffn_width
     if spec.family is Family.LLAMA:
         yield Parameter("q_proj.weight", query, width)
@@ -364,7 +355,7 @@ def _layer(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _head(spec: ModelSpec) -> Iterator[Parameter]:
-    """Yield the parameters of what follows the layers; a tied embedding is one."""
+    """Yield the parameters of the modules after the layers, including a tied embedding."""
     if spec.family is Family.LLAMA or spec.pre_norm:
         yield Parameter("norm.weight", 1, spec.width, matrix=False)
     if spec.family is Family.OPT and spec.pre_norm:
@@ -375,7 +366,7 @@ def _head(spec: ModelSpec) -> Iterator[Parameter]:
 
 
 def _adapted(parameters: Iterator[Parameter], adapters: Adapters | None) -> Iterator[Parameter]:
-    """Yield parameters with adapters, which alone are trained then."""
+    """Yield parameters and their adapters. With adapters, only these are trained."""
     if adapters is None:
         yield from parameters
         return

@@ -1,13 +1,13 @@
 """The matrix multiplications of one training step.
 
-A Linear with weight ``W[out, in]`` takes three, with ``tokens = batch * seq``:
+A Linear with weight ``W[out, in]`` needs three, with ``tokens = batch * seq``:
 
     forward          Y[tokens, out] = X[tokens, in]  @ W^T           k = in
     input gradient   dX[tokens, in] = dY[tokens, out] @ W            k = out
     weight gradient  dW[out, in]    = dY^T           @ X             k = tokens
 
-Weight gradients are taken once per batch. Attention scores are not included: the parameter server
-computes them.
+Weight gradients are computed once per batch. Attention scores are not included, because the
+parameter server computes them.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class GemmKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """``count`` Linear layers of one name and one shape, ``W[outputs, inputs]``."""
+    """``count`` Linear layers with one name and one shape, ``W[outputs, inputs]``."""
 
     name: str
     inputs: int
@@ -43,8 +43,8 @@ class StepGemm:
     """One GEMM of a training step, which occurs ``count`` times (once in each layer).
 
     Attributes:
-        name: of the Linear, e.g. "fc1".
-        after_sibling: whether a Linear of the same shape that reads the same input comes before it.
+        name: name of the Linear, such as "fc1".
+        after_sibling: whether a Linear of the same shape and input comes before it.
     """
 
     kind: GemmKind
@@ -55,16 +55,16 @@ class StepGemm:
 
     @property
     def held(self) -> Literal["", "a", "b"]:
-        """Return which side devices hold: the input, after a sibling that is planned alike."""
+        """Return the side that devices hold from an equal sibling (the input); empty if none."""
         if not self.after_sibling or self.kind is GemmKind.INPUT_GRADIENT:
             return ""
         return "a" if self.kind is GemmKind.FORWARD else "b"
 
     @property
     def submission(self) -> tuple[str, bool, int]:
-        """Return what those have in common that training submits together.
+        """Return the key of GEMMs that training submits together.
 
-        These are the two gradients of a Linear: neither needs the other.
+        These are the two gradients of a Linear, which do not depend on each other.
         """
         return self.name, self.kind is GemmKind.FORWARD, self.count
 
@@ -77,8 +77,8 @@ class StepGemm:
 def linear_shapes(spec: ModelSpec, fused_siblings: bool = False) -> tuple[LinearShape, ...]:
     """Return every Linear of the model in the order of the forward pass, the LM head last.
 
-    With ``fused_siblings``, Linears that read the same input are merged: q, k and v as
-    ``qkv_proj``, gate and up as ``gate_up_proj``.
+    With ``fused_siblings``, Linears with the same input are merged: q, k and v as ``qkv_proj``,
+    gate and up as ``gate_up_proj``.
     """
     width, ffn, layers = spec.width, spec.ffn_width, spec.layers
     query, kv = spec.query_width, spec.kv_width
@@ -115,9 +115,9 @@ _SIBLINGS = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
 
 
 def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
-    """Return every Linear of the forward pass as it is run, layer after layer, grouped by siblings.
+    """Return every Linear in the order of the forward pass, layer by layer, grouped by siblings.
 
-    Siblings read the same input. Each shape's ``count`` is 1.
+    Siblings have the same input. Each shape's ``count`` is 1.
     """
     groups: list[list[LinearShape]] = []
     for shape in linear_shapes(spec):
@@ -136,7 +136,7 @@ def siblings_in_order(spec: ModelSpec) -> tuple[tuple[LinearShape, ...], ...]:
 
 
 ONCE = ("project_in", "project_out", "lm_head")
-"""The Linears that a model has once, outside of its layers."""
+"""The Linears outside the layers, which a model has once."""
 
 
 def step_gemms(
@@ -144,8 +144,8 @@ def step_gemms(
 ) -> tuple[StepGemm, ...]:
     """Return the GEMMs of one training step on ``batch`` sequences of ``seq`` tokens.
 
-    They are the forward ones in order, then for each Linear, last to first, its input gradient and
-    its weight gradient. A batch or sequence length below 1 is a UsageError.
+    The forward GEMMs come first, in order. Then follow the input gradient and the weight gradient
+    of each Linear, from last to first. A batch or sequence length below 1 is a UsageError.
     """
     for name, value in (("batch", batch), ("sequence length", seq)):
         if value < 1:
@@ -166,7 +166,7 @@ def step_gemms(
 
 
 def _after_siblings(shapes: Sequence[LinearShape]) -> list[bool]:
-    """Say of each Linear whether a sibling of its shape comes before it, in this order."""
+    """Return for each Linear whether a sibling of its shape comes before it, in this order."""
 
     def alike(one: LinearShape, other: LinearShape) -> bool:
         siblings = any({one.name, other.name} <= names for names in _SIBLINGS)
@@ -176,8 +176,8 @@ def _after_siblings(shapes: Sequence[LinearShape]) -> list[bool]:
 
 
 def step_flops(spec: ModelSpec, batch: int, seq: int) -> int:
-    """Return the floating-point operations of all Linear GEMMs of one step, forward and backward.
+    """Return the FLOPs of all Linear GEMMs of one step, forward and backward.
 
-    Fusing siblings does not change it. Attention scores and elementwise work are not counted.
+    Attention scores and elementwise work are not counted. Fusing siblings changes nothing.
     """
     return sum(step_gemm.flops for step_gemm in step_gemms(spec, batch, seq))

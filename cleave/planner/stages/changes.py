@@ -1,7 +1,7 @@
-"""Changes of arrangements of devices in stages, by number, and which of them fit.
+"""Numbered changes of arrangements of devices in stages, and which of them fit in memory.
 
-A change moves a layer from one stage to another, or swaps two stages; it moves a group of devices
-to another stage, or swaps two groups; or it changes where the loss is computed.
+A change does one of five things: it moves a layer from one stage to another, swaps two stages,
+moves a group of devices to another stage, swaps two groups, or moves the loss to or from the PS.
 """
 
 from __future__ import annotations
@@ -13,23 +13,19 @@ import numpy as np
 from cleave.planner.stages.estimate import Arrangements, Integers, Truths
 
 _FEW_STAGES = 12
-"""If there are more, only stages at some distances from each other are changed together."""
+"""With more stages, only pairs at distances that are powers of two are changed."""
 
 
 class Changes:
-    """The changes of an arrangement of some stages and groups of devices.
+    """The changes of an arrangement of stages and groups of devices.
 
     Args:
-        stages: how many there are.
-        groups: how many there are; 0 if each stays with a stage.
-
-    Attributes:
-        count: how many changes there are.
+        groups: number of groups that can move; 0 if each group stays with its stage.
     """
 
     def __init__(self, stages: int, groups: int) -> None:
         distances = [n for n in range(1, stages) if stages <= _FEW_STAGES or n.bit_count() == 1]
-        # Cuts from the first until before the last of these are moved by so many layers.
+        # Each row is (first, stop, layers): cuts[first:stop] move by this many layers.
         self._shifts = np.array(
             [
                 (first, first + distance, layers)
@@ -50,7 +46,7 @@ class Changes:
         self.count = self._ends[-1] + 1
 
     def made(self, them: Arrangements, number: Integers) -> Arrangements:
-        """Change each of these arrangements, which are copies, as one of the numbers says."""
+        """Apply one change to each arrangement in place, by its number, and return `them`."""
         cuts, place = them.cuts, them.place
         at, (first, stop, layers) = self._of_kind(number, 0, self._shifts)
         column = np.arange(cuts.shape[1])
@@ -74,21 +70,21 @@ class Changes:
         return them
 
     def _of_kind(self, number: Integers, kind: int, known: Integers) -> tuple[Integers, Integers]:
-        """Return where there are changes of a kind, and what is known of these, by row."""
+        """Return the indices of the changes of one kind, and the parameters of these changes."""
         begin, end = [0, *self._ends][kind : kind + 2]
         at = np.flatnonzero((number >= begin) & (number < end))
         return at, known[number[at] - begin].T
 
     def that_fit(self, them: Arrangements, fits: Truths) -> Truths:
-        """Say which changes of arrangements fit, where each stage has one group of devices.
+        """Return which changes of arrangements fit, if each stage has one group of devices.
 
         Args:
             them: arrangements that fit.
-            fits: by group, loss there, first layer and stop: whether it has room for these layers,
-                which are at least one.
+            fits: whether a group has memory for a run of at least one layer, indexed by group,
+                loss on the stage, first layer and stop.
 
         Returns:
-            A row for each arrangement with a column for each change.
+            Booleans, shape (arrangements, changes).
         """
         row, stages = np.arange(len(them))[:, None], them.cuts.shape[1] - 1
         group, layers = groups_of_stages(them), fits.shape[-1] - 1
@@ -103,7 +99,7 @@ class Changes:
         loss = them.loss[:, None]
 
         def full_until(moved: int | Integers) -> Integers:
-            """Count the stages before each that do not fit if they begin and end so much later."""
+            """Count the stages before each stage that do not fit if all move by `moved` layers."""
             full = ~room(group, begins + moved, ends + moved, loss)
             return np.concatenate([np.zeros_like(row), np.cumsum(full, axis=1)], axis=1)
 
@@ -133,7 +129,7 @@ class Changes:
 
 
 def groups_of_stages(them: Arrangements) -> Integers:
-    """Return the group of each stage, where each stage has one and each group has a stage."""
+    """Return the group of each stage. Each stage must have one group and each group a stage."""
     found = np.empty_like(them.place)
     found[np.arange(len(them))[:, None], them.place] = np.arange(them.place.shape[1])
     return found

@@ -1,8 +1,7 @@
-"""Arrangements of devices in stages that the closed form finds good: starts and changes of them.
+"""A search for arrangements of devices in stages, ranked by the closed form.
 
-A start deals devices to stages and cuts the layers so that the stages take equally long by
-themselves. A change moves a layer from one stage to another, or a device; it swaps two devices, or
-two stages; or it changes where the loss is computed.
+A start deals devices to stages and cuts the layers so that all stages take about equally long. A
+change moves a layer or a device between stages, swaps two devices or stages, or moves the loss.
 """
 
 from __future__ import annotations
@@ -29,29 +28,26 @@ from cleave.planner.stages.estimate import (
 from cleave.planner.stages.model import PlannedStage, PsCompute
 from cleave.planner.tiles.shape import Floats
 
-_BEGUN: Final = 24  # starts that are improved a few times
+_BEGUN: Final = 24  # starts that are improved for a few rounds
 _BEGUN_ROUNDS: Final = 3
 _CLIMBS: Final = 10  # starts that are improved to the end
 _ROUNDS: Final = 40
-_GAIN: Final = 1e-6  # less is none
-_FEW_ORDERS: Final = 24  # of devices in stages are all tried
+_GAIN: Final = 1e-6  # smaller relative gains do not count
+_FEW_ORDERS: Final = 24  # if there are no more orders of devices in stages, all are tried
 _LEAST_S: Final = 1e-12
-_HALVINGS: Final = 12  # of an interval of times
+_HALVINGS: Final = 12  # bisection steps for the time of the slowest stage
 
 
 class StageClimb:
     """A search among arrangements of some groups of devices.
 
     Args:
-        tables: of the model.
-        groups: devices that have one place together.
-        ps: the PS.
+        groups: groups of devices that are placed together.
 
     Attributes:
-        begun: how many starts are improved a few times.
-        columns: the groups.
-        found: arrangements that differ, those with the shortest estimated step first.
-        seconds: what is estimated of them.
+        begun: number of starts that are improved for a few rounds.
+        found: distinct arrangements, in ascending order of estimated step time.
+        seconds: estimated step time of each arrangement.
     """
 
     begun = _BEGUN
@@ -76,7 +72,7 @@ class StageClimb:
         one_each = [self._seconds_of_layers((number,)) for number in range(len(groups))]
         self._whole_s = [sum(layers_s) for layers_s, _ in one_each]
         self._order = sorted(range(len(groups)), key=lambda n: (self._whole_s[n], n))
-        # By group and first layer: where a stage must stop.
+        # By group and first layer: the last stop for which the group has memory.
         fits = tables.memory_of_layers[None] <= self.columns.memory[:, None, None]
         fits &= tables.memory_of_layers > 0
         self._reach = np.arange(tables.layers + 1) + fits.sum(axis=2)
@@ -86,11 +82,10 @@ class StageClimb:
 
     @cached_property
     def changes(self) -> Changes:
-        """Return how arrangements may be changed."""
         return Changes(self._stages, len(self.groups))
 
     def climb(self) -> None:
-        """Improve what was found as long as a change helps."""
+        """Improve the arrangements found as long as a change helps."""
         for rounds, most in ((_BEGUN_ROUNDS, _CLIMBS), (_ROUNDS, _CLIMBS)):
             active = np.arange(len(self.found))
             for _ in range(rounds):
@@ -100,13 +95,12 @@ class StageClimb:
         self._keep(len(np.flatnonzero(self.seconds < TOO_LARGE_S)))
 
     def add(self, them: Arrangements) -> None:
-        """Add arrangements of as many groups that were found elsewhere."""
+        """Add arrangements of the same number of groups from another search."""
         self.found = self.found.with_others(them)
         self.seconds = self._estimator.seconds(self.found)
         self._keep(len(self.found))
 
     def planned(self, them: Arrangements, number: int) -> tuple[PlannedStage, ...]:
-        """Return the stages of an arrangement."""
         cuts, place = them.cuts[number].tolist(), them.place[number].tolist()
         loss, layers = bool(them.loss[number]), self.tables.layers
         found = []
@@ -118,26 +112,25 @@ class StageClimb:
         return tuple(found)
 
     def seconds_of_changes(self, them: Arrangements) -> Floats:
-        """Return what is estimated of every change of each arrangement, a row for each."""
+        """Return the estimated step time of every change, shape (arrangements, changes)."""
         row, number = np.indices((len(them), self.changes.count))
         return self.estimate(self.changed(them, row.ravel(), number.ravel())).reshape(row.shape)
 
     def changed(self, them: Arrangements, row: Integers, number: Integers) -> Arrangements:
-        """Return changes.
+        """Return changed copies of arrangements.
 
         Args:
-            them: what is changed.
-            row: which of them.
-            number: of the change.
+            row: index of the arrangement for each copy.
+            number: number of the change for each copy.
         """
         return self.changes.made(them.take(row), number)
 
     def estimate(self, them: Arrangements) -> Floats:
-        """See `Estimator.seconds`."""
+        """Return the estimated seconds of a step for each arrangement."""
         return self._estimator.seconds(them)
 
     def _improve(self, active: Integers) -> Integers:
-        """Make the best change of each of these; return those for which it helped."""
+        """Apply the best change to each of these; return the indices for which it helped."""
         those = self.found.take(active)
         seconds = self.seconds_of_changes(those)
         best = seconds.argmin(axis=1)
@@ -149,12 +142,11 @@ class StageClimb:
         return improved
 
     def _keep(self, most: int, *, alike: bool = True) -> None:
-        """Keep the best that differ, and are possible.
+        """Keep the best distinct arrangements that are possible.
 
         Args:
-            most: how many.
-            alike: whether all may have the same number of stages; otherwise the best of each number
-                comes first.
+            alike: whether all may have the same number of stages. Otherwise the best of each
+                number of stages come first.
         """
         used = (np.diff(self.found.cuts, axis=1) > 0).sum(axis=1) * 2 + self.found.loss
         seen: dict[int, int] = {}
@@ -192,7 +184,7 @@ class StageClimb:
         )
 
     def deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
-        """Yield the groups of each stage."""
+        """Yield assignments of groups to stages, one tuple of groups for each stage."""
         roomy = np.lexsort((np.arange(len(self.groups)), -self.columns.memory)).tolist()
         for stages in range(1, self._stages + 1):
             if perm(len(self.groups), stages) <= _FEW_ORDERS:
@@ -210,7 +202,7 @@ class StageClimb:
                 yield tuple(tuple(members) for members in dealt)
 
     def _roomy_last(self, dealt: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Return the same with a last stage that has memory for the loss, if any has."""
+        """Return the stages with one last that has memory for the loss, if any has."""
         needed, memory = self.tables.memory_of_loss, self.columns.memory
         for n in reversed(range(len(dealt))):
             if memory[list(dealt[n])].min() >= needed:
@@ -220,7 +212,7 @@ class StageClimb:
         return [*dealt[:-1], *(free[:1] or dealt[-1:])]
 
     def _cuts(self, dealt: Sequence[tuple[int, ...]], *, loss: bool) -> list[int]:
-        """Return cuts with which no stage takes long, within the devices' memory if possible."""
+        """Return cuts that keep the slowest stage short, within memory if possible."""
         until, reach, loss_s = [], [], 0.0
         for members in dealt:
             seconds, loss_s = self._seconds_of_layers(members)
@@ -229,7 +221,7 @@ class StageClimb:
         return _balanced(until, reach, loss_s if loss else 0.0)
 
     def _seconds_of_layers(self, members: tuple[int, ...]) -> tuple[list[float], float]:
-        """Return how long each layer, and the loss, takes a stage of these groups by itself."""
+        """Return the seconds that each layer, and the loss, takes these groups as one stage."""
         if members not in self._known:
             chosen = list(members)
             weights, gradients, flops = self.tables.by_layer
@@ -245,12 +237,12 @@ class StageClimb:
 def _balanced(
     until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float
 ) -> list[int]:
-    """Return the cuts with which the slowest stage takes least.
+    """Return the cuts with the shortest slowest stage.
 
     Args:
-        until: by stage, how long it takes for all layers before each, and for all.
-        reach: by stage and first layer, where memory says it must stop; left out if it cannot be.
-        last_s: what the last stage does besides.
+        until: by stage, cumulative seconds before each layer, then of all layers.
+        reach: by stage and first layer, the last stop that fits in memory; ignored if no cuts do.
+        last_s: additional seconds of the last stage.
     """
     high = max(seconds[-1] for seconds in until) * (1 + _GAIN) + last_s
     low, found = 0.0, _cut(until, reach, last_s, high)
@@ -272,11 +264,11 @@ def _balanced(
 def _cut(
     until: Sequence[Sequence[float]], reach: Sequence[Sequence[int]], last_s: float, limit_s: float
 ) -> list[int] | None:
-    """Return cuts with which each stage takes as many layers as it can; None if some are left.
+    """Return cuts that fill each stage up to a time limit; None if some layers do not fit.
 
     Args:
         until, reach, last_s: see `_balanced`.
-        limit_s: how long a stage may take.
+        limit_s: maximum seconds of a stage.
     """
     cuts, layers = [0], len(until[0]) - 1
     for stage, seconds in enumerate(until):

@@ -3,14 +3,14 @@
 It ranks arrangements; `simulation.py` simulates the best of them. The first and the last
 micro-batch are followed through the stages, forward and back:
 
-    first forward of a stage   after that of the stage before and the stage's weights, one unit
-    last forward               after that of the stage before, and after the stage's other units
-    backward                   likewise, from the loss back; and after all work of the stage
-    end                        the stage's gradients later
+    first forward   after the previous stage's first forward and the stage's weights
+    last forward    after the previous stage's last forward and the stage's other passes
+    backward        after the following stage's backward and all other work of the stage
+    end             after the stage has sent its gradients
 
-The PS's card carries all weights first and all gradients last. Layers of the PS take the same time
-in all arrangements, and are left out. Arrays have a row for each
-arrangement and a column for each stage, or for each device.
+The PS's card carries all weights first and all gradients last. Layers on the PS are left out,
+because they take the same time in all arrangements. Arrays have arrangements as rows, and stages or
+devices as columns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Integers = npt.NDArray[np.intp]
 Truths = npt.NDArray[np.bool_]
 
 TOO_LARGE_S: Final = 1e12
-"""Estimated of arrangements that do not fit the devices' memory."""
+"""The estimate for arrangements that do not fit the devices' memory."""
 
 _LEAST_S: Final = 1e-12
 _NO_ROOM_BYTES: Final = 1e18
@@ -48,11 +48,11 @@ _NO_ROOM_BYTES: Final = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Arrangements:
-    """Ways to train a model by stages; a stage without layers and devices is none.
+    """Ways to train a model by stages. Stages with neither layers nor devices are unused.
 
     Attributes:
-        cuts: where stages begin and end, shape (arrangements, stages + 1).
-        place: the stage of each column of devices, or the number of stages where it has none,
+        cuts: boundaries of the stages in layers, shape (arrangements, stages + 1).
+        place: the stage of each column of devices, or the number of stages for an idle column;
             shape (arrangements, columns).
         loss: whether the last stage computes the loss.
     """
@@ -66,29 +66,25 @@ class Arrangements:
 
     @property
     def parts(self) -> tuple[Integers, Integers, Truths]:
-        """Return all arrays."""
         return self.cuts, self.place, self.loss
 
     def take(self, chosen: Integers) -> Arrangements:
-        """Return the arrangements at these indices."""
         return Arrangements(self.cuts[chosen], self.place[chosen], self.loss[chosen])
 
     def with_others(self, others: Arrangements) -> Arrangements:
-        """Return these and then the others."""
         cuts, place, loss = (
             np.concatenate(both) for both in zip(self.parts, others.parts, strict=True)
         )
         return Arrangements(cuts, place, loss)
 
     def put(self, chosen: Integers, others: Arrangements) -> None:
-        """Replace the arrangements at these indices."""
         for mine, new in zip(self.parts, others.parts, strict=True):
             mine[chosen] = new
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Devices, or groups of alike ones that have one place; an array of one value for each."""
+    """Arrays with one value for each device, or for each group of devices placed together."""
 
     downlink: Floats
     uplink: Floats
@@ -101,9 +97,9 @@ class Columns:
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[DeviceRates]]) -> Columns:
-        """Return a column for each group: the slowest links, the mean speed, the least memory.
+        """Return a column for each group: slowest links, mean throughput, least memory.
 
-        It codes in a direction where all devices of the group do.
+        A group compresses in a direction if all of its devices do.
         """
 
         def least(name: str) -> Floats:
@@ -121,38 +117,34 @@ class Columns:
         )
 
     def take(self, chosen: Integers) -> Columns:
-        """Return the columns at these indices."""
         return Columns(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def down_byte_s(self, coded_ratio: float) -> Floats:
-        """Return how long a plain byte takes each downlink, with such a ratio where it is coded."""
+        """Return the seconds of a plain byte on each downlink, with the ratio if compressed."""
         return np.where(self.codes_downlink, coded_ratio, 1.0) / self.downlink
 
     def up_byte_s(self, coded_ratio: float) -> Floats:
-        """Return the same of each uplink."""
+        """Return the seconds of a plain byte on each uplink, with the ratio if compressed."""
         return np.where(self.codes_uplink, coded_ratio, 1.0) / self.uplink
 
 
 class StageTables:
-    """What every run of layers costs, by (loss there, first, stop) as one index: a *cell*.
+    """Costs of every run of layers. One index, the *cell*, stands for (loss, first, stop).
 
     Attributes:
-        layers: their number.
         weights, gradients: bytes that each device receives and sends.
-        forward, backward, again: FLOPs for a token of the forward unit, of the backward unit, and
-            of what that computes again where nothing was kept.
-        forwards, returns: 1 where there is a forward unit, and where the gradient of the first
-            layer's input is returned; else 0.
-        memory: bytes that a device needs where it keeps no inputs of layers.
-        kept: bytes that it takes to keep the inputs of layers of one micro-batch; infinite where
-            none are kept.
-        kept_whole: bytes that it takes to keep the activations beside them; infinite where nothing
-            is spared by that.
-        spared: FLOPs for a token that are spared by that.
-        pieces: in how many a device does a micro-batch, each in a run of its own.
+        forward, backward: FLOPs per token of a forward and of a backward pass.
+        again: FLOPs per token that a backward pass recomputes if nothing was kept.
+        forwards: 1 if the cell has a separate forward pass, else 0.
+        returns: 1 if it returns the gradient of the first layer's input, else 0.
+        memory: bytes that a device needs if it keeps no layer inputs between passes.
+        kept: bytes to keep the layer inputs of one micro-batch; infinite if none are kept.
+        kept_whole: additional bytes to keep its activations; infinite if that saves no FLOPs.
+        spared: FLOPs per token that kept activations save.
+        pieces: number of chunks in which a device computes a micro-batch, one run for each.
         memory_of_layers: `memory` by first and stop, without the loss.
-        memory_of_loss: the same of the last layer and the loss.
-        by_layer: rows of bytes of weights and of gradients, and of FLOPs for a token; a column for
+        memory_of_loss: `memory` of the last layer with the loss.
+        by_layer: bytes of weights, bytes of gradients and FLOPs per token as rows; a column for
             each layer and one for the loss.
     """
 
@@ -167,7 +159,7 @@ class StageTables:
         last = np.array([0.0, *(layer.forward_flops for layer in model.layers)])
         self.weights = self._sums([cost.weight_bytes for cost in costs]).ravel()
         self.gradients = self._sums([cost.gradient_bytes for cost in costs]).ravel()
-        alone = np.array([1.0, 0.0])[:, None, None]  # the loss is done with the backward pass
+        alone = np.array([1.0, 0.0])[:, None, None]  # with the loss, backward includes forward
         self.forward = (through * alone).ravel()
         self.backward = (back + through * (1 - alone)).ravel()
         self.again = ((through - last * ordered) * alone).ravel()
@@ -195,13 +187,13 @@ class StageTables:
         self.by_layer = np.array([(c.weight_bytes, c.gradient_bytes, c.flops) for c in costs]).T
 
     def most_layers(self, memory: Floats | Integers) -> Integers:
-        """Return how many consecutive layers fit, at most, into each of these sizes of memory."""
+        """Return the most consecutive layers that fit in each of these memory sizes."""
         least = [self.memory_of_layers.diagonal(n + 1).min() for n in range(self.layers)]
         found: Integers = np.searchsorted(least, memory, side="right")
         return found
 
     def cell(self, loss: Truths, first: Integers, stop: Integers) -> Integers:
-        """Return the index of a run of layers."""
+        """Return the cells of runs of layers."""
         side = self.layers + 1
         found: Integers = ((loss & (stop == self.layers)) * side + first) * side + stop
         return found
@@ -215,7 +207,7 @@ class StageTables:
         return np.stack([plain, with_loss])
 
     def _largest(self, values: Sequence[float]) -> Floats:
-        """Return largest values of runs of layers, shaped likewise."""
+        """Return the largest values of runs of layers, shape (2, layers + 1, layers + 1)."""
         plain = np.zeros((self.layers + 1, self.layers + 1))
         for first in range(self.layers):
             plain[first, first + 1 :] = np.maximum.accumulate(np.array(values[first:-1], float))
@@ -232,7 +224,7 @@ class StageTables:
             working[0, number, number + 1] = of_piece
         held += working
         held += input_bytes(self.model) + RUNTIME_BYTES + self._inputs
-        for cut in self.model.cuts:  # no device has room for a stage that reaches across it
+        for cut in self.model.cuts:  # no stage may cross layers of the PS
             held[:, :cut, cut + 1 :] += _NO_ROOM_BYTES
         if self.model.ends_at_ps:
             held[1] += _NO_ROOM_BYTES
@@ -241,13 +233,7 @@ class StageTables:
 
 
 class Estimator:
-    """Estimates steps.
-
-    Args:
-        tables: of the model.
-        columns: the devices.
-        ps: the PS.
-    """
+    """Estimates the step time of arrangements."""
 
     def __init__(self, tables: StageTables, columns: Columns, ps: PsCompute) -> None:
         self.tables = tables
@@ -261,21 +247,21 @@ class Estimator:
         self._optimizer_s = ps.optimizer_s
         self._out_s = max(1 / card.egress_bytes_per_s, card.byte_s)
         self._in_s = max(1 / card.ingress_bytes_per_s, card.byte_s)
-        # By column, what travels of a plain byte.
+        # By column: bytes sent for each plain byte.
         self._down_share = np.where(columns.codes_downlink, model.coded_ratio, 1.0)
         self._up_share = np.where(columns.codes_uplink, model.coded_ratio, 1.0)
         self._gradient_share = np.where(columns.codes_uplink, model.gradient_coded_ratio, 1.0)
 
     @property
     def limited(self) -> bool:
-        """Say whether the PS's card has a limit."""
+        """Return whether the PS's card has a limit."""
         return bool(self._out_s or self._in_s)
 
     def seconds(self, arrangements: Arrangements) -> Floats:
-        """Return the estimated seconds of a step.
+        """Return the estimated seconds of a step for each arrangement.
 
-        Where memory is too small it is at least `TOO_LARGE_S`, more the more is missing; infinity
-        where a stage has layers or devices and not both.
+        Without enough memory the estimate is at least `TOO_LARGE_S`, and grows with the missing
+        memory. It is infinite if a stage has layers but no devices, or devices but no layers.
         """
         tables, place = self.tables, arrangements.place
         first, stop = arrangements.cuts[:, :-1], arrangements.cuts[:, 1:]
@@ -297,15 +283,15 @@ class Estimator:
         return found
 
     def _spared(self, cell: Integers, spare: Floats, under_way: Floats) -> Floats:
-        """Return the FLOPs for a token that devices are spared by keeping activations.
+        """Return the FLOPs per token that kept activations save each device.
 
         Args:
-            cell: by device, its layers.
-            spare: its memory beside what it needs.
-            under_way: of how many micro-batches at once it keeps the inputs of layers.
+            cell: cell of each device.
+            spare: free memory of each device, in bytes.
+            under_way: number of micro-batches whose layer inputs it keeps at once.
         """
         tables = self.tables
-        in_unit = tables.forwards[cell] == 0  # kept from forward to backward in one unit
+        in_unit = tables.forwards[cell] == 0  # forward and backward are one run
         batches = np.where(in_unit, 1.0, under_way)
         inputs = np.where(in_unit, 0.0, batches * np.where(in_unit, 0.0, tables.kept[cell]))
         room = np.maximum(0.0, spare - inputs) // np.maximum(1.0, tables.kept_whole[cell])
@@ -316,12 +302,10 @@ class Estimator:
     def times(
         self, stages: Stages, spread: Spread, under_way: Integers
     ) -> tuple[StageTimes, MovedBytes]:
-        """Return what is known of each stage without the others.
+        """Return the times and traffic of each stage without the others.
 
         Args:
-            stages: of which layers.
-            spread: puts values of devices together.
-            under_way: how many micro-batches are, at once, of all stages together.
+            under_way: number of micro-batches in flight in all stages together.
         """
         tables, columns, batches = self.tables, self.columns, self._batches
         cells, cell = stages.cells, stages.cell
@@ -329,9 +313,9 @@ class Estimator:
         kept = np.minimum(batches, spare // tables.kept[cell])
         spared = self._spared(cell, spare, np.minimum(kept, under_way))
         again = np.maximum(0.0, 1 - spread.total(kept * columns.count) / batches)
-        repeats = spread.gather(again)  # share not kept
+        repeats = spread.gather(again)  # share of micro-batches that are not kept
 
-        # By device: seconds of its downlink, processor and uplink for a micro-batch.
+        # By device: seconds of downlink, processor and uplink for one micro-batch.
         forwards = tables.forwards[cell]
         model = tables.model
         down_byte_s = columns.down_byte_s(model.coded_ratio)
@@ -342,7 +326,7 @@ class Estimator:
         token_s = self._tokens / columns.flops
         back = tables.backward[cell] + tables.again[cell] * repeats - spared
         ahead_s = x_s * forwards, tables.forward[cell] * token_s, y_s * forwards
-        # The last stage has its one unit for x; others get x again where it was not kept.
+        # A stage with the loss receives x once. Others receive x again if it was not kept.
         x_back_s = np.where(forwards > 0, dy_s + x_s * repeats, x_s)
         back_s = x_back_s, back * token_s, y_s * tables.returns[cell]
         pieces = tables.pieces[cell]
@@ -353,11 +337,11 @@ class Estimator:
         each_back_s = _most(*back_s, one_back_s / UNITS_AT_ONCE)
         each_s = _most(*both_s, (one_ahead_s + one_back_s) / UNITS_AT_ONCE)
 
-        # Devices of a stage take micro-batches when they are free.
+        # A device takes the next micro-batch when it is free.
         speed = 1 / np.maximum(each_s, _LEAST_S)
         share = speed / spread.gather(spread.total(speed * columns.count))
         takes = np.maximum(batches * share, 1.0)
-        # Micro-batches are whole: of 16 on 15 devices one takes 2.
+        # Micro-batches are not divided: with 16 on 15 devices, one device takes 2.
         rounds = np.ceil(batches / np.maximum(1.0, stages.count))
 
         def others(each_s: Floats) -> Floats:
@@ -387,12 +371,11 @@ class Estimator:
         return times, MovedBytes(weights, gradients, came * down_share, returns * up_share)
 
     def end_s(self, times: StageTimes, moved: MovedBytes | None, cells: Integers) -> Floats:
-        """Return how long steps take.
+        """Return the seconds of a step for each arrangement.
 
         Args:
-            times: of their stages, in arrays with a row for each stage.
-            moved: by their stages, with a column for each; None where the PS's card has no limit.
-            cells: their layers.
+            times: times of the stages, in arrays with a row for each stage.
+            moved: traffic, with a column for each stage; None if the PS's card has no limit.
         """
         loss_there = (cells >= (self.tables.layers + 1) ** 2).any(axis=1)
         loss_s = np.where(loss_there, 0.0, self._loss_s)
@@ -411,7 +394,7 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Cells of stages and of columns of devices, and how many devices stages have."""
+    """Cells by stage and by column of devices, and the number of devices of each stage."""
 
     cells: Integers
     cell: Integers
@@ -420,14 +403,15 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """What is known of each stage without the others, in arrays with a column for each stage.
+    """Times of each stage without the others, in seconds, with a column for each stage.
 
     Attributes:
-        loaded_s: until its weights are there.
-        ahead_s, back_s: one unit forward, and backward.
-        others_ahead_s, others_back_s: the others of the device that takes longest for them.
-        others_s: all others of the device for which this is longest.
-        gradients_s: until its gradients are up, by their own uplinks.
+        loaded_s: until its weights have arrived.
+        ahead_s, back_s: one forward pass and one backward pass.
+        others_ahead_s, others_back_s: the other forward and the other backward passes, on the
+            device that takes longest for them.
+        others_s: both together, on the device that takes longest for them.
+        gradients_s: from the end of the last pass until its gradients have passed the uplinks.
     """
 
     loaded_s: Floats
@@ -439,33 +423,31 @@ class StageTimes:
     gradients_s: Floats
 
     def take(self, chosen: Integers) -> StageTimes:
-        """Return those at these indices."""
         return StageTimes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def by_stage(self) -> StageTimes:
-        """Return the same in arrays with a row for each stage."""
+        """Return the same times in arrays with a row for each stage."""
         return StageTimes(*(_by_stage(getattr(self, field.name)) for field in fields(self)))
 
     def end_s(
         self, loaded_s: Floats, card_s: Floats | None, loss_s: Floats, batches: int
     ) -> Floats:
-        """Return when all gradients are up; arrays have a row for each stage.
+        """Return when all gradients have arrived; arrays have a row for each stage.
 
         Args:
-            loaded_s: until the weights of a stage are there, and those of all that share a card.
-            card_s: until a stage's gradients have passed the PS's card; None if that has no limit.
-            loss_s: of one micro-batch on the PS, by arrangement.
-            batches: number of micro-batches.
+            loaded_s: until a stage's weights have arrived; with a card limit, those of all stages.
+            card_s: seconds of a stage's gradients on the PS's card; None if it has no limit.
+            loss_s: seconds of one micro-batch's loss on the PS, by arrangement.
         """
         ahead = np.empty_like(loaded_s)
         first = np.zeros_like(loss_s)
         for row, loaded, ahead_s in zip(ahead, loaded_s, self.ahead_s, strict=True):
             first = np.maximum(first, loaded, out=row)
             first += ahead_s
-        # The last stage first: each after those behind it.
+        # From the last stage to the first: each stage waits for the next one.
         back = np.add.accumulate([first + loss_s, *self.back_s[:0:-1]])[::-1]
 
-        # Once backward passes return, they are done before other forward passes.
+        # Once backward passes return, they take precedence over other forward passes.
         alone_s = self.others_ahead_s
         share = np.minimum(1.0, (back - ahead) / np.maximum(alone_s, _LEAST_S))
         others_ahead = ahead + (share * alone_s + (1 - share) * self.others_s)
@@ -492,12 +474,12 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class MovedBytes:
-    """What passes the PS's card, in arrays with a column for each stage.
+    """Traffic on the PS's card, with a column for each stage.
 
     Attributes:
-        weights, gradients: of all of its devices.
-        came: of micro-batches that all of its devices receive.
-        went: how often what they return of a micro-batch counts as a plain activation.
+        weights, gradients: bytes of all devices of the stage.
+        came: bytes of micro-batches that all devices of the stage receive.
+        went: returned bytes of a micro-batch, in plain activations.
     """
 
     weights: Floats
@@ -506,12 +488,11 @@ class MovedBytes:
     went: Floats
 
     def take(self, chosen: Integers) -> MovedBytes:
-        """Return those at these indices."""
         return MovedBytes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 class Spread(Protocol):
-    """Puts values of devices together by stage."""
+    """Combines values of devices by stage."""
 
     def total(self, values: Floats) -> Floats:
         """Return sums by stage."""
@@ -526,32 +507,28 @@ class Spread(Protocol):
         ...
 
     def gather(self, values: Floats) -> Floats:
-        """Return for each device the value of its stage."""
+        """Return for each device its stage's value."""
         ...
 
 
 class Alone:
-    """Every stage has one column of devices, at the same index; see `Spread`."""
+    """A `Spread` for stages that have one column of devices each, at the same index."""
 
     def total(self, values: Floats) -> Floats:
-        """See `Spread.total`."""
         return values
 
     def total_of(self, columns: Floats) -> Floats:
-        """See `Spread.total_of`."""
         return columns
 
     def most(self, values: Floats) -> Floats:
-        """See `Spread.most`."""
         return np.maximum(0.0, values)
 
     def gather(self, values: Floats) -> Floats:
-        """See `Spread.gather`."""
         return values
 
 
 class _Spread:
-    """Values of devices, put together by stage."""
+    """A `Spread` for any arrangement."""
 
     def __init__(self, place: Integers, stages: int) -> None:
         self._shape = len(place), stages + 1
@@ -559,23 +536,20 @@ class _Spread:
         self._place_shape = place.shape
 
     def total(self, values: Floats) -> Floats:
-        """Return sums by stage."""
         size = self._shape[0] * self._shape[1]
         found: Floats = np.bincount(self._at, values.ravel(), size).astype(np.float64)
         return found.reshape(self._shape)[:, :-1]
 
     def total_of(self, columns: Floats) -> Floats:
-        """Return sums by stage of values that do not depend on the arrangement."""
         return self.total(np.broadcast_to(columns, self._place_shape))
 
     def most(self, values: Floats) -> Floats:
-        """Return largest values by stage."""
         found = np.zeros(self._shape[0] * self._shape[1])
         np.maximum.at(found, self._at, values.ravel())
         return found.reshape(self._shape)[:, :-1]
 
     def gather(self, values: Floats) -> Floats:
-        """Return for each device the value of its stage; 1 where it has none."""
+        """Return for each device its stage's value; 1 if the device is idle."""
         padded = np.ones(self._shape)
         padded[:, :-1] = values
         found: Floats = padded.ravel()[self._at].reshape(self._place_shape)
@@ -583,12 +557,12 @@ class _Spread:
 
 
 def _by_stage(values: Floats) -> Floats:
-    """Return values with a row for each stage, which are read one after another."""
+    """Return contiguous values with a row for each stage, because stages are read in order."""
     return np.ascontiguousarray(values.T)
 
 
 def _in_pieces(parts_s: Sequence[Floats], pieces: Floats) -> Floats:
-    """Return how long a unit takes of which one piece comes, another is computed, another goes."""
+    """Return the seconds of a pass whose chunks are received, computed and sent in parallel."""
     total: Floats = sum(parts_s) / pieces + (1 - 1 / pieces) * _most(*parts_s)
     return total
 

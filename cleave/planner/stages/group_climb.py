@@ -1,7 +1,7 @@
-"""Arrangements in which each stage has one group of devices: a large fleet has groups of devices.
+"""The search for arrangements in which each stage has one group of devices, for large fleets.
 
-What the closed form says of a stage by itself depends only on its layers and its group. It is
-computed once for each pair that fits, and changes that do not fit are not estimated at all.
+In the closed form, a stage by itself depends only on its layers and its group. Each pair that fits
+is computed once, and changes that do not fit are not estimated at all.
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ from cleave.planner.stages.model import PsCompute
 from cleave.planner.stages.rules import UNITS_AT_ONCE
 from cleave.planner.tiles.shape import Floats
 
-_BEGUN: Final = 4  # starts that are improved a few times
+_BEGUN: Final = 4  # starts that are improved for a few rounds
 
 
 class GroupClimb(StageClimb):
     """A search among arrangements in which each stage has one group of devices.
 
-    There are at most as many groups as layers. See `StageClimb`.
+    The number of groups is at most the number of layers. See `StageClimb`.
     """
 
     begun = _BEGUN
 
     @cached_property
     def changes(self) -> Changes:
-        """Return how arrangements may be changed."""
         return Changes(len(self.groups), 0)
 
     def deals(self) -> Iterator[tuple[tuple[int, ...], ...]]:
-        """Yield the groups of each stage."""
+        """Yield the one assignment of groups to stages."""
         yield tuple((number,) for number in range(len(self.groups)))
 
     def seconds_of_changes(self, them: Arrangements) -> Floats:
-        """Return what is estimated of every change of each arrangement, a row for each.
+        """Return the estimated step time of every change, shape (arrangements, changes).
 
-        It is infinite for changes that do not fit, of arrangements that do.
+        If an arrangement fits, its changes that do not fit are infinite.
         """
         found = np.full((len(them), self.changes.count), np.inf)
         fit = self._pairs.fit(them)
@@ -68,11 +67,11 @@ class GroupClimb(StageClimb):
 
 
 class _Pairs:
-    """What the closed form says of a stage by itself, by its group of devices and its layers.
+    """The closed form of every single stage, by its group of devices and its layers.
 
     Attributes:
-        fits: by group, loss there, first layer and stop: whether it has room for these layers,
-            which are at least one.
+        fits: whether a group has memory for a run of at least one layer, indexed by group, loss on
+            the stage, first layer and stop.
     """
 
     def __init__(self, tables: StageTables, columns: Columns, ps: PsCompute) -> None:
@@ -92,14 +91,14 @@ class _Pairs:
         self.fits = fits.reshape(-1, 2, side, side)
 
     def fit(self, them: Arrangements) -> Truths:
-        """Say which arrangements fit."""
+        """Return which arrangements fit."""
         group, first, stop = groups_of_stages(them), them.cuts[:, :-1], them.cuts[:, 1:]
         there = (them.loss[:, None] & (stop == self._tables.layers)).astype(np.intp)
         found: Truths = self.fits[group, there, first, stop].all(axis=1)
         return found
 
     def seconds(self, them: Arrangements) -> Floats:
-        """Return the estimated seconds of a step, as `Estimator.seconds` does, where they fit."""
+        """Return the estimated seconds of a step for arrangements that fit."""
         group, first, stop = groups_of_stages(them), them.cuts[:, :-1], them.cuts[:, 1:]
         cells = self._tables.cell(them.loss[:, None], first, stop)
         number = self._number[group, cells]

@@ -1,4 +1,4 @@
-"""Ways to make the fastest devices of a large fleet groups, one for each stage."""
+"""Ways to divide the fastest devices of a large fleet into groups, one for each stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cleave.planner.stages.estimate import Integers, StageTables
 from cleave.planner.stages.model import StageModel
 from cleave.planner.tiles.shape import Floats
 
-_UNEVEN: Final = 1.1  # memory that the largest layer needs over that of the smallest
+_UNEVEN: Final = 1.1  # memory of the largest layer over memory of the smallest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Grouping:
     """Groups of devices, one for each stage.
 
     Attributes:
-        members: the places of devices in an order of them, group after group.
-        begins: where each group begins in it.
+        members: indices into the list of devices, group after group.
+        begins: index of each group's first entry in `members`.
     """
 
     members: Integers
@@ -32,28 +32,25 @@ class Grouping:
 
     @classmethod
     def of_equal(cls, groups: Integers) -> Grouping:
-        """Return groups of equally many, a row for each."""
+        """Return groups of equal size; `groups` has a row for each."""
         stages, size = groups.shape
         return cls(groups.ravel(), np.arange(stages) * size)
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[int]]) -> Grouping:
-        """Return these groups."""
         ends = np.cumsum([len(group) for group in groups])
         return cls(np.concatenate([*groups]).astype(np.intp), np.append(0, ends[:-1]))
 
     def devices(self, order: Sequence[DeviceRates]) -> tuple[tuple[DeviceRates, ...], ...]:
-        """Return the devices of each group."""
         groups = np.split(self.members, self.begins[1:])
         return tuple(tuple(order[number] for number in group.tolist()) for group in groups)
 
     def least(self, values: Floats | Integers) -> Floats | Integers:
-        """Return the least value of each group's devices."""
         found: Floats | Integers = np.minimum.reduceat(values[self.members], self.begins)
         return found
 
     def with_last(self, member: int) -> Grouping | None:
-        """Return the same, with one device alone in the last group; None if another lacks any."""
+        """Return the grouping with `member` alone in the last group; None if a group is empty."""
         groups = np.split(self.members, self.begins[1:])
         others = [group[group != member] for group in groups[:-1]]
         return Grouping.of([*others, [member]]) if all(map(len, others)) else None
@@ -62,15 +59,14 @@ class Grouping:
 def groupings(
     tables: StageTables, order: Sequence[DeviceRates], for_loss: int | None
 ) -> Iterator[Grouping]:
-    """Yield ways to make the fastest devices groups that can hold all layers.
+    """Yield ways to divide the fastest devices into groups that can hold all layers.
 
-    Either all groups get devices of every speed, or each gets those of like speed.
+    Either all groups get devices of every speed, or each group gets devices of similar speed.
 
     Args:
-        tables: of the model.
         order: the devices, the fastest first.
-        for_loss: the place of one that has room for the loss; None for none. Where no other in a
-            grouping has, it is tried as the last group.
+        for_loss: index of a device that can hold the loss; None if no device can. It is also tried
+            as the last group of groupings in which no group can hold the loss.
     """
     memory = np.array([device.memory_bytes for device in order])
     most = tables.most_layers(memory)
@@ -90,11 +86,11 @@ def groupings(
 def _every(
     tables: StageTables, order: Sequence[DeviceRates], memory: Integers
 ) -> Iterator[Grouping]:
-    """Yield groupings, also those that cannot hold all layers."""
+    """Yield groupings, including those that cannot hold all layers."""
     every = np.arange(len(order))
     roomiest = np.lexsort((np.array([device.device for device in order]), -memory))
     for stages in _numbers(min(tables.layers, len(order))):
-        # Room for as many layers as a stage has on average.
+        # Memory for as many layers as a stage has on average.
         least = tables.memory_of_layers.diagonal(-(-tables.layers // stages)).min()
         roomy = np.flatnonzero(memory >= least)
         yield Grouping.of_equal(roomiest[:stages, None])
@@ -110,10 +106,10 @@ def _every(
 def _by_room(
     tables: StageTables, order: Sequence[DeviceRates], memory: Integers, stages: int
 ) -> Iterator[Grouping]:
-    """Yield ways to give stages of unequal layers the devices that have room for them.
+    """Yield ways to give stages of unequal size the devices that have memory for them.
 
-    Layers are cut evenly. Those devices choose first that fit the fewest stages, each that which
-    is slowest by then.
+    Layers are cut evenly. Devices that fit the fewest stages choose first. Each device chooses the
+    slowest stage so far that it fits.
     """
     each = tables.memory_of_layers.diagonal(1)
     if each.max() < _UNEVEN * each.min():
@@ -124,7 +120,7 @@ def _by_room(
     largest_last = sorted(range(stages), key=lambda stage: needs[stage])
     for many in _numbers(len(order)):
         if memory[:many].max() < max(needs):
-            continue  # a stage would have no device
+            continue  # one stage would have no device
         groups: list[list[int]] = [[] for _ in range(stages)]
         fitting: list[tuple[float, int]] = []  # speed and number of stages
         larger = largest_last[::-1]
@@ -141,7 +137,7 @@ def _by_room(
 
 
 def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRates]:
-    """Return devices, first the one that would do the whole model fastest."""
+    """Return the devices, ordered by the time that each would need for the whole model."""
     whole = _Run.of(tables, 0, tables.layers)
     seconds = {device.device: whole.seconds(tables.model, device) for device in devices}
     return sorted(devices, key=lambda device: (seconds[device.device], device.device))
@@ -149,7 +145,7 @@ def by_speed(tables: StageTables, devices: Sequence[DeviceRates]) -> list[Device
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What some layers cost: bytes of weights and of gradients, and FLOPs for a token."""
+    """The costs of a run of layers: bytes of weights and gradients, and FLOPs per token."""
 
     weights: float
     gradients: float
@@ -157,11 +153,10 @@ class _Run:
 
     @classmethod
     def of(cls, tables: StageTables, first: int, stop: int) -> _Run:
-        """Return what these layers cost."""
         return cls(*tables.by_layer[:, first:stop].sum(axis=1).tolist())
 
     def seconds(self, model: StageModel, device: DeviceRates) -> float:
-        """Return how long a device would take for them, if nothing overlapped."""
+        """Return the seconds that a device needs for the layers without overlap."""
         tokens = sum(model.tokens)
         moved = 2 * tokens * model.width * model.element_bytes
         down_bytes = device.down_bytes(self.weights + moved, model.coded_ratio)
@@ -173,7 +168,7 @@ class _Run:
 
 
 def _numbers(most: int) -> list[int]:
-    """Return numbers up to `most`, farther apart the larger they are, and `most` itself."""
+    """Return numbers up to `most` with growing gaps, and `most` itself."""
     found, number = [], 1
     while number <= most:
         found.append(number)

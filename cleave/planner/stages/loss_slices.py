@@ -1,7 +1,7 @@
-"""Ways to put the loss on devices in slices by vocabulary, where no stage has room for all of it.
+"""Ways to compute the loss on devices in slices by vocabulary (vocabulary-parallel loss).
 
-Each slice is a group of devices of which each takes some of the micro-batches; every micro-batch
-passes one device of each group. Devices of slices have no layers.
+They serve fleets in which no stage has memory for the whole loss. Each slice has a group of devices
+without layers. Every micro-batch passes one device of each group.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.rules import UNITS_AT_ONCE
 
 _MOST_WAYS: Final = 5
-_WORTH: Final = 0.95  # of a step's time without the loss: more is not worth a search
-_SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # of the time that the layers take: how long slices may
+_WORTH: Final = 0.95  # slices are tried if a step without the loss takes less than this share
+_SHARES: Final = (1.0, 0.5, 0.25, 0.125)  # time for the slices over time for the layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,7 @@ class LossSlices:
 
     Attributes:
         stages: the slices, in order.
-        devices: all of their devices.
-        flops_per_s: of a PS that would compute the loss of all micro-batches as fast.
+        flops_per_s: throughput of a PS that would compute the loss equally fast.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -44,24 +43,20 @@ class LossSlices:
     flops_per_s: float
 
     def as_ps(self, ps: PsCompute) -> PsCompute:
-        """Return a PS that is as fast."""
+        """Return a PS that computes the loss as fast as the slices."""
         return replace(ps, flops_per_s=self.flops_per_s)
 
 
 def ways_to_slice(
     model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute, plan: StagePlan
 ) -> Iterator[LossSlices]:
-    """Yield ways that may be faster than a loss on the PS.
+    """Yield slices that may be faster than the loss on the PS; none if the loss costs little.
 
-    There is none where the loss costs little. There are as few slices as fit the devices, or twice
-    as many, and so many devices that slices take as long as the layers, or a part of that. Devices
-    that the plan leaves idle come first.
+    The number of slices is the smallest that fits the devices, or twice that. Slices get enough
+    devices to take as long as the layers, or a fraction of that. Idle devices come first.
 
     Args:
-        model: the model and the batch.
-        devices: the fleet.
-        ps: the PS.
-        plan: the best one with the loss on the PS, or on its last stage.
+        plan: the best plan with the loss on the PS or on the last stage.
     """
     by_id = {device.device: device for device in devices}
     stages = (*plan.stages[:-1], replace(plan.stages[-1], loss=False))
@@ -83,7 +78,7 @@ def ways_to_slice(
 
 
 def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
-    """Return the smallest number of slices that as many devices have room for; 0 for none."""
+    """Return the smallest number of slices for which enough devices have memory; 0 if none."""
     for count in range(1, min(len(devices), model.most_slices // 2) + 1):
         needed = _needed_bytes(model, count)
         if sum(device.memory_bytes >= needed for device in devices) >= count:
@@ -92,7 +87,7 @@ def _fewest(model: StageModel, devices: Sequence[DeviceRates]) -> int:
 
 
 def _needed_bytes(model: StageModel, count: int) -> int:
-    """Return the memory that one of so many slices needs."""
+    """Return the memory that one of `count` slices needs."""
     last = len(model.layers)
     part = PlannedStage(last, last, (0,), slice=HeadSlice(0, count))
     return held_bytes(model, part, KeptBatches(UNITS_AT_ONCE))
@@ -101,10 +96,10 @@ def _needed_bytes(model: StageModel, count: int) -> int:
 def _fitting(
     model: StageModel, devices: Sequence[DeviceRates], count: int
 ) -> list[tuple[float, DeviceRates]]:
-    """Return the devices that have room for one of so many slices, the fastest first.
+    """Return the devices that have memory for one of `count` slices, the fastest first.
 
     Returns:
-        The seconds that each takes for a slice of all micro-batches alone, and the device.
+        Pairs of the seconds for a slice of all micro-batches on this device alone, and the device.
     """
     needed, cost = _needed_bytes(model, count), model.slice_of_loss(count)
     able = ((_seconds(model, cost, d), d) for d in devices if d.memory_bytes >= needed)
@@ -112,7 +107,7 @@ def _fitting(
 
 
 def _seconds(model: StageModel, cost: LayerCost, device: DeviceRates) -> float:
-    """Return the seconds that a device takes for a slice of all micro-batches."""
+    """Return the seconds that a device needs for a slice of all micro-batches."""
     tokens = sum(model.tokens)
     moved = tokens * model.width * model.element_bytes
     return max(
@@ -130,18 +125,14 @@ def _dealt(
     within_s: float,
     most: int,
 ) -> LossSlices | None:
-    """Deal devices to slices until each takes no longer than a time.
+    """Assign devices to slices until each slice fits a time limit; None for too few devices.
 
-    They are the fastest of those that are idle, or else of every speed, as those are that are left
-    for the layers.
+    The fastest idle devices are used if enough are idle. Otherwise devices of every speed are
+    used, so that devices of every speed remain for the layers.
 
     Args:
-        model: the model and the batch.
-        fitting: devices that have room for a slice, and their seconds, the fastest first.
-        idle: those of them that have nothing else to do.
-        count: of slices.
-        within_s: the time.
-        most: so many devices may be used.
+        fitting: seconds and device for devices with memory for a slice, the fastest first.
+        idle: the part of `fitting` that the plan leaves idle.
     """
     most = min(most, len(fitting), count * len(model.tokens))
     if most < count:

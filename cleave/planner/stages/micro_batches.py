@@ -1,4 +1,4 @@
-"""Into how many micro-batches a step by stages is cut: a few numbers are tried."""
+"""The choice of the number of micro-batches for a step by stages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _MOST: Final = 64
 
 
 def micro_batch_counts(rows: int, devices: int) -> list[int]:
-    """Return the numbers of micro-batches that are tried, ascending.
+    """Return the numbers of micro-batches to try, ascending.
 
     Args:
         rows: sequences of the batch.
-        devices: of the fleet.
+        devices: number of devices in the fleet.
     """
     few = min(rows, max(4, 2 * devices))
     return sorted({min(rows, max(1, devices)), few, min(rows, 2 * few), min(rows, _MOST)})
@@ -31,15 +31,12 @@ def plan_batch(
     ps: PsCompute,
     in_parts: Callable[[int], StageModel] | None = None,
 ) -> tuple[StageModel, StagePlan]:
-    """Return the batch as it is best cut, and the plan for it.
+    """Return the batch with the best number of micro-batches, and the plan for it.
 
     Args:
-        planner: chooses stages.
-        cut: returns the model with the batch cut into so many micro-batches.
+        cut: returns the model with the batch cut into the given number of micro-batches.
         rows: sequences of the batch.
-        devices: the fleet.
-        ps: the PS.
-        in_parts: as `cut`, with layers in parts, which are planned where whole ones do not fit.
+        in_parts: like `cut`, with layers in parts; used if whole layers do not fit.
 
     Raises:
         DeviceMemoryError: when devices have too little memory for stages.
@@ -47,7 +44,7 @@ def plan_batch(
     """
     best: tuple[StageModel, StagePlan] | None = None
     refused: PlanError | None = None
-    # Most micro-batches are best most often. Where fewer are as good these are taken.
+    # Many micro-batches are best most often, so they come first. Ties go to fewer micro-batches.
     for count in reversed(micro_batch_counts(rows, len(devices)) if rows > 0 else ()):
         try:
             model = cut(count)

@@ -1,4 +1,4 @@
-"""Stages: which consecutive layers which devices train, and how long a step takes then."""
+"""Stages: consecutive layers, the devices that train them, and the predicted step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Final, Protocol
 from cleave.planner.plan import DeviceRates, PsRates
 
 _NAMED: Final = 8
-"""More stages than these are described together."""
+"""More stages than these are summarised instead of listed."""
 
 _PIECES: Final = 4
-"""Into how many runs a sequence is cut where its tokens do not depend on each other,"""
+"""The most chunks of a sequence whose tokens do not depend on each other."""
 
 _LEAST_PIECE: Final = 128
-"""if each has so many tokens."""
+"""The fewest tokens of a sequence chunk."""
 
 PIECE_COST: Final = 1.6
-"""How many times as long a device computes in all then, at most: each run reads all weights, and
-adds to all sums of gradients."""
+"""Largest slowdown by chunks: each run reads all weights and adds to all gradient sums."""
 
 
 def pieces_of_sequence(tokens: int) -> int:
-    """Return into how many runs a sequence is cut where its tokens do not depend on each other."""
+    """Return the number of chunks of a sequence whose tokens do not depend on each other."""
     return next((n for n in range(_PIECES, 1, -1) if _fits(tokens, n)), 1)
 
 
@@ -34,24 +33,22 @@ def _fits(tokens: int, pieces: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one layer, or the loss, costs.
+    """The costs of one layer, or of the loss.
 
     Attributes:
-        frozen_bytes: of parameters that are not trained and stay on devices between steps.
-        weight_bytes: of those that are trained, as they travel to a device in every step.
-        gradient_bytes: of their gradients, as they travel back.
-        sum_bytes: of their gradients on the device, in fp32.
-        flops: forward and backward, for each token; the backward graph computes the forward again.
-        forward_flops: of the forward pass alone.
-        working_bytes: what a run of its graph needs beside its inputs, for each token.
-        largest_bytes: of its largest parameter, in fp32.
-        activation_bytes: what its forward pass can keep for the backward pass beside its input, for
-            each token; 0 if nothing.
-        spared_flops: of the backward pass where that was kept, for each token.
-        dequantized_bytes: of weights in fp32 that its graphs make of quantized ones, and of what
-            they make them from.
-        pieces: into how many runs a micro-batch can be cut, because tokens do not depend on each
-            other.
+        frozen_bytes: parameters that are not trained, and stay on devices between steps.
+        weight_bytes: trained parameters, as sent to a device in every step.
+        gradient_bytes: their gradients, as sent back.
+        sum_bytes: their accumulated gradients on the device, in fp32.
+        flops: FLOPs per token, forward and backward; the backward graph recomputes the forward.
+        forward_flops: FLOPs per token of the forward pass alone.
+        working_bytes: memory per token of a graph run, without its inputs.
+        largest_bytes: its largest parameter, in fp32.
+        activation_bytes: bytes per token that its forward pass can keep for the backward pass, in
+            addition to its input; 0 if nothing.
+        spared_flops: backward FLOPs per token that these kept activations save.
+        dequantized_bytes: fp32 weights that its graphs dequantize, with the codes they read.
+        pieces: number of chunks of a sequence, if tokens do not depend on each other; else 1.
     """
 
     frozen_bytes: int
@@ -69,32 +66,32 @@ class LayerCost:
 
 
 class Keep(StrEnum):
-    """What of a micro-batch stays on a device between a stage's forward and backward passes."""
+    """What a device keeps of a micro-batch between a stage's forward and backward passes."""
 
     NOTHING = "nothing"
-    """The stage's input comes again, and those of its layers are computed again."""
+    """Nothing: the PS sends the stage's input again, and the layers' inputs are recomputed."""
 
     INPUTS = "inputs"
-    """The inputs of the layers: each layer's forward pass is done again."""
+    """The inputs of the layers: each layer's forward pass is recomputed."""
 
     ACTIVATIONS = "activations"
-    """The inputs, and what took products to compute within the layers."""
+    """The inputs, and the results of the products within the layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBatches:
-    """Of how many micro-batches a device keeps something between forward and backward passes.
+    """The number of micro-batches that a device keeps between forward and backward passes.
 
     Attributes:
-        inputs: the inputs of layers alone.
-        activations: all activations; of these first.
+        inputs: micro-batches with only layer inputs kept.
+        activations: micro-batches with all activations kept; they are used first.
     """
 
     inputs: int = 0
     activations: int = 0
 
     def next(self, inputs: int, activations: int) -> Keep:
-        """Return what to keep of another micro-batch, where so many are kept already."""
+        """Return what to keep of another micro-batch, given the numbers that are kept already."""
         if activations < self.activations:
             return Keep.ACTIVATIONS
         return Keep.INPUTS if inputs < self.inputs else Keep.NOTHING
@@ -105,13 +102,12 @@ NOTHING_KEPT: Final = KeptBatches()
 
 @dataclass(frozen=True, slots=True)
 class PsLayers:
-    """Layers that the PS does itself, because no device can.
+    """Layers that the PS computes itself, because no device can.
 
     Attributes:
-        before: the number of the device layer before which they are; the number of those layers
-            where they follow the last one.
-        forward_flops: of their forward pass, for each token.
-        flops: forward and backward, without computing anything again, for each token.
+        before: number of the device layer that follows; the number of device layers if none does.
+        forward_flops: FLOPs per token of the forward pass.
+        flops: FLOPs per token, forward and backward, without recomputation.
     """
 
     before: int
@@ -124,20 +120,20 @@ class StageModel:
     """A model and a batch, as stages see them.
 
     Attributes:
-        layers: that devices can do, in order.
-        loss: what follows them, with the loss.
-        width: of activations, in elements.
-        element_bytes: of an activation as it travels.
-        tokens: of each micro-batch.
-        embeds: whether the gradient of the first layer's input is wanted.
-        coded_ratio: coded over plain bytes of weights and activations, where they travel coded.
-        gradient_coded_ratio: likewise of the gradients of weights.
-        in_parts: whether `layers` are parts of layers, attention and MLP apart.
-        most_slices: into how many slices by vocabulary the loss can be cut; 1 if it cannot.
-        ps_layers: those that only the PS can do, in order. No stage may reach across them, and
-            where they follow the last layer the PS computes the loss.
-        beside_bytes: of what layers are called with beside their input and that differs between
-            micro-batches, as masks of packed documents do; for each token, as it travels.
+        layers: the layers that devices can compute, in order.
+        loss: what follows the layers, with the loss.
+        width: width of activations, in elements.
+        element_bytes: bytes of an activation's element, as sent.
+        tokens: tokens of each micro-batch.
+        embeds: whether the gradient of the first layer's input is needed.
+        coded_ratio: compressed over plain bytes of weights and activations.
+        gradient_coded_ratio: compressed over plain bytes of weight gradients.
+        in_parts: whether `layers` are parts of layers, with attention and MLP apart.
+        most_slices: the most slices by vocabulary of the loss; 1 if it cannot be cut.
+        ps_layers: layers that only the PS can compute, in order. No stage may cross them. If they
+            follow the last layer, the PS computes the loss.
+        beside_bytes: bytes per token, as sent, of layer arguments besides the input that differ
+            between micro-batches, such as masks of packed documents.
     """
 
     layers: Sequence[LayerCost]
@@ -155,27 +151,26 @@ class StageModel:
 
     @property
     def cuts(self) -> list[int]:
-        """Return the numbers of layers before which a stage has to end."""
+        """Return the numbers of the layers before which a stage has to end."""
         return [p.before for p in self.ps_layers if 0 < p.before < len(self.layers)]
 
     @property
     def ends_at_ps(self) -> bool:
-        """Say whether layers of the PS follow the last one."""
+        """Return whether layers of the PS follow the last layer."""
         return any(p.before == len(self.layers) for p in self.ps_layers)
 
     def most_pieces(self, stage: PlannedStage) -> int:
-        """Return in how many pieces a stage can do a micro-batch, each with a run of its own.
+        """Return the most chunks in which a stage can compute a micro-batch, one run for each.
 
-        What follows in the same stage may need all of it.
+        Only a stage of one layer has several: later layers or the loss may need the whole sequence.
         """
         alone = stage.stop == stage.first + 1 and not stage.loss
         return self.layers[stage.first].pieces if alone else 1
 
     def slice_of_loss(self, count: int) -> LayerCost:
-        """Return what one of so many slices of the loss costs.
+        """Return the costs of one of `count` slices of the loss.
 
-        Its backward pass computes its logits again. What comes before the LM head, which every
-        slice has, is small and left out.
+        Its backward pass recomputes its logits. The small modules before the LM head are left out.
         """
 
         def part(nbytes: int) -> int:
@@ -196,12 +191,12 @@ class StageModel:
 
 @dataclass(frozen=True, slots=True)
 class PsCompute:
-    """The PS itself.
+    """The PS's own throughput.
 
     Attributes:
-        flops_per_s: how fast it computes the loss, or the whole step alone.
-        optimizer_s: how long its optimizer's step takes.
-        rates: its network card.
+        flops_per_s: throughput for the loss, or for the whole step alone.
+        optimizer_s: seconds of an optimizer step.
+        rates: its network card; None if unlimited.
     """
 
     flops_per_s: float
@@ -211,11 +206,11 @@ class PsCompute:
 
 @dataclass(frozen=True, slots=True)
 class HeadSlice:
-    """Some rows of the LM head: its part of the loss (see `cleave.graphs.loss_slices`).
+    """A slice of the LM head's rows, with its part of the loss (`cleave.graphs.loss_slices`).
 
     Attributes:
-        number: which of the slices.
-        of: how many slices there are, about equally large.
+        number: index of the slice.
+        of: number of slices, of about equal size.
     """
 
     number: int
@@ -228,16 +223,15 @@ class HeadSlice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """Consecutive layers and the devices that may take micro-batches through them.
+    """Consecutive layers, and the devices that may take micro-batches through them.
 
     Attributes:
-        first, stop: the numbers of its first layer and of the one after its last.
-        devices: at least one.
-        loss: whether the loss is computed there as well; of the last stage only.
-        slice: what it computes of the loss, if it is a slice of that and has no layers: `first` and
-            `stop` are then the number of layers.
-        pieces: in how many it does a micro-batch, each with a run of its own: a device receives one
-            while it computes another and sends a third, and a run needs memory for one alone.
+        first, stop: the number of its first layer, and of the one after its last.
+        devices: ids of at least one device.
+        loss: whether it also computes the loss; only the last stage can.
+        slice: its slice of the loss; `first` and `stop` are then the number of layers.
+        pieces: number of chunks of a micro-batch, each with its own run. A device receives one,
+            computes another and sends a third at once. A run needs memory for one chunk only.
     """
 
     first: int
@@ -249,7 +243,7 @@ class PlannedStage:
 
     @property
     def named(self) -> str:
-        """Return what it is in words, with layers counted from 1."""
+        """Return a description in words, with layers counted from 1."""
         if self.slice is not None:
             return f"slice {self.slice.number + 1} of {self.slice.of} of the loss"
         return f"layers {self.first + 1} to {self.stop}"
@@ -257,16 +251,15 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """Stages and what is predicted of them.
+    """Stages and the predicted step.
 
     Attributes:
-        stages: in order.
-        kept_batches: by device, of how many micro-batches it keeps what.
-        step_s: the predicted seconds of a step, its optimizer included.
-        memory_bytes: by device, what it needs at most.
-        downlink_bytes, uplink_bytes: of all devices together, as they travel: coded or not.
-        reason: what the step's time consists of mostly, in a sentence.
-        slices: of the loss, in order, where it is cut by vocabulary.
+        kept_batches: by device, how many micro-batches it keeps.
+        step_s: predicted seconds of a step, including the optimizer.
+        memory_bytes: by device, its peak memory.
+        downlink_bytes, uplink_bytes: traffic of all devices, after any compression.
+        reason: what takes most of the step, in a sentence.
+        slices: slices of the loss, in order; empty if it is not cut by vocabulary.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -285,17 +278,16 @@ class StagePlan:
 
     @property
     def devices(self) -> set[int]:
-        """Return all devices that take part."""
         return {device for stage in self.planned for device in stage.devices}
 
     @property
     def loss_at_ps(self) -> bool:
-        """Say whether the PS computes the loss."""
+        """Return whether the PS computes the loss."""
         return not self.slices and not self.stages[-1].loss
 
     @property
     def where_loss(self) -> str:
-        """Say in words where the loss is computed."""
+        """Return where the loss is computed, in words."""
         if not self.slices:
             return "on the parameter server" if self.loss_at_ps else "on the last stage"
         devices = sum(len(part.devices) for part in self.slices)
@@ -304,7 +296,7 @@ class StagePlan:
         return f"in {slices} on {devices} device{'s' if devices > 1 else ''}"
 
     def described(self, model: StageModel) -> str:
-        """Describe the plan of a model in a sentence without its full stop."""
+        """Return a sentence, without its full stop, that describes the plan."""
         one, many = ("part", "parts") if model.in_parts else ("layer", "layers")
         parts = [
             f"{one} {stage.stop}"
@@ -327,7 +319,7 @@ class StagePlan:
 
 
 def _span(numbers: Sequence[int], one: str, many: str) -> str:
-    """Return the least and the most of numbers of something, in words."""
+    """Return the range of some numbers of things in words."""
     least, most = min(numbers), max(numbers)
     number = f"{least}" if least == most else f"{least} to {most}"
     return f"{number} {one if most == 1 else many}"

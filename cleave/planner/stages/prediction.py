@@ -1,4 +1,4 @@
-"""How long a step by stages takes, and the memory that devices need for it."""
+"""The predicted time of a step by stages, and the memory that devices need for it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from cleave.planner.stages.simulated import SimulatedDevice
 from cleave.planner.stages.simulation import StageSimulation, costs_of
 
 GRAPH_BYTES: Final = 100_000
-"""The graphs of a stage."""
+"""Memory of the graphs of a stage."""
 
 RUNTIME_BYTES: Final = 41_000_000
-"""ONNX Runtime itself, which a device imports at its first graph."""
+"""Memory of ONNX Runtime itself, which a device imports at its first graph."""
 
 SPARE: Final = 1.04
-"""How much more than what adds up: ONNX Runtime's memory falls into pieces."""
+"""Factor on the computed memory, because ONNX Runtime's memory fragments."""
 
 _FP32_BYTES: Final = 4
 
 _SMALL: Final = 0.1
-"""Of the time that a link is busy."""
+"""Share of a link's busy time below which traffic is not mentioned."""
 
 
 def local_step_s(model: StageModel, ps: PsCompute) -> float:
-    """Return the seconds of a step that the PS does alone: it computes no forward pass twice."""
+    """Return the seconds of a step on the PS alone, which recomputes no forward pass."""
     flops = math.fsum(layer.flops - layer.forward_flops for layer in model.layers)
     flops += math.fsum(layers.flops for layers in model.ps_layers)
     return sum(model.tokens) * (flops + model.loss.flops) / ps.flops_per_s + ps.optimizer_s
@@ -49,16 +49,14 @@ def local_step_s(model: StageModel, ps: PsCompute) -> float:
 def held_bytes(
     model: StageModel, stage: PlannedStage, kept_batches: KeptBatches = NOTHING_KEPT
 ) -> int:
-    """Return the memory that a stage needs on a device.
+    """Return the memory that a stage needs on a device, in bytes.
 
     Args:
-        model: the model and the batch.
-        stage: of which layers, and whether with the loss.
-        kept_batches: of how many micro-batches something stays there, beside the inputs of layers
-            of the one that is computed.
+        kept_batches: micro-batches that the device keeps, in addition to the layer inputs of the
+            one that it computes.
     """
     costs = costs_of(model, stage)
-    # With the loss the backward pass follows at once: what is kept is that of the one computed.
+    # With the loss, the backward pass follows at once: the kept micro-batch is the computed one.
     computed = 0 if stage.loss and kept_batches.activations else 1
     return math.ceil(
         SPARE
@@ -75,7 +73,7 @@ def held_bytes(
 
 
 def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
-    """Return the memory that it takes to keep something of a micro-batch."""
+    """Return the bytes that a device needs to keep `keep` of one micro-batch."""
     layers = model.layers[stage.first : stage.stop]
     if keep is Keep.NOTHING:
         return 0
@@ -90,15 +88,13 @@ def kept_bytes(model: StageModel, stage: PlannedStage, keep: Keep) -> int:
 def most_kept(
     model: StageModel, stage: PlannedStage, offered_bytes: int, batches: int
 ) -> KeptBatches:
-    """Return of how many micro-batches a device with this memory can keep what.
+    """Return how many micro-batches a device with this memory can keep.
 
     Args:
-        model: the model and the batch.
-        stage: its stage. Where it computes the loss the backward pass follows at once: then one
-            micro-batch is kept at most, within its unit.
-        offered_bytes: what it offers.
-        batches: of how many it is to keep the inputs of layers at least; what memory is left is for
-            activations.
+        stage: its stage. With the loss, the backward pass follows at once, so the device keeps at
+            most one micro-batch.
+        offered_bytes: memory that the device offers.
+        batches: number of micro-batches whose layer inputs take precedence over activations.
     """
     spare = offered_bytes - held_bytes(model, stage)
     inputs, whole = (
@@ -118,13 +114,13 @@ def most_kept(
 
 
 def widened_bytes(model: StageModel, cost: LayerCost) -> int:
-    """Return what parameters take as fp32, which graphs compute in, while they are used."""
+    """Return the bytes of parameters that are upcast or dequantized to fp32 while in use."""
     narrow = model.element_bytes < _FP32_BYTES
     return max(cost.dequantized_bytes, cost.largest_bytes if narrow else 0)
 
 
 def run_bytes(model: StageModel, stage: PlannedStage) -> int:
-    """Return what the graphs of a stage need, and a run of the one that needs most."""
+    """Return the bytes of a stage's graphs and of the run that needs the most."""
     of_token = max(cost.working_bytes for cost in costs_of(model, stage))
     return working_bytes(model, of_token / stage.pieces)
 
@@ -132,10 +128,10 @@ def run_bytes(model: StageModel, stage: PlannedStage) -> int:
 def in_pieces(
     model: StageModel, stage: PlannedStage, devices_by_id: Mapping[int, DeviceRates]
 ) -> PlannedStage:
-    """Return a stage that does micro-batches in pieces where that is needed, or is no slower.
+    """Return the stage, computed in chunks if memory requires it or if chunks are no slower.
 
-    It is needed where a device lacks the memory to do them as a whole. It is no slower where a
-    piece travels longer than its computation takes.
+    Memory requires it if a device cannot hold a whole micro-batch. Chunks are no slower if a chunk
+    takes longer to transfer than to compute, on every device.
     """
     whole, cut = (replace(stage, pieces=n) for n in (1, model.most_pieces(stage)))
     devices = [devices_by_id[device] for device in stage.devices]
@@ -153,18 +149,18 @@ def in_pieces(
 
 
 def working_bytes(model: StageModel, of_token: float) -> int:
-    """Return what graphs need, and a run that needs so much for a token."""
+    """Return the bytes of graphs and of a run that needs `of_token` bytes per token."""
     return math.ceil(of_token * max(model.tokens)) + GRAPH_BYTES
 
 
 def input_bytes(model: StageModel) -> int:
-    """Return the memory for activations that come and go: x, y, dy and dx of two units."""
+    """Return the bytes of activations in transfer: x, y, dy and dx of two micro-batches."""
     rows = 4 * sum(sorted(model.tokens, reverse=True)[:UNITS_AT_ONCE])
     return rows * model.width * _FP32_BYTES
 
 
 def mask_bytes(model: StageModel) -> int:
-    """Return what layers are called with for one micro-batch and for no other."""
+    """Return the bytes of layer arguments that differ between micro-batches, for one of them."""
     return math.ceil(max(model.tokens) * model.beside_bytes)
 
 
@@ -175,17 +171,15 @@ def predict(
     ps: PsCompute,
     slices: Sequence[PlannedStage] = (),
 ) -> StagePlan:
-    """Return what a step by these stages is predicted to take.
+    """Predict a step by these stages.
 
-    Devices keep either the inputs of layers of as many micro-batches as they can, or of those that
-    are under way at once and more activations: whichever is predicted to be faster.
+    Two policies are tried, and the faster is used. Devices keep the layer inputs of as many
+    micro-batches as they can, or only of those in flight, to have more memory for activations.
 
     Args:
-        model: the model and the batch.
-        stages: in order; together all layers once.
-        devices_by_id: at least the devices of the stages; each is in one stage at most.
-        ps: the PS.
-        slices: of the loss, if it is cut by vocabulary.
+        stages: the stages in order; together they have all layers once.
+        devices_by_id: at least the devices of the stages; each is in at most one stage.
+        slices: slices of the loss, if it is cut by vocabulary.
 
     Raises:
         PlanError: when a device has too little memory.
@@ -218,9 +212,9 @@ def predict(
 
 
 def _simulated(run: StageSimulation, kept: dict[int, KeptBatches], ps: PsCompute) -> StagePlan:
-    """Simulate a step, and return the stages with what the step takes."""
+    """Simulate a step, and return the plan with its predictions."""
     model = run.model
-    # Layers before the first stage are done before the step begins, and after it.
+    # The PS computes layers before the first stage before and after the simulated part.
     first = math.fsum(layers.flops for layers in model.ps_layers if not layers.before)
     first_s = sum(model.tokens) * first / ps.flops_per_s
     step_s = run.end_s() + first_s + ps.optimizer_s
@@ -244,14 +238,14 @@ def simulated_devices(
     devices_by_id: Mapping[int, DeviceRates],
     ps: PsCompute,
 ) -> Mapping[int, SimulatedDevice]:
-    """Return what devices have done when a planned step has ended: how long, of what."""
+    """Simulate a planned step, and return the final state of its devices, with their busy times."""
     run = StageSimulation(model, plan.stages, plan.kept_batches, devices_by_id, ps, plan.slices)
     run.end_s()
     return run.devices
 
 
 def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: float) -> str:
-    """Say in a sentence what takes most of the step."""
+    """Return a sentence on what takes most of the step."""
     found = [
         (run.egress.passed_bytes * run.egress.byte_s, "what the PS sends takes its network card"),
         (run.ingress.passed_bytes * run.ingress.byte_s, "what the PS gets takes its network card"),
@@ -281,7 +275,7 @@ def _reason(model: StageModel, run: StageSimulation, ps: PsCompute, step_s: floa
 
 
 def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tuple[float, str]:
-    """Return how long a link is busy with what is a large part of that, and what this is."""
+    """Return the busy seconds of a link that are worth a mention, and a text that names them."""
     busy_s = parameters[0] + activations_s
     large = [
         part for part in (parameters, (activations_s, "activations")) if part[0] > _SMALL * busy_s
@@ -291,7 +285,7 @@ def _link(parameters: tuple[float, str], activations_s: float, link: str) -> tup
 
 
 def in_seconds(value_s: float) -> str:
-    """Return a time as people read it."""
+    """Return a time as text for people."""
     return f"{value_s:,.0f} s" if value_s >= 999.5 else f"{value_s:.3g} s"
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from cleave.planner.stages.model import Keep, KeptBatches
 
 UNITS_AT_ONCE: Final = 2
-"""Units in flight for each device: it computes one while the other one travels."""
+"""Units in flight for each device: it computes one while the other is in transfer."""
 
 
 class Pass(Enum):
@@ -24,10 +24,10 @@ class Pass(Enum):
 
 
 def turn(in_flight: int, unit_s: float, device: int) -> tuple[int, float, int]:
-    """Return the key by which devices are sorted that may get a unit.
+    """Return the sort key of devices that may get a unit.
 
-    Idle devices come first, and of these the fastest. Otherwise a slow device would get a second
-    unit while other devices of its stage wait.
+    Idle devices come first, fastest first. Otherwise a slow device would get a second unit while
+    other devices of its stage wait.
 
     Args:
         in_flight: units that the device has.
@@ -61,10 +61,10 @@ def next_kept(allowed: KeptBatches, inputs: int, activations: int, *, planned: b
     """Return what a device keeps of its next micro-batch until the backward pass.
 
     Args:
-        allowed: the number of micro-batches of which the device may keep something.
-        inputs, activations: the number of micro-batches of which it keeps inputs or activations.
+        allowed: the number of micro-batches that the device may keep.
+        inputs, activations: the number of micro-batches whose inputs or activations it keeps now.
         planned: whether the plan gave the stage to this device. Memory for activations is planned
-            for these stages only, not for a stage that the device has taken over.
+            only for these stages, not for a stage that the device has taken over.
     """
     if not planned:
         allowed = KeptBatches(allowed.inputs)
@@ -72,7 +72,7 @@ def next_kept(allowed: KeptBatches, inputs: int, activations: int, *, planned: b
 
 
 def may_take_sums(batches_left: int, *, gradients_awaited: bool = False) -> bool:
-    """Return whether a device's sums of gradients may be fetched.
+    """Return whether a device's gradient sums may be fetched.
 
     Args:
         batches_left: micro-batches that have not passed the stage in both directions.

@@ -1,9 +1,8 @@
 """The search for the stages with the shortest step.
 
-The closed form of `estimate.py` ranks arrangements of devices. The best of them are simulated event
-by event (`simulation.py`), and so are changes of the best of these. In a large fleet, devices of
-similar speed form groups that are placed together. Another search places the few fastest devices
-one by one.
+The closed form (`estimate.py`) ranks arrangements of devices. The best ones and their changes are
+simulated event by event (`simulation.py`). In a large fleet, devices of similar speed form groups
+that are placed together. Another search places the fastest devices one by one.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from cleave.planner.stages.model import PlannedStage, PsCompute, StageModel, Sta
 from cleave.planner.stages.prediction import held_bytes, predict
 from cleave.planner.stages.simulated import PIECE_BYTES
 
-_FEW: Final = 16  # devices that are placed one by one, or the fastest of more
+_FEW: Final = 16  # devices that are placed one by one; of a larger fleet, the fastest
 _GROUPINGS: Final = 4  # ways to group the devices of a larger fleet that are improved
-_SIMULATED: Final = 12  # of the estimated best, before changes of the best of them
+_SIMULATED: Final = 12  # best estimates that are simulated before their changes
 _LEAST_SIMULATED: Final = 3
-_UNITS: Final = 1_200  # for each device, that are simulated in all,
-_LEAST_UNITS: Final = 4_000  # but so many at least
-_MOST_UNITS: Final = 80_000  # and at most
-_PIECE_UNITS: Final = 0.3  # that a piece of an activation takes as long as
-_AT_ONCE: Final = 8  # changes of an arrangement
+_UNITS: Final = 1_200  # units that are simulated in total, for each device,
+_LEAST_UNITS: Final = 4_000  # but at least these
+_MOST_UNITS: Final = 80_000  # and at most these
+_PIECE_UNITS: Final = 0.3  # cost of simulating one piece of an activation, in units
+_AT_ONCE: Final = 8  # changes of an arrangement that are simulated in one turn
 _PATIENCE: Final = 1.01
-_UNITS_OF_CHANGES: Final = 100  # take about as long to estimate as these to simulate
-_WORTH: Final = 1.5  # changes that are estimated to be slower than by this are not simulated
-_GAIN: Final = 1e-6  # less is none
+_UNITS_OF_CHANGES: Final = 100  # cost of estimating an arrangement's changes, in units
+_WORTH: Final = 1.5  # arrangements with a larger relative estimate are not simulated
+_GAIN: Final = 1e-6  # smaller relative gains do not count
 
 
 def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
@@ -50,9 +49,7 @@ def plan_stages(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute
     The search also tries plans that compute slices of the loss on some of the devices.
 
     Args:
-        model: the model and the batch.
         devices: the fleet, in any order; the plan may leave some idle.
-        ps: the PS.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
@@ -91,16 +88,14 @@ def _search(
     """Return the best stages that the search finds.
 
     Args:
-        tables: of the model.
-        able: the devices for layers.
-        ps: the PS.
+        able: devices that can hold a layer.
         slices: slices of the loss, on other devices; None when the loss is not cut.
 
     Raises:
         DeviceMemoryError: when the devices have too little memory.
     """
     model = tables.model
-    # To the closed form slices are a PS that is as fast as they are.
+    # The closed form treats slices as a PS of the same throughput.
     climbs = list(_climbs(tables, able, ps if slices is None else slices.as_ps(ps)))
     those = {d.device: d for d in (*able, *(slices.devices if slices is not None else ()))}
     units = min(_MOST_UNITS, max(_LEAST_UNITS, _UNITS * len(able)))
@@ -123,7 +118,7 @@ def _search(
 
 
 def _too_large(tables: StageTables, able: Sequence[DeviceRates]) -> DeviceMemoryError:
-    """Return what says that devices cannot hold the layers."""
+    """Return the error for devices that cannot hold all layers."""
     needed = held_bytes(tables.model, PlannedStage(0, tables.layers, (0,)))
     offered = sum(device.memory_bytes for device in able)
     largest = float(tables.memory_of_layers.diagonal(1).max())
@@ -139,7 +134,7 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
     """Return the devices that can hold a layer.
 
     Raises:
-        DeviceMemoryError: when none can.
+        DeviceMemoryError: when no device can.
     """
     least = float(tables.memory_of_layers.diagonal(1).min())
     able = [device for device in devices if device.memory_bytes >= least]
@@ -155,10 +150,7 @@ def _able(tables: StageTables, devices: Sequence[DeviceRates]) -> list[DeviceRat
 def _climbs(
     tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute
 ) -> Iterator[StageClimb]:
-    """Yield searches that have found what they can.
-
-    Devices that cannot hold all layers are left out.
-    """
+    """Yield finished searches over devices that may hold all layers."""
     if max(device.memory_bytes for device in devices) < tables.memory_of_layers.diagonal(1).max():
         return  # one of the layers fits no device
     if len(devices) <= _FEW:
@@ -184,16 +176,15 @@ def _climbs(
 
 
 def _may_hold(tables: StageTables, devices: Sequence[DeviceRates]) -> bool:
-    """Say whether devices may hold all layers: whether each can hold enough of some of them."""
+    """Return whether the devices may hold all layers, judged by each device's largest run."""
     memory = np.array([device.memory_bytes for device in devices])
     return bool(tables.most_layers(memory).sum() >= tables.layers)
 
 
 def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompute) -> StageClimb:
-    """Return a search that placed devices one by one.
+    """Return a finished search that places devices one by one.
 
-    Where payloads are coded it has what is found for plain ones, too, so that coding makes no plan
-    slower.
+    It also has the results for plain payloads, so compression makes no plan slower.
     """
     climb = StageClimb(tables, [[device] for device in devices], ps)
     climb.climb()
@@ -207,11 +198,11 @@ def _one_by_one(tables: StageTables, devices: Sequence[DeviceRates], ps: PsCompu
 
 @dataclass(slots=True)
 class _Judge:
-    """What is simulated.
+    """Simulates the most promising arrangements, and keeps the best plan.
 
     Attributes:
-        slices: of the loss, on other devices than the layers; None for none.
-        units_left: how many units may still be simulated.
+        slices: slices of the loss, on other devices than the layers; None for none.
+        units_left: number of units that may still be simulated.
         best: the fastest plan so far.
     """
 
@@ -227,14 +218,14 @@ class _Judge:
     )
 
     def simulate_first(self, first: Sequence[tuple[float, StageClimb, Arrangements]]) -> None:
-        """Simulate those that are estimated to be the fastest, and how long each is."""
+        """Simulate the arrangements with the shortest estimates; each comes with its estimate."""
         for seconds, climb, one in first:
             if self.best is not None and seconds > self.best.step_s * _WORTH:
                 break
             self.simulate(climb, one)
 
     def simulate(self, climb: StageClimb, one: Arrangements) -> bool:
-        """Simulate an arrangement, unless too many were; say whether it is the fastest so far."""
+        """Simulate an arrangement within the budget; return whether it is the fastest so far."""
         planned = climb.planned(one, 0)
         sliced = () if self.slices is None else self.slices.stages
         if sliced:
@@ -252,13 +243,13 @@ class _Judge:
         return True
 
     def units(self, planned: Sequence[PlannedStage]) -> int:
-        """Return how many units are simulated of stages."""
+        """Return the number of units that simulating these stages takes."""
         sliced = () if self.slices is None else self.slices.stages
         return round(2 * (len(planned) + len(sliced)) * self._weight)
 
     @property
     def _weight(self) -> float:
-        """Return as how many units one of each micro-batch counts: a card is passed in pieces."""
+        """Return the units of one pass of each micro-batch, with extra for pieces on the card."""
         model, card = self.model, self.ps.rates or PsRates()
         if math.isinf(card.egress_bytes_per_s) and not card.byte_s:
             return len(model.tokens)
@@ -266,18 +257,18 @@ class _Judge:
         return len(model.tokens) + _PIECE_UNITS * activations / PIECE_BYTES
 
     def search(self) -> None:
-        """Simulate changes of what was simulated, of the fastest first, until enough was."""
+        """Simulate changes of simulated arrangements, fastest first, while the budget lasts."""
         while self._next and self.units_left > 0:
             seconds, number, changes = heapq.heappop(self._next)
             some = list(islice(changes, _AT_ONCE))
             any(self.simulate(climb, one) for climb, one in some)
-            if some:  # changes of others get a turn before the next ones
+            if some:  # other arrangements get a turn before the next changes
                 heapq.heappush(self._next, (seconds * _PATIENCE, number, changes))
 
     def _changes(
         self, climb: StageClimb, one: Arrangements
     ) -> Iterator[tuple[StageClimb, Arrangements]]:
-        """Yield changes of an arrangement, those first that are estimated to be fastest."""
+        """Yield changes of an arrangement, in ascending order of estimated step time."""
         self.units_left -= _UNITS_OF_CHANGES
         seconds = climb.seconds_of_changes(one)[0]
         worth = float(climb.estimate(one)[0]) * _WORTH

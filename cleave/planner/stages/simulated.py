@@ -1,6 +1,6 @@
-"""The state of a simulated step: its stages, its devices, and what passes their links.
+"""The state of a simulated step: its stages, its devices and their traffic.
 
-See `cleave.planner.stages.simulation`, which changes it.
+`cleave.planner.stages.simulation` changes it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from cleave.planner.stages.model import (
 )
 
 PIECE_BYTES: Final = 2.0**20
-"""What of a message passes the PS's card at once: other devices get a turn between pieces."""
+"""Bytes of a message that pass the PS's card at once; other devices get a turn between pieces."""
 
 _TOTAL_BYTES: Final = 4
-"""What the backward pass of a slice of the loss is sent of a token."""
+"""Bytes per token sent to a slice of the loss for its backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,10 @@ class SimulatedMessage:
     """A message to a device.
 
     Attributes:
-        nbytes: its size.
-        flops: of the run that waits for it.
-        answered: whether what that run makes is fetched then.
-        passes_s: how long it takes on the device's downlink.
-        computes_s: how long the device computes that run.
+        flops: FLOPs of the run that waits for it.
+        answered: whether the results of that run are then fetched.
+        passes_s: seconds on the device's downlink.
+        computes_s: seconds of that run on the device.
     """
 
     nbytes: float
@@ -48,7 +47,7 @@ class SimulatedMessage:
     computes_s: float = 0.0
 
     def to(self, rates: DeviceRates) -> SimulatedMessage:
-        """Return the same, to a device."""
+        """Return the message with its times for a device."""
         passes_s = self.nbytes / rates.downlink_bytes_per_s
         computes_s = self.flops / rates.flops_per_s
         return replace(self, passes_s=passes_s, computes_s=computes_s)
@@ -56,14 +55,14 @@ class SimulatedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What passes a device's links for a unit.
+    """The traffic of one micro-batch pass on a device's links.
 
     Attributes:
-        sent: to the device.
-        sends: the sizes of what goes back, the last one first; of each piece of a micro-batch.
-        x_s, y_s: how long all of it takes on the downlink, and on the uplink.
-        sends_s: how long each of `sends` takes on the uplink.
-        sent_bytes, returned_bytes: of all of it; whole numbers, so that their sums are exact.
+        sent: messages to the device.
+        sends: sizes of the device's replies for each chunk, the last one first.
+        x_s, y_s: total seconds on the downlink and on the uplink.
+        sends_s: seconds of each of `sends` on the uplink.
+        sent_bytes, returned_bytes: total bytes; whole numbers, so that sums are exact.
     """
 
     sent: Sequence[SimulatedMessage]
@@ -80,9 +79,9 @@ class SimulatedCard:
     """One direction of the PS's network card.
 
     Attributes:
-        byte_s: how long a byte takes; 0 where no device waits for others.
-        free_s: when everything known so far will be through.
-        passed_bytes: of that.
+        byte_s: seconds per byte; 0 if the card has no limit.
+        free_s: when all traffic so far will have passed.
+        passed_bytes: bytes of all traffic so far.
     """
 
     byte_s: float
@@ -90,12 +89,11 @@ class SimulatedCard:
     passed_bytes: float = 0.0
 
     def passed_s(self, begin_s: float, own_s: float, nbytes: float) -> float:
-        """Return when bytes are through, after those before them, and through a device's link.
+        """Return when bytes have passed both the card and the device's link; queue them.
 
         Args:
             begin_s: when they begin.
-            own_s: when the device's link has passed them.
-            nbytes: how many.
+            own_s: when they will have passed the device's link.
         """
         self.passed_bytes += nbytes
         free_s = self.free_s if self.free_s > begin_s else begin_s
@@ -108,26 +106,22 @@ class SimulatedDevice:
     """The state of one device.
 
     Attributes:
-        rates: of its links and processor.
-        coming: messages on their way to it, and the unit that each belongs to, if any.
-        left_bytes: of the first of them.
-        going: units of which something is sent or waits for that, and the sizes that are left.
-        received_s, computed_s, sent_s: when its downlink, its processor and its uplink will have
-            done what is known; its downlink only where the PS's card has no limit.
-        under_way: number of units.
-        kept: of how many micro-batches it keeps what.
-        stages: those that it is in, the last one first, and its own micro-batches there.
-        unit_s: how long a unit takes it alone.
+        coming: messages in transit to it, each with its unit, if any.
+        left_bytes: bytes left of the first of these messages.
+        going: units with replies in transit or waiting, and the sizes left to send.
+        received_s, computed_s, sent_s: when its downlink, processor and uplink will be free.
+            `received_s` is used only without a card limit.
+        under_way: number of units in flight.
+        kept: number of micro-batches that it keeps, by kind.
+        stages: its stages, the last one first, each with the micro-batches it keeps there.
+        unit_s: seconds of one micro-batch on this device alone.
         went_back: whether its last unit was a backward pass.
-        computes_s: how long it computes in all.
-        weights_s, x_s: how long weights, and activations, take on its downlink in all.
-        y_s, gradients_s: how long activations, and gradients, take on its uplink in all.
-        errands: what units take, by stage, tokens, pass and what is kept.
-        allowed: of how many micro-batches it may keep what.
-        number: its own.
-        latency_s: of its links.
-        downlink_bytes_per_s: of its downlink.
-        piece_up_s: how long so much takes its uplink as passes the card at once.
+        computes_s: total seconds of computing.
+        weights_s, x_s: total seconds of weights and of activations on its downlink.
+        y_s, gradients_s: total seconds of activations and of gradients on its uplink.
+        errands: traffic of units, by stage, tokens, forward and what is kept.
+        allowed: number of micro-batches that it may keep.
+        piece_up_s: seconds of `PIECE_BYTES` on its uplink.
     """
 
     rates: DeviceRates
@@ -166,14 +160,14 @@ class SimulatedStage:
     """The state of one stage.
 
     Attributes:
-        number, plan: which it is.
-        costs: of its layers, then of the loss, if it is there.
-        devices: that are in it.
-        forward, backward: heaps of micro-batches that any of its devices may do next.
-        kept_by: by micro-batch, the device that keeps something of it, and what.
-        own: by device, a heap of micro-batches that it keeps, and may do backward next.
-        went, passed: number of micro-batches whose forward, and backward, pass is done.
-        summed: devices that have sums.
+        number, plan: index of the stage, and its plan.
+        costs: costs of its layers, then of the loss or its slice, if it computes that.
+        devices: devices of the stage.
+        forward, backward: heaps of micro-batches that any of its devices may take next.
+        kept_by: by micro-batch, the device that keeps part of it, and what it keeps.
+        own: by device, a heap of kept micro-batches that are ready for their backward pass.
+        went, passed: number of micro-batches whose forward and whose backward pass is done.
+        summed: devices that hold gradient sums.
     """
 
     number: int
@@ -189,7 +183,7 @@ class SimulatedStage:
     summed: set[int] = field(default_factory=set)
 
     def next_backward(self, device: int) -> tuple[int, Keep]:
-        """Take the micro-batch that a device is to do backward; say what it keeps of it."""
+        """Take the next micro-batch for a device's backward pass; return it and what was kept."""
         if own := self.own[device]:
             batch = heapq.heappop(own)
             return batch, self.kept_by.pop(batch)[1]
@@ -198,18 +192,17 @@ class SimulatedStage:
     def messages(
         self, model: StageModel, tokens: int, *, forward: bool, keep: Keep, coded: bool
     ) -> list[SimulatedMessage]:
-        """Return what goes to a device for a unit, in order.
+        """Return the messages to a device for a unit, in order.
 
         Args:
-            model: the model.
-            tokens: of the micro-batch.
-            forward: whether it is a forward pass alone.
+            tokens: tokens of the micro-batch.
+            forward: whether the unit is a forward pass alone.
             keep: what the device keeps of the micro-batch, or has kept.
-            coded: whether it travels so.
+            coded: whether the messages are compressed.
         """
         activation = float(tokens * model.width * model.element_bytes)
         x = activation
-        if self.plan.stop > self.plan.first:  # what layers are called with comes with x
+        if self.plan.stop > self.plan.first:  # layer arguments are sent with x
             x += tokens * model.beside_bytes
         sliced = self.plan.slice is not None
         dy = float(tokens * _TOTAL_BYTES) if sliced else activation
@@ -224,7 +217,7 @@ class SimulatedStage:
             found = [(x, through + back)]
         elif keep is not Keep.NOTHING:
             found = [(dy, back)]
-        else:  # x, from which the inputs of the layers are computed again, and dy
+        else:  # x, to recompute the inputs of the layers, and dy
             found = [(x, through - last), (dy, back)]
         pieces = self.plan.pieces
         ratio = (model.coded_ratio if coded else 1.0) / pieces
@@ -235,12 +228,12 @@ class SimulatedStage:
 
 @dataclass(slots=True, eq=False)
 class SimulatedUnit:
-    """What a device was asked for.
+    """A unit in flight on a device.
 
     Attributes:
-        batch: the micro-batch; -1 for sums.
+        batch: index of the micro-batch; -1 for gradient sums.
         sends: see `Errand`.
-        pieces: how many are not sent yet.
+        pieces: number of chunks that are not sent yet.
     """
 
     stage: SimulatedStage

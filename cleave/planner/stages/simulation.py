@@ -1,16 +1,15 @@
 """A step by stages, simulated event by event.
 
-The simulated PS gives out units by the rules of `rules.py`, as the scheduler does. Trained
-weights go to all devices when the step begins, layer by layer; frozen ones are there from the step
-before.
+The simulated PS assigns units by the rules of `rules.py`, as the scheduler does. When the step
+begins, it sends trained weights to all devices, layer by layer. Frozen weights are already there.
 
-A device has a downlink, a processor and an uplink, each of which does one thing after another. What
-passes a link also passes the PS's network card in pieces, each after everything that began to pass
-it before. Where a device codes, what passes its link and the card is as long as it is coded. A
-micro-batch that is computed in pieces comes and goes in pieces. The PS does one thing after another
-while devices go on: layers that no device can do, and the loss. Where slices of the loss are on
-devices, each of them gets the last stage's output; when all have answered forward they go backward,
-and the gradient is there when all have answered that.
+A device's downlink, processor and uplink each do one thing at a time. Traffic also passes the PS's
+network card in pieces, first come, first served. Compressed traffic counts with its compressed
+size. A micro-batch that is computed in chunks is also sent and returned in chunks.
+
+The PS computes its own layers and the loss one after another, while devices work. With slices of
+the loss on devices, each slice gets the last stage's output. The backward pass of the slices starts
+when all have finished forward. The gradient is complete when all have finished backward.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from cleave.planner.stages.simulated import (
 )
 
 _SUMMARY_BYTES: Final = 8
-"""What a slice's forward pass returns of a token."""
+"""Bytes per token that the forward pass of a slice of the loss returns."""
 
 
 def costs_of(model: StageModel, stage: PlannedStage) -> list[LayerCost]:
-    """Return what a stage's layers cost, then the loss, or its slice, if it is there."""
+    """Return the costs of a stage's layers, then of the loss or its slice if it computes that."""
     if stage.slice is not None:
         return [model.slice_of_loss(stage.slice.of)]
     return [*model.layers[stage.first : stage.stop], *([model.loss] if stage.loss else [])]
@@ -60,13 +59,12 @@ def _turn(device: SimulatedDevice) -> tuple[int, float, int]:
 
 
 class StageSimulation:
-    """One step.
+    """The simulation of one step.
 
     Attributes:
-        model: what is trained.
         stages, slices, devices: their states.
-        egress, ingress: the PS's card.
-        loss_s: how long the PS takes for the loss of a token, where it computes that.
+        egress, ingress: the two directions of the PS's card.
+        loss_s: seconds per token of the loss, and of layers after the last stage, on the PS.
     """
 
     def __init__(
@@ -105,10 +103,10 @@ class StageSimulation:
                 device.stages.insert(0, (stage, own))
                 stage.devices.append(device)
         self._of_slices = [device for stage in self.slices for device in stage.devices]
-        # No device waits for others: when it is given a unit it is known when that will be back.
+        # Without a card limit, the end of a unit is known when it is assigned.
         self._unlimited = not self.egress.byte_s and not self.ingress.byte_s
-        # What the PS does for a token: layers before the next stage, forward and both ways; or all
-        # that follows the last one.
+        # Seconds per token of the PS's layers before each stage: forward, and both passes. Those
+        # after the last stage are part of `loss_s`.
         self._between_s = {
             layers.before: (layers.forward_flops / ps.flops_per_s, layers.flops / ps.flops_per_s)
             for layers in model.ps_layers
@@ -116,14 +114,14 @@ class StageSimulation:
         _, last_s = self._between_s.get(len(model.layers), (0.0, 0.0))
         self.loss_s = model.loss.flops / ps.flops_per_s + last_s
         self._ps_free_s = self._end_s = 0.0
-        self._answers: Counter[tuple[int, bool]] = Counter()  # of slices, by batch and pass
+        self._answers: Counter[tuple[int, bool]] = Counter()  # finished slices by batch and pass
         self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
-        self._numbers = count()  # events at one time happen in the order in which they are known
-        # Each the same object every time, which tells events apart.
+        self._numbers = count()  # simultaneous events happen in the order in which they were added
+        # Bound once, so that events can be compared with `is`.
         self._received_event, self._send_up_event = self._received, self._send_up
 
     def end_s(self) -> float:
-        """Simulate the step; return when the last sums are there, in seconds."""
+        """Simulate the step; return when the last gradient sums have arrived, in seconds."""
         for stage in (*self.stages, *self.slices):
             self._load(stage)
         first = self.stages[0]
@@ -131,8 +129,8 @@ class StageSimulation:
             heapq.heappush(first.backward if first.plan.loss else first.forward, batch)
         self._ask(0.0, first.devices)
         events, replace_first, numbers = self._events, heapq.heapreplace, self._numbers
-        # Most events are pieces that pass the card. They are dealt with here, as that is what a
-        # simulation takes most of its time for.
+        # Most events are pieces on the card, and take most of the simulation's time. They are
+        # handled inline for speed.
         received, send_up, piece = self._received_event, self._send_up_event, PIECE_BYTES
         down, up = self.egress, self.ingress
         down_byte_s, up_piece_s = down.byte_s, piece * up.byte_s
@@ -153,7 +151,7 @@ class StageSimulation:
                     continue
             elif happens is send_up:
                 sends = what.going[0][1]
-                if (left_bytes := sends[-1]) > piece:  # likewise; `_send_up` sends the last one
+                if (left_bytes := sends[-1]) > piece:  # `_send_up` sends the last piece
                     sends[-1] = left_bytes - piece
                     passed_s = now_s + what.piece_up_s
                     free_s = up.free_s
@@ -173,11 +171,11 @@ class StageSimulation:
 
     # --- the PS ---
 
-    # No device that could have another unit waits for one when the PS has done what an event
-    # brings. So only those are asked that may have got something to do by the next event.
+    # After each event, no device with a free slot has a unit ready. So the next event asks only the
+    # devices for which it may have made a unit ready.
 
     def _ask(self, now_s: float, devices: Iterable[SimulatedDevice]) -> None:
-        """Give each of these devices a unit in turn, until none takes another."""
+        """Assign units to these devices in turn, until no device takes another."""
         turn = [device for device in devices if device.under_way < UNITS_AT_ONCE]
         while turn:
             if len(turn) > 1:
@@ -189,7 +187,7 @@ class StageSimulation:
             ]
 
     def _ask_first(self, now_s: float, devices: Sequence[SimulatedDevice]) -> None:
-        """Give a micro-batch that has come to the first of the devices that may take it."""
+        """Assign an arrived micro-batch to the first eligible device."""
         free = [device for device in devices if device.under_way < UNITS_AT_ONCE]
         if free:
             self._ask_one(now_s, free[0] if len(free) == 1 else min(free, key=_turn))
@@ -197,7 +195,7 @@ class StageSimulation:
     def _ask_both(
         self, now_s: float, device: SimulatedDevice, others: Sequence[SimulatedDevice]
     ) -> None:
-        """Do that, and give a unit to a device that may have one again."""
+        """Assign an arrived micro-batch, and a unit to `device`, which has a free slot again."""
         free = [other for other in others if other.under_way < UNITS_AT_ONCE]
         if not free:
             self._ask_one(now_s, device)
@@ -210,7 +208,7 @@ class StageSimulation:
             self._ask_one(now_s, last)
 
     def _ask_one(self, now_s: float, device: SimulatedDevice) -> bool:
-        """Give a device a unit; return whether one was ready."""
+        """Assign a unit to a device; return whether one was ready."""
         ahead = back = None
         for stage, own in device.stages:
             if ahead is None and stage.forward:
@@ -274,9 +272,9 @@ class StageSimulation:
             self._send_down(now_s, device, errand.sent, unit)
 
     def _back_s(self, now_s: float, device: SimulatedDevice, errand: Errand) -> float:
-        """Return when a unit will be back, where no device waits for others.
+        """Return when the PS will have all results of a unit, without a card limit.
 
-        It does for all messages of a unit what `_send_down`, `_compute` and `_answer` do for one.
+        This combines `_send_down`, `_compute` and `_answer` for all messages of the unit.
         """
         latency_s = device.latency_s
         received_s = device.received_s if device.received_s > now_s else now_s
@@ -309,7 +307,7 @@ class StageSimulation:
         forward: bool,
         keep: Keep,
     ) -> Errand:
-        """Return what a unit of so many tokens takes on a device's links."""
+        """Return the traffic of a unit of `tokens` tokens on a device's links."""
         key = stage.number, tokens, forward, keep
         if (errand := device.errands.get(key)) is None:
             errand = device.errands[key] = self._errand(stage, device.rates, tokens, forward, keep)
@@ -336,7 +334,7 @@ class StageSimulation:
         return Errand(sent, (returned,), x_s, y_s, (returned_s,), sent_bytes, returned_bytes)
 
     def _passed(self, now_s: float, unit: SimulatedUnit) -> None:
-        """Note at the PS that all of a unit is back."""
+        """Record that the PS has all results of a unit, and assign the next units."""
         self._end_s = now_s
         device, stage, batch = unit.device, unit.stage, unit.batch
         device.under_way -= 1
@@ -364,7 +362,7 @@ class StageSimulation:
     def _passed_forward(
         self, now_s: float, stage: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Note that a stage's output is there; return the devices that may go on with it now."""
+        """Record a stage's output; return the devices that can now continue with it."""
         stage.went += 1
         if stage.number + 1 < len(self.stages):
             after = self.stages[stage.number + 1]
@@ -383,7 +381,7 @@ class StageSimulation:
     def _passed_backward(
         self, now_s: float, before: SimulatedStage, batch: int
     ) -> Sequence[SimulatedDevice]:
-        """Note that the gradient of the input of the stage after one is there, likewise."""
+        """Record the gradient from the stage after `before`; return the devices that continue."""
         forward_s, both_s = self._between_s.get(before.plan.stop, (0.0, 0.0))
         if not both_s:
             return self._differentiated(before, batch)
@@ -392,13 +390,13 @@ class StageSimulation:
         return ()
 
     def _ps_done_s(self, now_s: float, batch: int, token_s: float) -> float:
-        """Return when the PS has done something for every token, after what it does before."""
+        """Return when the PS will have finished a task of `token_s` per token, after its queue."""
         self._ps_free_s = max(self._ps_free_s, now_s) + token_s * self.model.tokens[batch]
         return self._ps_free_s
 
     @staticmethod
     def _put_forward(stage: SimulatedStage, batch: int) -> Sequence[SimulatedDevice]:
-        """Note that a stage's input is there; return the devices that may take it."""
+        """Record a stage's input; return the devices that may take it."""
         heapq.heappush(stage.backward if stage.plan.loss else stage.forward, batch)
         return stage.devices
 
@@ -409,10 +407,10 @@ class StageSimulation:
         self._ask_first(now_s, self._differentiated(*made))
 
     def _answered(self, now_s: float, batch: int, *, forward: bool) -> None:
-        """Note that a slice has passed a micro-batch; with the last one others may go on."""
+        """Record that a slice has finished a micro-batch; after the last slice, continue."""
         self._answers[batch, forward] += 1
         if self._answers[batch, forward] == len(self.slices):
-            # The training thread is told, after which devices get what is there already.
+            # The training thread learns of it first. Devices get waiting units in the meantime.
             self._at(now_s, self._loss_summarized if forward else self._loss_known, batch)
 
     def _loss_summarized(self, now_s: float, batch: int) -> None:
@@ -424,7 +422,7 @@ class StageSimulation:
 
     @staticmethod
     def _differentiated(stage: SimulatedStage, batch: int) -> Sequence[SimulatedDevice]:
-        """Note that the gradient of a stage's output is there; return who may take it."""
+        """Record the gradient of a stage's output; return the devices that may take it."""
         if (kept := stage.kept_by.get(batch)) is None:
             heapq.heappush(stage.backward, batch)
             return stage.devices
@@ -446,7 +444,6 @@ class StageSimulation:
     # --- devices ---
 
     def _load(self, stage: SimulatedStage) -> None:
-        """Send the weights of a stage to its devices."""
         for device in stage.devices:
             if not (sizes := self.weights(stage, device)):
                 continue
@@ -462,7 +459,7 @@ class StageSimulation:
         return [float(round(rates.down_bytes(nbytes, ratio))) for nbytes in plain]
 
     def gradients(self, stage: SimulatedStage, device: SimulatedDevice) -> list[float]:
-        """Return the sizes of the gradients of a stage's weights as they pass its uplink."""
+        """Return the sizes of a stage's weight gradients as they pass a device's uplink."""
         ratio, rates = self.model.gradient_coded_ratio, device.rates
         plain = (cost.gradient_bytes for cost in stage.costs if cost.gradient_bytes)
         return [float(round(rates.up_bytes(nbytes, ratio))) for nbytes in plain]
@@ -474,8 +471,8 @@ class StageSimulation:
         messages: Sequence[SimulatedMessage],
         unit: SimulatedUnit | None,
     ) -> None:
-        """Send messages, of a unit if there is one, after those that are on their way."""
-        if not self.egress.byte_s:  # no device waits for others: it is known when each is there
+        """Send messages after those in transit; `unit` is the unit they belong to, if any."""
+        if not self.egress.byte_s:  # without a card limit, all arrival times are known now
             received_s = device.received_s if device.received_s > now_s else now_s
             for message in messages:
                 received_s += message.passes_s
@@ -489,7 +486,7 @@ class StageSimulation:
             self._send_message(now_s, device)
 
     def _send_message(self, now_s: float, device: SimulatedDevice) -> None:
-        """Send as much of the next message as passes the card at once; see `end_s` for the rest."""
+        """Send the first piece of the next message; `end_s` sends the rest."""
         left_bytes = device.coming[0][0].nbytes
         nbytes = min(left_bytes, PIECE_BYTES)
         device.left_bytes = left_bytes - nbytes
@@ -497,7 +494,7 @@ class StageSimulation:
         self._at(self.egress.passed_s(now_s, own_s, nbytes), self._received_event, device)
 
     def _received(self, now_s: float, device: SimulatedDevice) -> None:
-        """Have a message computed that is there, and send the next one."""
+        """Start the run of a message that has arrived, and send the next message."""
         message, unit = device.coming.popleft()
         self._compute(now_s, device, message, unit)
         if device.coming:
@@ -510,7 +507,7 @@ class StageSimulation:
         message: SimulatedMessage,
         unit: SimulatedUnit | None,
     ) -> None:
-        """Compute what a message is for, after what the device computes already."""
+        """Queue the run of a message on the device's processor."""
         if message.flops or message.answered:
             begin_s = received_s + device.latency_s
             if device.computed_s > begin_s:
@@ -521,12 +518,12 @@ class StageSimulation:
             self._answer(device.computed_s, unit, unit.sends)
 
     def _answer(self, made_s: float, unit: SimulatedUnit, sends: Sequence[float]) -> None:
-        """Have what goes back of a unit, or of a piece of one, sent when it is made."""
+        """Send the results of a unit, or of a chunk of it, when they are computed."""
         if self.ingress.byte_s:
             self._at(made_s, self._made, (unit, list(sends)))
             return
         device = unit.device
-        for nbytes in reversed(sends):  # no device waits for others: it is known when each is there
+        for nbytes in reversed(sends):  # without a card limit, all arrival times are known now
             if device.sent_s > made_s:
                 made_s = device.sent_s
             made_s += nbytes / device.rates.uplink_bytes_per_s
@@ -535,13 +532,13 @@ class StageSimulation:
         self._pass(made_s, unit)
 
     def _pass(self, sent_s: float, unit: SimulatedUnit) -> None:
-        """Note that a piece of a unit is sent: with the last one all of it will be back."""
+        """Record that a chunk of a unit was sent; the last chunk completes the unit."""
         unit.pieces -= 1
         if not unit.pieces:
             self._at(sent_s + unit.device.rates.latency_s, self._passed, unit)
 
     def _made(self, now_s: float, what: tuple[SimulatedUnit, list[float]]) -> None:
-        """Send what was made, after what is on its way or waits to be sent."""
+        """Send computed results after those that are in transit or waiting."""
         unit, sends = what
         device = unit.device
         if not sends:
@@ -555,7 +552,7 @@ class StageSimulation:
             self._send_up(now_s, device)
 
     def _send_up(self, now_s: float, device: SimulatedDevice) -> None:
-        """Send as much as passes the card at once."""
+        """Send one piece of the first results in the queue."""
         unit, sends = device.going[0]
         nbytes = sends[-1]
         if nbytes > PIECE_BYTES:

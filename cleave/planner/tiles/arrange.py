@@ -1,9 +1,9 @@
-"""Where each device's tile lies: columns of C, slabs in depth, rows (docs/planner.md).
+"""The positions of tiles: columns of C, slabs in depth, rows (docs/planner.md).
 
-In the fluid limit every device has a best tile: its side depends on the uplink alone, its depth on
-downlink and uplink. Devices sorted by that depth are dealt into columns of equal volume, so that a
-column has devices that want the same depth, and then into slabs whose devices' sides add up to the
-height of the column. A run of columns with equal slab counts is a *region* (`plan.Region`).
+In the fluid limit every device has a best tile. Its side depends on the uplink alone, its depth on
+downlink and uplink. Devices are sorted by depth and dealt into columns of equal volume, so devices
+of a column want similar depths. A column is dealt into slabs, and the sides of a slab's devices add
+up to the column's height. A run of columns with equal slab counts is a *region* (`plan.Region`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy.typing as npt
 from cleave.planner.tiles.balance import Arrangement, Frame
 from cleave.planner.tiles.shape import BestTile, Floats
 
-_LEAST_COLUMN = 0.6  # of a column's width: less does not get one of its own
+_LEAST_COLUMN = 0.6  # share of a mean column's volume below which a depth gets no own column
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An arrangement, with the widths and depths that its balancing starts from."""
+    """An arrangement with the widths and depths from which balancing starts."""
 
     arrangement: Arrangement
     widths: Floats
@@ -33,12 +33,12 @@ def column_counts(frame: Frame, best: BestTile, few: bool) -> list[int]:
     """Return the numbers of columns that are worth trying: those near square tiles.
 
     Args:
-        few: return only the two nearest.
+        few: whether to return only the two nearest numbers.
     """
     active = best.volume > 0
     devices = int(active.sum())
     sides = np.sqrt(best.volume[active] / best.depth[active])
-    # Weighted by what each does; a tile is never wider than its frame.
+    # Weighted by volume; a tile is never wider than its frame.
     side = float((sides * best.volume[active]).sum() / best.volume[active].sum())
     ideal = frame.width / side
     found = {int(np.floor(ideal)), int(np.ceil(ideal))}
@@ -53,11 +53,9 @@ def arrange(
     """Distribute devices over a number of columns of equal volume.
 
     Args:
-        frame: which side the columns cut.
-        best: every device's best tile.
         order: the devices to use, deepest first.
-        columns: how many columns; those that stay empty are left out.
-        round_up_at: the fraction of a slab from which it counts as one more.
+        columns: number of columns; columns that stay empty are left out.
+        round_up_at: fraction of a slab from which it is rounded up to a whole one.
     """
     return _stack(frame, best, order, _deal(best.volume[order], columns), round_up_at)
 
@@ -70,7 +68,7 @@ def arrange_by_depth(
     A depth with too few devices for a column shares one with the next depth.
 
     Args:
-        best: with depths that many devices have in common (`shape.snapped`).
+        best: tiles whose depths many devices have in common (`shape.snapped`).
     """
     volume, depth = best.volume[order], best.depth[order]
     firsts = np.flatnonzero(np.diff(depth, prepend=-1.0))
@@ -82,7 +80,7 @@ def arrange_by_depth(
         share += more
         rest = float(shares[number + 1 :].sum())
         if (share < _LEAST_COLUMN or rest < _LEAST_COLUMN) and end < len(order):
-            continue  # too little for a column of its own
+            continue  # too little volume for a column of its own
         dealt = _deal(volume[begin:end], max(1, round(share)))
         column_of[begin:end] = placed + dealt
         placed += int(dealt[-1]) + 1
@@ -122,7 +120,7 @@ def _stack(
 
 
 def _deal(weights: Floats, groups: int) -> npt.NDArray[np.intp]:
-    """Consecutive groups of nearly equal weight, numbered from 0 without gaps."""
+    """Return each weight's group: consecutive groups of similar weight, numbered without gaps."""
     middles = np.cumsum(weights) - weights / 2
     group = np.floor(middles / weights.sum() * groups).astype(np.intp)
     steps = np.diff(group, prepend=group[0])
@@ -138,12 +136,12 @@ def drafts(
     *,
     few: bool,
 ) -> Iterator[Draft]:
-    """Return the arrangements that are worth trying, each once.
+    """Yield the distinct arrangements that are worth trying.
 
     Args:
-        best, order: every device's best tile, and devices by its depth.
-        snapped, snapped_order: the same two for tiles with depths that divide k.
-        few: return only the most promising arrangements.
+        best, order: every device's best tile, and the devices in order of its depth.
+        snapped, snapped_order: the same for tiles with depths that divide k.
+        few: whether to yield only the most promising arrangements.
     """
     seen = set()
     for columns in column_counts(frame, best, few):

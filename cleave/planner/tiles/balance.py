@@ -1,9 +1,9 @@
 """Columns, slabs and rows of C's index space, balanced until all devices finish together.
 
-The GEMM is cut into *columns* along one side of C. A column is cut in depth into *slabs* (a single
-one where blocks are returned finished), and a slab into rows, one device each. The
-place of each device is given; widths, depths and rows are adjusted until the predicted times agree,
-first as real numbers, then as integers.
+The GEMM is cut into *columns* along one side of C. A column is cut in depth into *slabs* (only one
+if devices return finished blocks), and a slab into rows, one device each. The positions of devices
+are given. Widths, depths and rows are adjusted until the predicted times agree, first as real
+numbers, then as integers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Ints = npt.NDArray[np.int64]
 
 _MOST_SOLVER_STEPS: Final = 12
 _MOST_DOUBLINGS: Final = 40
-_PULL: Final = 1.25  # time grows like depth or width to the power 0.67 to 1; this undoes either
+_PULL: Final = 1.25  # exponent of corrections: time grows like depth or width to the 0.67 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A GEMM, and which side of C the columns divide.
+    """A GEMM and the side of C that columns divide.
 
     Attributes:
-        columns_cut_n: the columns divide n, and rows divide m; else the other way round.
+        columns_cut_n: True if columns divide n and rows divide m; False if reversed.
         height, width, depth: the side that rows divide, the side that columns divide, and k.
     """
 
@@ -53,12 +53,12 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """The places of devices: devices in order, slab by slab, slabs column by column.
+    """The positions of devices: slab by slab, and slabs column by column.
 
     Attributes:
         devices: indices into the fleet.
-        slab_starts: where in `devices` each slab begins.
-        column_starts: where among the slabs each column begins.
+        slab_starts: index in `devices` of each slab's first device.
+        column_starts: index of each column's first slab.
     """
 
     devices: npt.NDArray[np.intp]
@@ -67,7 +67,7 @@ class Arrangement:
 
     @property
     def slab_of(self) -> npt.NDArray[np.intp]:
-        """Return the slab of each place in `devices`."""
+        """Return the slab of each entry in `devices`."""
         return _labels(self.slab_starts, len(self.devices))
 
     @property
@@ -97,7 +97,7 @@ class Fluid:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Integer tiles, one array row each: the device and its bounds in the axes of `Frame`."""
+    """Integer tiles, one row each: the device, and its bounds on the axes of `Frame`."""
 
     device: npt.NDArray[np.intp]
     slab: npt.NDArray[np.intp]
@@ -110,9 +110,7 @@ class Balancer:
     """Balances arrangements of one fleet for one frame.
 
     Args:
-        frame: the GEMM and which side the columns cut.
-        rates: those of the fleet.
-        slowdown: by device, its time as a multiple of what the cost model says for one tile.
+        slowdown: by device, the factor on the cost model's time for one tile.
     """
 
     def __init__(self, frame: Frame, rates: RateArrays, slowdown: Floats) -> None:
@@ -130,11 +128,11 @@ class Balancer:
         rounds: int,
         tolerance: float = 1e-3,
     ) -> Fluid:
-        """Adjust widths and depths until all slabs take the same time, or for a number of rounds.
+        """Adjust widths and depths for a number of rounds, or until all slabs take equally long.
 
         Args:
-            widths, depths: starting values, by column and by slab; only their proportions matter.
-            time_s: a first guess of the slabs' time.
+            widths, depths: starting values by column and by slab; only proportions matter.
+            time_s: first guess of the slabs' time.
         """
         starts, column_of = arrangement.column_starts, arrangement.column_of_slab
         lone = arrangement.slabs_in_column[column_of] == 1
@@ -149,7 +147,7 @@ class Balancer:
                 best = Fluid(arrangement, widths, depths, times)
             if times.max() <= (1 + tolerance) * times.min():
                 break
-            # The time of a column, were its slabs in balance: their mean, weighted by depth.
+            # A column's time if its slabs were balanced: the mean of its slabs, weighted by depth.
             of_column = np.add.reduceat(times * depths, starts) / self.frame.depth
             pulled = depths * (of_column[column_of] / times) ** _PULL
             depths = self._fill_depth(np.where(lone, depths, pulled), starts, column_of)
@@ -174,10 +172,10 @@ class Balancer:
         return slabs.rows(widths, depths, times, 16)
 
     def integers(self, fluid: Fluid, most_aligned: int) -> Boxes | None:
-        """Return the nearest tiles of integer sides; None if a column or slab would vanish.
+        """Return the nearest tiles with integer sides; None if a column or slab would vanish.
 
         Args:
-            most_aligned: sides of 512 and more become multiples of it, or of 16 if that is less.
+            most_aligned: alignment of sides of 512 and more, up to 16.
         """
         arrangement = fluid.arrangement
         column_of = arrangement.column_of_slab
@@ -205,7 +203,7 @@ class _Slabs:
     """The slabs of an arrangement as functions of their widths and depths.
 
     Args:
-        lone: by slab, whether it is of full depth; else taken from the arrangement.
+        lone: by slab, whether it has full depth; None to derive it from the arrangement.
     """
 
     def __init__(
@@ -241,10 +239,9 @@ class _Slabs:
         return LongestSide(widths[self._slab_of], depth * self._sent_s, element_s)
 
     def times(self, widths: Floats, depths: Floats, guess_s: Floats) -> Floats:
-        """By slab, the time in which its devices manage its rows together.
+        """Return by slab the shortest time in which its devices can compute all of its rows.
 
-        The rows that they manage rise with the time and are nearly straight: secant steps inside
-        a bracket.
+        Rows grow nearly linearly with time, so secant steps in a bracket converge fast.
         """
         curve = self._curve(widths, depths)
 
@@ -259,7 +256,7 @@ class _Slabs:
             if not short.any():
                 break
             low, at_low = np.where(short, high, low), np.where(short, at_high, at_low)
-            # A little beyond where the line through zero would end; doubled at most.
+            # Go a little beyond the end of the line through zero, but not too far.
             reach = np.clip(1.05 * height / np.maximum(at_high, 1e-9), 1.02, 8.0)
             high = np.where(short, high * reach, high)
             at_high = rows(high)
@@ -268,7 +265,7 @@ class _Slabs:
                 break
             share = (height - at_low) / np.maximum(at_high - at_low, 1e-12)
             middle = low + np.clip(share, 0.0, 1.0) * (high - low)
-            # Push beyond the crossing from the far side, so that both ends close in.
+            # Overshoot the crossing from the far side, so that both ends of the bracket close in.
             middle = np.where(step % 2, middle * (1 + 2e-6), middle + 0.02 * (high - middle))
             at_middle = rows(middle)
             short = at_middle < height
@@ -277,7 +274,7 @@ class _Slabs:
         return high
 
     def rows(self, widths: Floats, depths: Floats, times: Floats, most_aligned: int) -> Ints:
-        """Integer rows by device: the shortest time whose rounded-down rows fill the height."""
+        """Return integer rows by device, for the least time whose rounded rows fill the height."""
         curve = self._curve(widths, depths)
         count = np.diff(self._starts, append=len(self._slab_of))
         align = _alignment(self._height / count, most_aligned)[self._slab_of]
@@ -310,7 +307,7 @@ class _Slabs:
 
 
 def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
-    """Return the cost model's time for each box, without fill."""
+    """Return the cost model's seconds for each box, without fill."""
     of = rates.take(boxes.device)
     rows, columns, depth = (
         (span[:, 1] - span[:, 0]).astype(np.float64)
@@ -326,18 +323,18 @@ def box_times_s(boxes: Boxes, frame: Frame, rates: RateArrays) -> Floats:
 
 
 def _labels(starts: npt.NDArray[np.intp], size: int) -> npt.NDArray[np.intp]:
-    """0 0 0 1 1 2 ...: a new number at each start."""
+    """Return 0 0 0 1 1 2 ...: a new number at each start."""
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
 
 
 def _alignment(sizes: Floats, most: int) -> Floats:
-    """Multiples that pieces of these sizes should have: kernels like them, balance does not."""
+    """Return alignments for pieces of these sizes; kernels want them large, balance small."""
     steps = np.where(sizes >= 512, 16.0, np.where(sizes >= 128, 4.0, 1.0))
     return np.minimum(steps, float(most))
 
 
 def _rounded(sizes: Floats, starts: npt.NDArray[np.intp], total: int, most_aligned: int) -> Ints:
-    """Consecutive integer spans near these sizes; each group that starts anew covers `total`."""
+    """Return consecutive integer spans near these sizes; each group of spans covers `total`."""
     group = _labels(starts, len(sizes))
     stops = np.cumsum(sizes)
     stops = stops - (stops - sizes)[starts][group]

@@ -1,9 +1,9 @@
 """Lower bounds on the time of one GEMM on a fleet (docs/planner.md).
 
-Both are the time T in which the volumes that the devices can multiply add up to the whole GEMM.
-*Overlap*: no plan is faster, whatever its tiles; by the Loomis-Whitney inequality a device that
-received x elements and returned z multiplied at most ``(x / 2) sqrt(z)`` pairs. *Isolated*: no plan
-that gives every device one tile is faster, under the readiness curve of wavefront streaming.
+A bound is the time T in which the devices can multiply the volume of the whole GEMM. No plan beats
+the *overlap* bound: by the Loomis-Whitney inequality, a device that received x elements and
+returned z multiplied at most ``(x / 2) sqrt(z)`` pairs. No plan with one tile per device beats the
+*isolated* bound, under the readiness curve of wavefront streaming.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _TOLERANCE = 1e-7
 
 
 def overlap_bound_s(gemm: Gemm, element: ElementBytes, rates: RateArrays, ps: PsRates) -> float:
-    """Return a time that no plan beats, with any number of tiles of any shape.
+    """Return seconds that no plan beats, with any number of tiles of any shape.
 
     Args:
-        gemm: of positive sides.
-        element: bytes per element.
-        rates: the fleet, at least one device.
+        gemm: the GEMM, with positive sides.
+        rates: rates of the fleet, at least one device.
         ps: the PS, of which only the network card counts.
     """
     least = min(element.finished, element.partial)
@@ -57,12 +56,12 @@ def isolated_bound_s(
     *,
     two_dimensional: bool = False,
 ) -> float:
-    """Return a time that no plan with one tile per device beats; each tile has its best depth.
+    """Return seconds that no plan with one tile per device beats; each tile has its best depth.
 
-    Memory is left out: a device with little of it gets several tiles, which only takes longer.
+    Memory is ignored: a device with little memory gets several tiles, which only takes longer.
 
     Args:
-        two_dimensional: allow only tiles of full depth.
+        two_dimensional: whether to allow only tiles of full depth.
     """
     least = min(element.finished, element.partial)
 
@@ -78,11 +77,10 @@ def isolated_bound_s(
 def _through_card(
     gemm: Gemm, element: ElementBytes, ps: PsRates, time_s: float, each: Floats, returned: Floats
 ) -> float:
-    """The volume of all devices together, with what the PS can send and receive in time.
+    """Return the volume of all devices together, within what the PS's card can send and receive.
 
-    A device does at most ``sqrt(returned) / 2`` pairs for every element sent to it, so what the
-    card sends does most where the uplinks are fast: a fractional knapsack. What the card receives
-    is worth at most k pairs an element.
+    A device multiplies at most ``sqrt(returned) / 2`` pairs per element sent to it: egress is a
+    fractional knapsack. An element received by the PS is worth at most k pairs.
     """
     total = float(each.sum())
     if np.isfinite(ps.egress_bytes_per_s):
@@ -101,11 +99,10 @@ def _through_card(
 
 
 def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> float:
-    """The time at which a rising volume reaches that of the GEMM, from below.
+    """Return the time at which a rising volume reaches that of the GEMM, from below.
 
-    Secant steps on the logarithms of the volume and of the time beyond `least_s`, before which
-    nothing is done: there the volume is close to a straight line. Inside a bracket, which every
-    third step halves.
+    No work is done before `least_s`. The volume over the time after that is nearly straight in
+    logarithms, so secant steps are used. Every third step halves the bracket.
     """
     wanted = float(gemm.volume)
     low, at_low, high, at_high = 0.0, 0.0, math.inf, math.inf
@@ -121,7 +118,7 @@ def _time_for(gemm: Gemm, volume: Callable[[float], float], least_s: float) -> f
         if at_low > 0 and high < math.inf:
             slope = max(0.1, math.log(at_high / at_low) / math.log(high / low))
         guess = tried * (wanted / done) ** (1 / slope) if done > 0 else tried * 64
-        # Beside the guess, so that the bracket closes from both sides.
+        # Shift the guess a little, so that the bracket closes from both sides.
         guess *= 1 + (_TOLERANCE / 4 if done < wanted else -_TOLERANCE / 4)
         if step % 3 == 0 or not low < guess < high:
             if low == 0:

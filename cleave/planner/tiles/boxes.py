@@ -1,4 +1,4 @@
-"""From integer boxes to planned tiles: memory, messages, strips, predicted times."""
+"""Planned tiles from integer boxes: memory, messages, strips, predicted times."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from cleave.planner.tiles.shape import Floats, RateArrays, fill_s, streamed_arra
 Ints = npt.NDArray[np.int64]
 
 USABLE_MEMORY: Final = 0.9
-"""Of what a device offers; the rest is for messages on their way."""
+"""Share of a device's memory budget for tiles; the rest is for messages in flight."""
 
 _LARGEST_MESSAGE_BYTES = 32 * 2**20
 _LONGEST_MESSAGE_S = 3.0
-_MOST_PIECES = 65536  # that one share may be cut into
-_MOST_BY_TIME = 64  # a link so slow that this is not enough is beyond help
+_MOST_PIECES = 65536  # of one device's share
+_MOST_BY_TIME = 64  # cap for very slow links
 
 
 def planned_tiles(
@@ -44,12 +44,12 @@ def planned_tiles(
     tiles: int,
     block_s: float,
 ) -> list[PlannedTile]:
-    """Return the tile of each device, or several if its memory does not hold it at once.
+    """Return the tile of each device, or several tiles if its memory cannot hold it at once.
 
     Args:
-        devices, boxes: pairs of a device and its part of the index space.
-        tiles: how many tiles the plan has, about.
-        block_s: seconds that a block costs the PS.
+        devices, boxes: the devices, and the part of the index space of each.
+        tiles: approximate number of tiles of the plan.
+        block_s: seconds of the PS for one block.
 
     Raises:
         PlanError: when not even a single multiplication fits.
@@ -101,10 +101,10 @@ def _planned(
     slower_s = np.maximum(2 * m * n * k / rates.flops, up / rates.uplink)
     streamed_s = streamed_array_s(down / rates.downlink, slower_s)
     strips = strips_per_side(streamed_s, tiles, block_s)
-    # A strip is one message and so is a block: neither may be too large, nor, where links are slow,
-    # take so long that heartbeats wait behind it.
+    # A strip and a block are one message each. Messages must not be too large, nor delay heartbeats
+    # for too long on a slow link.
     per_side = np.ceil(np.sqrt(_messages(up, rates.uplink)))
-    # Strips of a thickness near the other side's, so that a flat tile is not cut where it is thin.
+    # Strips about as thick as those of the other side, so that a flat tile's thin side stays whole.
     rows = np.clip(np.round(strips * m * 2 / n), 1, strips)
     columns = np.clip(np.round(strips * n * 2 / m), 1, strips)
     rows = np.maximum(np.where(m < n, rows, strips), per_side)
@@ -127,7 +127,7 @@ def _planned(
 
 
 def _messages(nbytes: Floats, rate: Floats) -> Floats:
-    """How many messages so many bytes are cut into, at least."""
+    """Return the least number of messages for a number of bytes."""
     by_time = np.minimum(_MOST_BY_TIME, np.ceil(nbytes / (rate * _LONGEST_MESSAGE_S)))
     return np.maximum(1, np.maximum(by_time, np.ceil(nbytes / _LARGEST_MESSAGE_BYTES)))
 
@@ -156,7 +156,7 @@ def fit_memory(
         )
     sides = {"m": tile.m, "n": tile.n, "k": tile.k}
     if tile.m.size + tile.n.size > 32 and tile.k.size * element.sent * 32 <= budget:
-        del sides["k"]  # a cut in depth doubles the upload: only where rows and columns run out
+        del sides["k"]  # a cut in depth doubles the upload, so it is the last resort
     name, side = max(sides.items(), key=lambda item: item[1].size)
     middle = side.start + side.size // 2
     halves = (Span(side.start, middle), Span(middle, side.stop))
@@ -165,7 +165,7 @@ def fit_memory(
 
 
 def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
-    """Return the makespan without and with strip fill; devices do their tiles in sequence."""
+    """Return the makespan without and with strip fill; a device computes its tiles in sequence."""
     tiles = list(tiles)
     bare = busy_s(tiles)
     fill: dict[int, float] = {}
@@ -175,7 +175,7 @@ def spans_s(tiles: Iterable[PlannedTile]) -> tuple[float, float]:
 
 
 def busy_s(tiles: Iterable[PlannedTile]) -> dict[int, float]:
-    """Return, by device, the seconds that its tiles take."""
+    """Return the total seconds of each device's tiles."""
     total: dict[int, float] = {}
     for tile in tiles:
         total[tile.device] = total.get(tile.device, 0.0) + tile.time_s
@@ -188,7 +188,7 @@ def resident_plan(
     devices: Sequence[DeviceRates],
     residency: Residency,
 ) -> Plan | None:
-    """Return the plan that follows what devices hold; None if it does not fit them."""
+    """Return the plan that reuses operands on devices; None if it does not fit their memory."""
     rates = {d.device: d for d in devices}
     tiles = []
     for device, cut in residency.tiles.items():

@@ -1,8 +1,7 @@
-"""When devices have been sent what: each by its own link, or all through the PS's network card.
+"""When devices have received their bytes: through their own links, or through the PS's shared card.
 
-The card gives each device that it still sends to an equal share, as connections of one card share
-it; what a device's own link cannot take is shared by the others, and so is the share of a device
-that has been sent all it gets.
+The card gives an equal share to each device that it still sends to. Bandwidth that a device's own
+link cannot use goes to the others, as does the share of a device that is done.
 """
 
 from __future__ import annotations
@@ -15,46 +14,39 @@ import numpy.typing as npt
 from cleave.planner.tiles.shape import Floats
 
 _MOST_TIMES: Final = 256
-"""Of a larger fleet several devices are taken to have been sent all they get at one time: the last
-one's, so that a prediction is rather too long."""
+"""In a larger fleet, several devices count as done when the last of them is (slightly too late)."""
 
 Places = npt.NDArray[np.intp]
 
 
 class Arrivals(Protocol):
-    """Tells when devices have been sent how much."""
+    """Tells when devices have been sent a number of bytes."""
 
     def sent_s(self, places: Places, nbytes: Floats) -> Floats:
-        """Return when the devices at these places have been sent so many bytes, in seconds."""
+        """Return the seconds until the devices at `places` have been sent `nbytes` each."""
         ...
 
 
 class OwnLinks:
-    """Every device is sent as much as its link takes.
-
-    Args:
-        bytes_per_s: of the devices' links.
-    """
+    """Arrivals when every device receives at its own link's rate."""
 
     def __init__(self, bytes_per_s: Floats) -> None:
         self._bytes_per_s = bytes_per_s
 
     def sent_s(self, places: Places, nbytes: Floats) -> Floats:
-        """See `Arrivals.sent_s`."""
         return nbytes / self._bytes_per_s[places]
 
 
 class SharedCard:
-    """Devices are sent their bytes through one card.
+    """Arrivals when devices share one card.
 
     Args:
-        nbytes: what each device is sent in all.
-        bytes_per_s: of the devices' links.
-        card_bytes_per_s: of the card.
+        nbytes: total bytes sent to each device.
+        bytes_per_s: rates of the devices' links.
     """
 
     def __init__(self, nbytes: Floats, bytes_per_s: Floats, card_bytes_per_s: float) -> None:
-        # Times at which a device has been sent everything, and what each has been sent by then.
+        # The times at which devices are done, and the bytes sent to each device by then.
         at_once = -(-len(nbytes) // _MOST_TIMES)
         now_s, sent = 0.0, np.zeros(len(nbytes))
         times, sums = [now_s], [sent]
@@ -74,7 +66,6 @@ class SharedCard:
         self._times_s, self._sent = np.array(times), np.array(sums)
 
     def sent_s(self, places: Places, nbytes: Floats) -> Floats:
-        """See `Arrivals.sent_s`."""
         sent = self._sent[:, places]
         after = np.clip((sent < nbytes).sum(axis=0), 1, len(sent) - 1)
         which = np.arange(len(places))
@@ -87,10 +78,10 @@ class SharedCard:
 
 
 def equal_shares(most: Floats, total: float) -> Floats:
-    """Share a total equally, where none takes more than its most and others take what it leaves."""
+    """Share a total equally, up to each one's maximum; others get what a small maximum leaves."""
     order = np.sort(most)
     count = len(order)
-    # If all but the first n take the same, that is what those n leave, divided among the others.
+    # Candidate levels: the first n get their maximum, and the others share the rest equally.
     taken = np.concatenate(([0.0], np.cumsum(order)[:-1]))
     levels = (total - taken) / np.arange(count, 0, -1)
     level = levels[np.argmax(levels <= order)] if (levels <= order).any() else np.inf

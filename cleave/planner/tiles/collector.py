@@ -1,4 +1,4 @@
-"""Code that makes millions of objects without reference cycles runs with the collector paused."""
+"""Pausing the garbage collector for code that makes millions of objects without cycles."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause Python's collector of reference cycles; it runs more often the more objects are made.
+    """Pause Python's cyclic garbage collector, which runs more often as objects are made.
 
-    It otherwise takes a third of the time of large plans and of the emulator's event heap.
+    Otherwise it takes a third of the time of large plans and of the emulator's event heap.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The wavefront-streaming cost model: how long one tile takes on one device."""
+"""The wavefront-streaming cost model: the time of one tile on one device."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Final
 from cleave.planner.plan import DeviceRates
 
 MAX_STRIPS: Final = 16
-"""Most strips a side; beyond it the fill is below 3 % and messages cost more than they save."""
+"""Maximum strips a side; above it fill is below 3 % and messages cost more than they save."""
 
 FILL_SHARE: Final = 0.48
-"""Of a tile's time divided by its strips a side: what finitely many strips add (measured)."""
+"""Strip fill as a share of a tile's time divided by its strips a side (measured)."""
 
 PS_BLOCK_S: Final = 3e-4
-"""What one block costs the PS (decode, assemble, account), in seconds of its one event loop."""
+"""Seconds of the PS's event loop for one block (decode, assemble, account)."""
 
 PS_BYTE_S: Final = 5e-10
-"""What one byte sent or received costs it: 2 GB/s, as `benchmarks.websocket_throughput` finds."""
+"""Seconds of it for one byte sent or received: 2 GB/s (`benchmarks.websocket_throughput`)."""
 
 
 def streamed_s(download_s: float, compute_s: float, upload_s: float) -> float:
     """Return the seconds of a tile in the limit of many strips, without latency.
 
-    Design, section 4: after a share f of the download, f^2 of the products are ready, so with
-    ``X = max(compute, upload)`` the tile takes ``download`` when ``X <= download / 2``, else
+    After a share f of the download, f^2 of the products are ready (design, section 4). With
+    ``X = max(compute, upload)``, the tile takes ``download`` if ``X <= download / 2``, else
     ``X + download^2 / (4 X)``.
     """
     slower = max(compute_s, upload_s)

@@ -1,4 +1,4 @@
-"""Plans kept by the GEMM and by the fleet that they were made for."""
+"""A cache of plans, by GEMM and fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Plan
 _MOST_PLANS: Final = 4096
 
 _RATES: Final = attrgetter(*(f.name for f in fields(DeviceRates) if f.name != "device"))
-"""All that is known of a device but its number."""
+"""All fields of a device except its id."""
 
 _Rates = tuple[object, ...]
 _Of = tuple[Gemm, ElementBytes, _Rates]
@@ -21,10 +21,10 @@ _Of = tuple[Gemm, ElementBytes, _Rates]
 
 @dataclass(frozen=True, slots=True)
 class CachedPlan:
-    """A plan and how long it may be used.
+    """A plan, and whether it may be used again.
 
     Attributes:
-        provisional: it is good enough to go on at once, but the next time another is to be made.
+        provisional: whether the plan may be used only once.
     """
 
     plan: Plan
@@ -32,11 +32,11 @@ class CachedPlan:
 
 
 class PlanCache:
-    """Finds plans by GEMM and fleet, and by what fleets have in common.
+    """Finds plans by GEMM and fleet, or by the rates of the fleet's devices.
 
-    A device that comes back has a new number and mostly its old rates. So fleets whose devices
-    have the same rates in the order of their numbers share a plan, in which only the numbers
-    differ. As a planner goes through devices in that order, it would make the same one.
+    A device that reconnects has a new id, and mostly its old rates. So fleets with the same rates
+    in the order of their ids share a plan with different ids. A planner reads devices in that
+    order, so it would make the same plan.
     """
 
     def __init__(self) -> None:
@@ -45,18 +45,17 @@ class PlanCache:
 
     @property
     def full(self) -> bool:
-        """Return whether it is time to start anew."""
+        """Return whether the cache should be cleared."""
         return len(self._by_fleet) >= _MOST_PLANS
 
     def clear(self) -> None:
-        """Forget all plans."""
         self._by_fleet.clear()
         self._by_rates.clear()
 
     def find(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> CachedPlan | None:
-        """Return the plan kept for this fleet or for one of equal rates; None if there is none."""
+        """Return the plan kept for this fleet or for one with equal rates; None if not found."""
         fleet = gemm, element, tuple(devices)
         found = self._by_fleet.get(fleet)
         if found is None:
@@ -76,7 +75,7 @@ class PlanCache:
         devices: Sequence[DeviceRates],
         cached: CachedPlan,
     ) -> CachedPlan:
-        """Keep a plan in place of an earlier one; return it."""
+        """Keep a plan, in place of an earlier one for this fleet; return it."""
         numbers, rates = _split(devices)
         self._by_fleet[gemm, element, tuple(devices)] = cached
         self._by_rates[gemm, element, rates] = numbers, cached
@@ -84,7 +83,7 @@ class PlanCache:
 
 
 def _split(devices: Sequence[DeviceRates]) -> tuple[tuple[int, ...], _Rates]:
-    """Return the devices' numbers, ascending, and in that order their rates alone."""
+    """Return the devices' ids, ascending, and their rates in the same order."""
     ordered = sorted(devices, key=lambda device: device.device)
     numbers = tuple(device.device for device in ordered)
     return numbers, tuple(map(_RATES, ordered))

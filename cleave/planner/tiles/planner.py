@@ -1,8 +1,8 @@
 """The planner: which devices take part, and which tile each of them gets.
 
-It computes the fluid limit with the bound (`shape`, `bound`), distributes the devices over columns
-and slabs (`arrange`), balances a few such arrangements (`balance`), and keeps the one with the
-least predicted makespan. The same numbers give the same plan, whatever the order of the devices.
+It computes the fluid limit with the bound (`shape`, `bound`), distributes devices over columns and
+slabs (`arrange`), balances a few arrangements (`balance`), and keeps the one with the shortest
+predicted makespan. The plan does not depend on the order of the devices.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from cleave.planner.tiles.shape import BestTile, RateArrays, best_tile, snapped
 
 Indices = npt.NDArray[np.intp]
 
-_LARGE_FLEET: Final = 2048  # above it only the likeliest arrangements are tried
+_LARGE_FLEET: Final = 2048  # larger fleets try only the likeliest arrangements
 _SMALL_FLEET: Final = 24
-_LEAST_ELEMENTS: Final = 256  # of C for each device; below that some are better left idle
-_PROMISING: Final = 5  # sizes of subsets that are planned for behind a card
-_PART_BLOCKS: Final = 4  # that a device is taken to return of a part
-_SAMPLE: Final = 512  # devices that stand for all when subsets are compared
-_MEMORY_MARGIN: Final = 0.9  # tiles turn out a little larger than the fluid ones
+_LEAST_ELEMENTS: Final = 256  # of C per device; with fewer, some devices are better left idle
+_PROMISING: Final = 5  # subset sizes that are planned if the PS's card is the limit
+_PART_BLOCKS: Final = 4  # assumed blocks per device in a part
+_SAMPLE: Final = 512  # devices that represent a subset when subsets are compared
+_MEMORY_MARGIN: Final = 0.9  # integer tiles are a little larger than the fluid ones
 _WORTH_NOT_ALIGNING: Final = 0.005  # share of the makespan
-_MOST_PIECES: Final = 8  # that a device's share may be cut into to fit its memory
-_FEW_CHANGES: Final = 4  # devices that come and go before everything is planned anew
-_WORTH_REPLANNING: Final = 1.1  # a changed plan that takes so much longer is used once
-_BARELY_USABLE: Final = 3.0  # and one that takes so much longer not at all
-_NEXT_TO_NOTHING: Final = 0.005  # share of a GEMM that far slower devices may do together
-_FAR_SLOWER: Final = 50.0  # times less work than the median device
+_MOST_PIECES: Final = 8  # of a device's share, to fit its memory
+_FEW_CHANGES: Final = 4  # devices that may leave or join before a new plan is made
+_WORTH_REPLANNING: Final = 1.1  # a changed plan slower than this factor is used once
+_BARELY_USABLE: Final = 3.0  # a changed plan slower than this factor is not used
+_NEXT_TO_NOTHING: Final = 0.005  # share of a GEMM that all far slower devices could do together
+_FAR_SLOWER: Final = 50.0  # factor to the median device's work
 
 
 class PlanMethod(Enum):
-    """Names shapes of tiles: cut in three dimensions, or as published, in rows and columns only."""
+    """Shapes of tiles: cut in three dimensions, or only in rows and columns as published."""
 
     THREE_D = "3d"
     TWO_D = "2d"
@@ -65,7 +65,7 @@ class PlanMethod(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Latest:
-    """Holds a GEMM's newest plan, for which fleet, and what it took when last planned anew."""
+    """A GEMM's latest plan, its fleet, and the makespan of the last plan from scratch."""
 
     plan: Plan
     rates: dict[int, DeviceRates]
@@ -74,12 +74,12 @@ class _Latest:
 
 @dataclass
 class TilePlanner:
-    """Plans GEMMs for fleets, as the module's text describes.
+    """Plans GEMMs for fleets, as the module docstring describes.
 
-    Several threads may use it: what one of them planned the others find.
+    It is thread-safe, and threads share its cache of plans.
 
     Args:
-        ps: what the parameter server can send, receive and hold.
+        ps: rates and memory of the parameter server.
         method: the shapes of tiles.
     """
 
@@ -90,7 +90,7 @@ class TilePlanner:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return TilePlanner, (self.ps, self.method)  # one in another process remembers no plans
+        return TilePlanner, (self.ps, self.method)  # a pickled copy has an empty cache
 
     def plan(
         self,
@@ -99,7 +99,7 @@ class TilePlanner:
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """See `Planner.plan`."""
+        """Plan one GEMM, as `Planner.plan` describes."""
         if not devices:
             raise PlanError("the fleet is empty; a plan needs at least one device")
         if not gemm.volume:
@@ -112,7 +112,7 @@ class TilePlanner:
     def _without_residencies(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> CachedPlan:
-        """Return a plan from the cache, or make one and keep it there."""
+        """Return a plan from the cache, or make and cache one."""
         found = self._cache.find(gemm, element, devices)
         if found is not None and not found.provisional:
             return found
@@ -125,7 +125,7 @@ class TilePlanner:
         bound_s = self._bound_s(gemm, element, rates)
         useful = self._useful(gemm, element, ordered, rates, bound_s)
         if len(useful) < len(devices):
-            # Often there is a plan for these, and a straggler only changed its rates.
+            # Often a plan for these devices exists, and only a straggler's rates have changed.
             made = self._without_residencies(gemm, element, useful)
             made = replace(made, plan=replace(made.plan, bound_s=bound_s))
         else:
@@ -133,13 +133,13 @@ class TilePlanner:
             if changed is None:
                 with collector_paused():
                     made = CachedPlan(self._fresh(gemm, element, ordered, rates, bound_s))
-            else:  # where it is much slower, good enough to go on at once, but only once
+            else:  # a much slower plan is good enough to continue with at once, but only once
                 planned_s = self._latest[gemm, element].planned_s
                 made = CachedPlan(changed, changed.makespan_s > _WORTH_REPLANNING * planned_s)
         return self._cache.keep(gemm, element, devices, made)
 
     def plan_part(self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]) -> Plan:
-        """See `PartPlanner.plan_part`: tries few sets of devices and few arrangements."""
+        """Plan part of a GEMM quickly: try few sets of devices and few arrangements."""
         ordered = sorted(devices, key=lambda d: d.device)
         rates = RateArrays.of(ordered)
         bound_s = self._bound_s(gemm, element, rates)
@@ -161,16 +161,17 @@ class TilePlanner:
     def _changed(
         self, gemm: Gemm, element: ElementBytes, devices: Sequence[DeviceRates]
     ) -> Plan | None:
-        """Return the latest plan of this GEMM, changed for the few devices that came or went.
+        """Return the latest plan of this GEMM, changed for the few devices that left or joined.
 
-        Return None if many did. Small fleets are planned anew, which is as quick. So are fleets
-        that the PS's card limits, because each device's share depends on their number.
+        Return None if many devices changed, and for small fleets, which are as quick to plan from
+        scratch. Also return None if both directions of the PS's card are limited, because then
+        each device's share depends on the number of devices.
         """
         latest = self._latest.get((gemm, element))
         if latest is None or len(devices) <= _SMALL_FLEET:
             return None
         if latest.plan.makespan_s > _WORTH_REPLANNING * latest.planned_s:
-            return None  # it was to be used only once
+            return None  # it was meant for one use
         now = {d.device: d for d in devices}
         gone = latest.rates.keys() - now.keys()
         came = now.keys() - latest.rates.keys()
@@ -188,7 +189,7 @@ class TilePlanner:
             for device in sorted(came):
                 if plan is not None:
                     plan = with_device(plan, element, now, device, block_s=self.ps.block_s)
-        except PlanError:  # the newcomer has too little memory; planned anew, it stays idle
+        except PlanError:  # the new device has too little memory; a new plan leaves it idle
             return None
         if plan is None or plan.makespan_s > _BARELY_USABLE * latest.planned_s:
             return None
@@ -204,20 +205,13 @@ class TilePlanner:
         rates: RateArrays,
         bound_s: float,
     ) -> Plan:
-        """Return a new plan.
-
-        Args:
-            gemm, element: see `Planner.plan`.
-            ordered: the devices, in the order of their numbers.
-            rates: of these.
-            bound_s: for them.
-        """
+        """Return a new plan for `ordered`, the devices in ascending order of their ids."""
         chosen, others = self._subsets(gemm, element, rates, bound_s)
         plan = self._best_on(gemm, element, ordered, chosen, bound_s)
         for subset in others:
-            if plan is None:  # the slowest would have got less than a row of C
+            if plan is None:  # the slowest devices would have got less than a row of C
                 plan = self._best_on(gemm, element, ordered, [subset], bound_s)
-        assert plan is not None  # one device alone can always be planned for
+        assert plan is not None  # a plan for one device alone is always possible
         rates_now = {d.device: d for d in ordered}
         self._latest[gemm, element] = _Latest(plan, rates_now, plan.makespan_s)
         return plan
@@ -230,7 +224,7 @@ class TilePlanner:
         subsets: Iterable[Indices],
         bound_s: float,
     ) -> Plan | None:
-        """Return the best plan on any of these subsets; None when none has one."""
+        """Return the best plan on any of these subsets; None if no subset has a plan."""
         best: tuple[float, Plan] | None = None
         for subset in subsets:
             everyone = len(subset) == len(ordered)
@@ -242,7 +236,7 @@ class TilePlanner:
             if best is None or score_s < best[0]:
                 best = score_s, plan
             elif plan.devices_used < best[1].devices_used / 4:
-                break  # going on, ever fewer devices only take longer
+                break  # even fewer devices would only take longer
         return None if best is None else best[1]
 
     def _on(
@@ -254,10 +248,10 @@ class TilePlanner:
         *,
         everyone: bool,
     ) -> Plan | None:
-        """Return the best plan on these devices; None when nothing fits integers."""
+        """Return the best plan on these devices; None if no arrangement has an integer version."""
         plans = [_Task(self, gemm, element, members, bound_s, everyone=everyone).plan()]
         if self.ps.block_s and len(members) <= _SMALL_FLEET and self.method is PlanMethod.THREE_D:
-            # A cut in depth that gains little on the links costs the PS more than it gains.
+            # A cut in depth that gains little on the links costs more on the PS.
             flat = _Task(self, gemm, element, members, bound_s, everyone=False, flat=True)
             plans.append(flat.plan())
         found = [plan for plan in plans if plan is not None]
@@ -268,7 +262,7 @@ class TilePlanner:
         return isolated_bound_s(gemm, element, rates, self.ps, two_dimensional=two_dimensional)
 
     def _score_s(self, plan: Plan) -> float:
-        """Return what plans are compared by: the fleet's time plus the plan's cost to the PS."""
+        """Return the score that plans are compared by: the fleet's time plus the PS's time."""
         fleet_s = plan.makespan_s + plan.fill_s
         if not self.ps.block_s:
             return fleet_s
@@ -287,12 +281,8 @@ class TilePlanner:
         rates: RateArrays,
         bound_s: float,
     ) -> Sequence[DeviceRates]:
-        """Return the devices without those far slower than most, if those do next to nothing.
-
-        Args:
-            gemm, element, ordered, rates, bound_s: see `_fresh`.
-        """
-        # As much as a device could return of it in twice the least time.
+        """Return the devices, without those that are far slower and do almost nothing together."""
+        # The volume that each device could return in twice the least time.
         volume = best_tile(gemm, element, rates, 2 * bound_s).volume
         slow = _FAR_SLOWER * volume < np.median(volume)
         if not slow.any() or volume[slow].sum() > _NEXT_TO_NOTHING * volume.sum():
@@ -304,14 +294,14 @@ class TilePlanner:
     def _subsets(
         self, gemm: Gemm, element: ElementBytes, rates: RateArrays, bound_s: float
     ) -> tuple[list[Indices], list[Indices]]:
-        """Return the sets of devices worth planning for, best guess first; and the other sets.
+        """Return the sets of devices worth planning for, best guess first, and the other sets.
 
-        The first is the set of all devices, unless the PS's card cannot feed all of them or the
-        GEMM is so small that their shares would be tiny.
+        All devices are the first set, unless the PS's card cannot feed them or the GEMM is so small
+        that their shares would be tiny.
         """
         roomy = _roomy(gemm, element, rates)
         best = best_tile(gemm, element, rates, 2 * bound_s)
-        # Fastest first; among equals the first.
+        # Fastest first; ties go to the lower index.
         ranked = roomy[np.lexsort((roomy, -best.volume[roomy]))]
         everyone = len(ranked)
         ladder = sizes = _ladder(everyone)
@@ -334,14 +324,14 @@ class TilePlanner:
         ranked: RateArrays,
         sizes: Sequence[int],
     ) -> list[int]:
-        """Return the sizes of subsets with the least fluid time behind the PS's card."""
+        """Return the subset sizes with the shortest fluid times behind the PS's card."""
         times_s = self._fluid_times_s(gemm, element, ranked, sizes)
         return sorted(sizes, key=lambda size: (times_s[size], size))[:_PROMISING]
 
     def _fluid_times_s(
         self, gemm: Gemm, element: ElementBytes, ranked: RateArrays, sizes: Iterable[int]
     ) -> dict[int, float]:
-        """Return, by size, about how long the first so many devices take, behind the PS's card."""
+        """Return, by size, the approximate fluid time of the first devices behind the PS's card."""
         unlimited = PsRates()
         times_s = {}
         for size in sizes:
@@ -360,12 +350,12 @@ class TilePlanner:
         return times_s
 
     def _behind_card(self, rates: RateArrays) -> RateArrays:
-        """Slow every link alike, so that together they fit through the PS's card."""
+        """Slow all links by one factor, so that together they fit the PS's card."""
         return rates.throttled(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s)
 
 
 def _ladder(most: int) -> list[int]:
-    """Return sizes of subsets from all down to one; smaller ones are equal for every fleet."""
+    """Return subset sizes from `most` down to one; the smaller sizes do not depend on `most`."""
     share = 1.5 if most <= _SMALL_FLEET else 1.25
     sizes = [1]
     while sizes[-1] < most:
@@ -374,10 +364,10 @@ def _ladder(most: int) -> list[int]:
 
 
 def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
-    """Return the devices that can hold an equal share of C in a few pieces; the others stay idle.
+    """Return the devices that can hold an equal share of C in a few pieces; others stay idle.
 
     Raises:
-        PlanError: when none has the memory for a single multiplication.
+        PlanError: when no device has the memory for a single multiplication.
     """
     side = (gemm.m * gemm.n / len(rates)) ** 0.5
     rows, columns = min(side, gemm.m), min(side, gemm.n)
@@ -386,7 +376,7 @@ def _roomy(gemm: Gemm, element: ElementBytes, rates: RateArrays) -> Indices:
     roomy = np.flatnonzero(share <= _MOST_PIECES * usable)
     if len(roomy):
         return roomy
-    # All are small: then those that can hold anything at all.
+    # All devices are small, so use those that can hold anything at all.
     some = _with_memory(element, rates)
     if not len(some):
         raise PlanError(
@@ -404,7 +394,7 @@ def _with_memory(element: ElementBytes, rates: RateArrays) -> Indices:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Holds an arrangement of tiles with sides that are no integers yet."""
+    """An arrangement of tiles before its sides are rounded to integers."""
 
     makespan_s: float
     fluid: Fluid
@@ -412,7 +402,7 @@ class _Candidate:
 
 
 class _Task:
-    """Plans one GEMM on one set of devices, all of which may be used."""
+    """Plans one GEMM on one set of devices; the plan may use all of them."""
 
     def __init__(
         self,
@@ -435,7 +425,7 @@ class _Task:
         rates = RateArrays.of(devices)
         self.rates = planner._behind_card(rates)
         throttled = self.rates is not rates
-        # Tiles are timed with the share of the card that their devices get.
+        # Tiles are timed with each device's share of the card.
         self.devices = devices
         if throttled:
             self.devices = [
@@ -458,7 +448,6 @@ class _Task:
         )
 
     def plan(self) -> Plan | None:
-        """Return the best plan found; None when nothing fits integers."""
         slowdown = np.ones(len(self.rates))
         best: Plan | None = None
         for _ in range(3):
@@ -471,14 +460,14 @@ class _Task:
             slower = took_s > alone_s * (1 + 1e-9)
             if not slower.any() or plan.makespan_s <= 1.01 * self.fluid_s:
                 break
-            # Memory made some do several tiles, which takes longer: give them less.
+            # Devices with several tiles for lack of memory take longer, so give them less.
             slowdown = np.where(slower, slowdown * took_s / np.maximum(alone_s, 1e-300), slowdown)
         return best
 
     def _tiling(
         self, slowdown: npt.NDArray[np.float64]
     ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        """Return a plan and, by device, the seconds with all its tiles and with one."""
+        """Return a plan and, by device, the seconds of all its tiles and of a single tile."""
         memory = self.rates.memory * (USABLE_MEMORY * _MEMORY_MARGIN)
         free = best_tile(
             self.gemm,
@@ -525,7 +514,7 @@ class _Task:
         return None if chosen is None else self._finish(chosen[1], chosen[2])
 
     def _balanced(self, balancer: Balancer, drafts: Iterable[Draft]) -> list[_Candidate]:
-        """Balance each draft for a few rounds, enough to tell which are good."""
+        """Balance each draft for a few rounds, enough to rank them."""
         found = []
         for draft in drafts:
             fluid = balancer.balance(
@@ -535,13 +524,13 @@ class _Task:
         return found
 
     def _order(self, best: BestTile) -> Indices:
-        """Return the devices that can do something, deepest tiles first, then widest."""
+        """Return the devices with work: deepest tiles first, then widest."""
         active = np.flatnonzero(best.volume > 0)
         sides = best.volume[active] / best.depth[active]
         return active[np.lexsort((active, -sides, -best.depth[active]))]
 
     def _integers(self, candidate: _Candidate) -> tuple[float, Boxes] | None:
-        """Return tiles with their makespan, as aligned as balance allows."""
+        """Return integer tiles and their makespan, with as much alignment as balance allows."""
         balancer = candidate.balancer
         fluid = balancer.balance(
             candidate.fluid.arrangement,
@@ -565,7 +554,7 @@ class _Task:
     def _finish(
         self, boxes: Boxes, frame: Frame
     ) -> tuple[Plan, npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return the plan of these boxes; see `_tiling`."""
+        """Return the plan of these boxes, and the seconds that `_tiling` returns."""
         sides = (boxes.rows, boxes.columns) if frame.columns_cut_n else (boxes.columns, boxes.rows)
         spans = [starmap(Span, side.tolist()) for side in (*sides, boxes.depth)]
         tiles = planned_tiles(

@@ -1,4 +1,4 @@
-"""Plans changed after a device left or joined: only the tiles of one slab change."""
+"""Updates of plans after a device left or joined: only one slab's tiles change."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def without_device(
     *,
     block_s: float,
 ) -> Plan | None:
-    """Return the plan after a device left: its slab's rows go to the other devices of the slab.
+    """Return the plan after a device left: the other devices of its slab take over its rows.
 
     Args:
-        rates: by id, of the devices that remain.
+        rates: rates by id of the remaining devices.
 
     Returns:
-        None if that is impossible: the device was alone in its slab, or had several tiles.
+        None if impossible, as when the device was alone in its slab or had several tiles.
     """
     own = [t for t in plan.tiles if t.device == gone]
     if not own:
@@ -47,10 +47,10 @@ def with_device(
     *,
     block_s: float,
 ) -> Plan | None:
-    """Return the plan after a device joined: it gets a part of the slab that takes longest.
+    """Return the plan after a device joined the slowest slab; None if impossible.
 
     Args:
-        rates: by id, with those of the new device.
+        rates: rates by id, including the new device.
     """
     slowest = max(plan.tiles, key=lambda t: (t.time_s, -t.device))
     mates = [t.device for t in _slab(plan, slowest.tile)]
@@ -58,7 +58,7 @@ def with_device(
 
 
 def _slab(plan: Plan, tile: Tile) -> list[PlannedTile]:
-    """The tiles that share a slab with this one: its columns and its depth."""
+    """Return the tiles in this tile's slab: those with its columns and its depth."""
     if plan.columns_cut_n:
         return [t for t in plan.tiles if t.tile.n == tile.n and t.tile.k == tile.k]
     return [t for t in plan.tiles if t.tile.m == tile.m and t.tile.k == tile.k]
@@ -73,7 +73,7 @@ def _with_slab(
     *,
     block_s: float,
 ) -> Plan | None:
-    """The plan with one slab dealt anew to these devices."""
+    """Return the plan with one slab divided again among these devices; None if impossible."""
     old = _slab(plan, tile)
     before = {t.device for t in old}
     cut_n = plan.columns_cut_n
@@ -82,7 +82,7 @@ def _with_slab(
     if (
         not devices
         or len(before) != len(old)
-        # A share that was cut to fit its device's memory is not found as part of the slab.
+        # A share that was cut to fit its device's memory is not part of the slab.
         or filled != (plan.gemm.m if cut_n else plan.gemm.n)
         or others & set(devices)
     ):

@@ -1,4 +1,4 @@
-"""Reports on plans: their gap to the bounds, what limits them, bytes and memory."""
+"""Reports on plans: gap to the bounds, bottleneck, bytes and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cleave.planner.tiles.streaming import HeldSide, finish_times_s, held_bytes
 
 
 class Bottleneck(Enum):
-    """The resource that takes most of the predicted time; users read the values."""
+    """The resource that takes most of the predicted time; the values are for people."""
 
     DOWNLINK = "downlink"
     UPLINK = "uplink"
@@ -37,15 +37,15 @@ class PlanReport:
     """A plan compared with its bounds.
 
     Attributes:
-        gap: predicted makespan over the isolated bound, less one.
-        overlap_bound_s: a time that no plan can be faster than.
-        predicted_s: makespan with the strips as they are cut (`cleave.planner.tiles.streaming`).
+        gap: predicted makespan over the isolated bound, minus one.
+        overlap_bound_s: seconds that no plan beats.
+        predicted_s: makespan with the actual strips (`cleave.planner.tiles.streaming`).
         bottleneck: the resource whose increase would shorten the plan most.
-        download_bytes: of the device that is sent most.
-        upload_bytes: of the device that returns most.
-        memory_bytes: of the tile that occupies most.
-        tightest: the tile that leaves its device least memory, as a share of what it offers.
-        devices_used: how many devices the plan uses.
+        download_bytes: bytes sent to the device that receives most.
+        upload_bytes: bytes returned by the device that returns most.
+        memory_bytes: memory of the largest tile.
+        tightest: the tile that uses the largest share of its device's memory.
+        devices_used: number of devices with a tile.
     """
 
     plan: Plan
@@ -77,14 +77,14 @@ def report(
 
     Args:
         plan: a plan for these devices and this PS.
-        element: bytes per element, as it was planned with.
+        element: bytes per element that the plan was made with.
     """
     return _report(plan, element, _Fleet.of(devices), ps)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fleet:
-    """Devices as arrays, and their places in them."""
+    """Devices as arrays, and each id's index in them."""
 
     rates: RateArrays
     places: Mapping[int, int]
@@ -108,7 +108,7 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
     return PlanReport(
         plan,
         plan.makespan_s / plan.bound_s - 1,
-        # The isolated bound allows for its search; no bound is above a better one.
+        # Search error lowers the isolated bound, but the overlap bound must not exceed it.
         min(plan.bound_s, overlap_bound_s(plan.gemm, element, fleet.rates, ps)),
         _together_s([(plan, "")], element, fleet, ps),
         _bottleneck(plan, down, up, by_tile, alone, ps),
@@ -123,7 +123,7 @@ def _report(plan: Plan, element: ElementBytes, fleet: _Fleet, ps: PsRates) -> Pl
 def _together_s(
     work: Sequence[tuple[Plan, HeldSide]], element: ElementBytes, fleet: _Fleet, ps: PsRates
 ) -> float:
-    """Return the seconds of products that are submitted together, with their strips as cut."""
+    """Return the seconds of products that are submitted together, with their actual strips."""
     devices = dict.fromkeys(tile.device for plan, _ in work for tile in plan.tiles)
     used = np.array([fleet.places[device] for device in devices], np.intp)
     rates = fleet.rates.take(used).throttled(math.inf, ps.ingress_bytes_per_s)
@@ -134,14 +134,14 @@ def _together_s(
 def _bottleneck(
     plan: Plan, down: Floats, up: Floats, rates: RateArrays, alone: RateArrays, ps: PsRates
 ) -> Bottleneck:
-    """The resource with the largest share in the times of the tiles.
+    """Return the resource with the largest share in the times of the tiles.
 
-    By the cost model ``T = 2 L + X + d^2 / (4 X)``: a share of ``d^2 / (2 X)`` falls to the
-    download, ``X - d^2 / (4 X)`` to the slower of compute and upload (their elasticities).
+    The shares are elasticities of ``T = 2 L + X + d^2 / (4 X)``: ``d^2 / (2 X)`` for the download,
+    and ``X - d^2 / (4 X)`` for the slower of compute and upload.
 
     Args:
-        down, up, rates: bytes and device, behind the PS's card, of each tile.
-        alone: each device that is used, without the card.
+        down, up, rates: bytes of each tile, and rates of its device behind the PS's card.
+        alone: rates of each used device without the card.
     """
     egress_bound = alone.downlink.sum() > ps.egress_bytes_per_s
     ingress_bound = alone.uplink.sum() > ps.ingress_bytes_per_s
@@ -166,8 +166,8 @@ def _bottleneck(
 class CountedGemm(Protocol):
     """A GEMM and how often it occurs in a step (`cleave.workload.step.StepGemm`).
 
-    Neighbours with one `submission` are submitted together. Devices hold the side that `held` names
-    from an equal GEMM before this one.
+    Neighbours with an equal `submission` are submitted together. `held` names the side that devices
+    hold from an equal GEMM before.
     """
 
     @property
@@ -185,12 +185,12 @@ class CountedGemm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """GEMMs of a step that are submitted together, and are under way at the same time; or one.
+    """GEMMs of a step that are submitted together and in flight at the same time; may be one.
 
     Attributes:
-        places: theirs in the step.
-        seconds: from the first byte of the first until all of them are done.
-        held_bytes: of their plans' downloads, what devices hold and are not sent.
+        places: indices of the GEMMs in the step.
+        seconds: from the first byte of the first GEMM until all are done.
+        held_bytes: bytes of the plans' downloads that devices hold already.
     """
 
     places: tuple[int, ...]
@@ -205,8 +205,7 @@ class StepReport:
     Attributes:
         reports: one for each GEMM, in the order given.
         counts: how often each GEMM occurs in the step.
-        together: those that take another time together, or with what devices hold, than each does
-            by itself.
+        together: GEMMs that are submitted together, or reuse operands on devices.
     """
 
     reports: tuple[PlanReport, ...]
@@ -218,7 +217,7 @@ class StepReport:
 
     @property
     def submissions(self) -> tuple[Together, ...]:
-        """Return what is submitted one after another: GEMMs alone, and those together."""
+        """Return the submissions in order: single GEMMs, and GEMMs submitted together."""
         first = {each.places[0]: each for each in self.together}
         others = {place for each in self.together for place in each.places}
         return tuple(
@@ -229,14 +228,14 @@ class StepReport:
 
     @property
     def predicted_s(self) -> float:
-        """Return what all GEMMs take, each as often as it occurs."""
+        """Return the seconds of all GEMMs, each as often as it occurs."""
         return sum(each.seconds * self.counts[each.places[0]] for each in self.submissions)
 
     @property
     def apart_s(self) -> float:
-        """Return what all GEMMs would take if each was submitted when the one before is done.
+        """Return the seconds of all GEMMs if each is submitted after the previous one is done.
 
-        Behind a full card that may be sooner: what devices are sent together shares it.
+        This may be less than `predicted_s` behind a full card, which joint submissions share.
         """
         return self._sum(r.predicted_s for r in self.reports)
 
@@ -267,7 +266,7 @@ class StepReport:
 
     @property
     def blocks(self) -> int:
-        """Return how many blocks the PS receives in the step."""
+        """Return the number of blocks that the PS receives in the step."""
         return round(
             self._sum(
                 sum(len(cut.m_cuts) * len(cut.n_cuts) for cut in (t.cut for t in r.plan.tiles))
@@ -304,8 +303,8 @@ def plan_step(
     """Plan every GEMM of a step; equal GEMMs are planned once.
 
     Args:
-        planner: plans each by itself.
-        gemms: in the order in which they are submitted.
+        planner: plans each GEMM by itself.
+        gemms: the GEMMs in the order of submission.
         element, devices, ps: see `report`.
 
     Raises:
@@ -334,7 +333,7 @@ def plan_step(
 
 
 def _submissions(gemms: Sequence[CountedGemm]) -> Iterator[tuple[int, ...]]:
-    """Yield the places of GEMMs that are submitted together."""
+    """Yield the indices of GEMMs that are submitted together."""
     for _, group in groupby(range(len(gemms)), key=lambda n: gemms[n].submission):
         yield tuple(group)
 

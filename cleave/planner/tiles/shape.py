@@ -1,7 +1,7 @@
-"""How much of a GEMM one device does in a given time, and the shape of the tile that does it.
+"""The volume of a GEMM that one device can do in a given time, and the shape of that tile.
 
-Everything here is vectorised over devices: arrays of one value each, floats throughout (the fluid
-limit, before anything is rounded to integers).
+Everything is vectorised over devices: one value per device, as floats. This is the fluid limit,
+before sides are rounded to integers.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Floats = npt.NDArray[np.float64]
 
 _GOLDEN = 0.6180339887498949
 _GOLDEN_STEPS = 22
-_FEW = 256  # devices
-_GRID, _GRIDS = 17, 5  # points, and how often; a maximum with an edge is met within `SEARCH_ERROR`
+_FEW = 256  # devices that are searched on grids
+_GRID, _GRIDS = 17, 5  # points and rounds; a maximum with a kink is met within `SEARCH_ERROR`
 SNAPPED: Final = 8
-"""Depths down to this part of k are worth matching exactly."""
+"""Tiles down to a depth of k / 8 get depths that divide k."""
 
 SEARCH_ERROR: Final = 3e-4
-"""What a search of so many steps may leave out of the best volume, as a share of it."""
+"""Relative error of the best volume after the search."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateArrays:
-    """The rates of many devices, one array per field; `DeviceRates` gives their meanings.
+    """The rates of many devices, one array per field of `DeviceRates`.
 
     `latency_s` is for a round trip.
     """
@@ -45,7 +45,6 @@ class RateArrays:
 
     @classmethod
     def of(cls, devices: Sequence[DeviceRates]) -> RateArrays:
-        """Return the rates of these devices, in this order."""
         columns = np.array(
             [
                 (
@@ -65,7 +64,6 @@ class RateArrays:
         return len(self.downlink)
 
     def take(self, chosen: npt.NDArray[np.intp]) -> RateArrays:
-        """Return the rates of the devices at the indices `chosen`, in that order."""
         return RateArrays(
             self.downlink[chosen],
             self.uplink[chosen],
@@ -75,7 +73,7 @@ class RateArrays:
         )
 
     def throttled(self, egress_bytes_per_s: float, ingress_bytes_per_s: float) -> RateArrays:
-        """Return the rates with links slowed in proportion until they fit the PS's network card."""
+        """Return the rates with links slowed by one factor so that they fit the PS's card."""
         down = min(1.0, egress_bytes_per_s / float(self.downlink.sum()))
         up = min(1.0, ingress_bytes_per_s / float(self.uplink.sum()))
         if down == up == 1.0:
@@ -87,7 +85,7 @@ class RateArrays:
 
 @dataclass(frozen=True, slots=True)
 class BestTile:
-    """By device: the largest volume it can multiply in some time, and the depth of that tile."""
+    """By device, the largest volume it can multiply in a given time, and that tile's depth."""
 
     volume: Floats
     depth: Floats
@@ -106,14 +104,13 @@ def best_tile(
 ) -> BestTile:
     """Return the largest tile that each device can return within `time_s`.
 
-    Design, section 4: the tile's sides and depth are free within the GEMM's; a tile of full depth
-    returns finished elements, any other tile returns partial sums.
+    Sides and depth are free within the GEMM's (design, section 4). A tile of full depth returns
+    finished elements; any other tile returns partial sums.
 
     Args:
-        least_depth: the least depth of a tile (limits the PS's memory for partial sums).
-        two_dimensional: use tiles of full depth only.
-        memory: by device, bytes that all strips and blocks of the tile must fit in; None for no
-            limit.
+        least_depth: minimum depth of a tile; it limits the PS's memory for partial sums.
+        two_dimensional: whether to use only tiles of full depth.
+        memory: by device, bytes for all strips and blocks of the tile; None for no limit.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     depth = np.full(len(rates), float(gemm.k))
@@ -141,7 +138,7 @@ def snapped(
 ) -> BestTile:
     """Return the best tiles with depths that divide k: k, k/2, k/3 ... down to k / `SNAPPED`.
 
-    Shallower tiles keep their depth, because a divisor of k is near in any case. See `best_tile`.
+    Shallower tiles keep their depth, because a divisor of k is near anyway. See `best_tile`.
     """
     available = np.maximum(0.0, time_s - rates.latency_s)
     deep = best.depth * (SNAPPED + 0.5) > gemm.k
@@ -165,10 +162,10 @@ def _best_depth(
     least: float,
     memory: Floats | None,
 ) -> tuple[Floats, Floats]:
-    """The depth of the largest volume, which has one maximum in it, and that volume.
+    """Return the depth with the largest volume, and that volume, which has one maximum.
 
-    Of many devices by golden-section search, which needs the fewest volumes. Of few, where numpy's
-    calls cost more than what they compute, by ever finer grids, which need the fewest calls.
+    Many devices use golden-section search, with the fewest evaluations. Few devices use ever finer
+    grids, with the fewest calls of numpy, whose overhead dominates.
     """
 
     def volume(log_depth: Floats) -> Floats:
@@ -202,7 +199,7 @@ def _best_depth(
 def _by_grids(
     volume: Callable[[Floats], Floats], low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
-    """`_best_depth` between the logarithms of two depths."""
+    """Search as `_best_depth` does, between two log depths, on grids."""
     shares = np.linspace(0.0, 1.0, _GRID)[:, None]
     devices = np.arange(len(low))
     for _ in range(_GRIDS):
@@ -223,14 +220,14 @@ def _area(
     depth: Floats,
     memory: Floats | None,
 ) -> Floats:
-    """The most elements of C, at a given depth, that come back within the available seconds.
+    """Return the most elements of C, at a given depth, that return within the available seconds.
 
-    The sides are equal unless C is narrower than that.
+    The sides are equal unless C is too narrow.
     """
     per_side_s = depth * sent / rates.downlink  # to send one row of A's part, or column of B's
     per_element_s = np.maximum(2 * depth / rates.flops, returned / rates.uplink)
     narrow, wide = float(min(gemm.m, gemm.n)), float(max(gemm.m, gemm.n))
-    # Square of side s: the download takes 2 s per_side_s. Where it hides the rest, it is the time.
+    # A square of side s takes 2 s per_side_s to download, which is its time if it hides the rest.
     side = available / (2 * per_side_s)
     hidden = per_element_s * side <= per_side_s
     area = np.where(
@@ -251,34 +248,34 @@ def _area(
 
 
 class LongestSide:
-    """The greatest length of a tile of a given width that returns in time; 0 if no length does.
+    """The largest length of a tile of a given width that returns in time; 0 if no length does.
 
-    With a the length and b the width: ``download = (a + b) per_side_s``, ``X = a b per_element_s``,
-    and the time is ``download`` where ``X <= download / 2``, else ``X + download^2 / (4 X)``.
+    With length a and width b: ``download = (a + b) per_side_s`` and ``X = a b per_element_s``. The
+    time is ``download`` if ``X <= download / 2``, else ``X + download^2 / (4 X)``.
 
     Args:
         width: b.
         per_side_s: seconds of download for each row or column of the tile.
-        per_element_s: the larger of compute and upload seconds for each element of C's part.
+        per_element_s: the larger of compute and upload seconds for each element of C.
     """
 
     def __init__(self, width: Floats, per_side_s: Floats, per_element_s: Floats) -> None:
         self._width = width
         self._per_side_s = per_side_s
-        self._per_length_s = per_length_s = width * per_element_s  # X for each unit of length
-        # The root of (x^2 + p^2/4) a^2 - (x t - p^2 b / 2) a + p^2 b^2 / 4 = 0, the larger one.
+        self._per_length_s = per_length_s = width * per_element_s  # X per unit of length
+        # The larger root of (x^2 + p^2/4) a^2 - (x t - p^2 b / 2) a + p^2 b^2 / 4 = 0.
         quarter = per_side_s * per_side_s / 4
         square = per_length_s * per_length_s + quarter
         self._half_width = 2 * quarter * width
         self._constant = 4 * square * quarter * width * width
         self._square = 2 * square
-        # The two meet at 2 X = download, that is at a = p b / (2 x - p).
+        # The two cases meet at 2 X = download, where a = p b / (2 x - p).
         self._excess = 2 * per_length_s - per_side_s
         self._never_above = self._excess <= 0
         self._meeting = per_side_s * 2 * per_length_s * width
 
     def __call__(self, available: Floats) -> Floats:
-        """Return the lengths for tiles that may take this many seconds."""
+        """Return the lengths of tiles for these available seconds."""
         linear = self._per_length_s * available
         linear -= self._half_width
         root = linear * linear
@@ -287,7 +284,7 @@ class LongestSide:
         np.sqrt(root, out=root)
         root += linear
         root /= self._square
-        # Where the download hides everything: a + b = available / per_side_s.
+        # If the download hides everything: a + b = available / per_side_s.
         hidden = available * self._excess <= self._meeting
         hidden |= self._never_above
         by_download = available / self._per_side_s
@@ -299,7 +296,7 @@ class LongestSide:
 def longest_side(
     width: Floats, per_side_s: Floats, per_element_s: Floats, available: Floats
 ) -> Floats:
-    """Return the greatest length of a tile of a given width; see `LongestSide`."""
+    """Return the largest length of a tile of a given width; see `LongestSide`."""
     return LongestSide(width, per_side_s, per_element_s)(available)
 
 
@@ -312,17 +309,17 @@ def streamed_array_s(download_s: Floats, slower_s: Floats) -> Floats:
 
 
 def fill_s(tile_time_s: npt.ArrayLike, strips: npt.ArrayLike) -> Floats:
-    """Return the seconds that a finite number of strips adds: about half a strip's share."""
+    """Return the seconds that a finite number of strips adds: about half a strip's time."""
     return np.divide(
         FILL_SHARE * np.asarray(tile_time_s, np.float64), np.asarray(strips, np.float64)
     )
 
 
 def strips_per_side(tile_time_s: npt.ArrayLike, tiles: int, block_s: float = PS_BLOCK_S) -> Floats:
-    """Return into how many strips each side of a tile is cut, for one time or many.
+    """Return the number of strips for each side of a tile, for one tile time or an array.
 
-    More strips shorten the fill (0.48 T / p) and cost the PS p^2 blocks for each of `tiles`; the
-    sum is least where ``2 tiles block_s p^3 = 0.48 T``.
+    More strips shorten the fill (0.48 T / p) but cost the PS p^2 blocks for each of `tiles`. The
+    optimum is ``2 tiles block_s p^3 = 0.48 T``.
     """
     times_s = np.asarray(tile_time_s, np.float64)
     if not block_s:

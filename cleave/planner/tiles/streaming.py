@@ -1,11 +1,10 @@
-"""How long a plan takes with its strips as they are cut: the wavefront, message by message.
+"""The time of a plan with its actual strips: the wavefront, message by message.
 
-`cost.streamed_s` is the time in the limit of many strips, and `shape.fill_s` is what a finite
-number of strips adds on average. For a known plan the time can be computed strip by strip: strips
-are sent in the order A0 B0 A1 B1 ..., a product starts when both of its strips have arrived and the
-previous product is done, and its block is sent when the link has sent the blocks before it. Plans
-of products that are submitted together follow one another so, without a wait. Message headers, a
-few dozen bytes each, are left out.
+`cost.streamed_s` is the time in the limit of many strips. `shape.fill_s` is what a finite number of
+strips adds on average. For a known plan the time can be computed strip by strip. Strips are sent in
+the order A0 B0 A1 B1 .... A product starts when both of its strips have arrived and the previous
+product is done. Its block is sent after the blocks before it. Plans of products that are submitted
+together follow one another without a wait. Message headers, a few dozen bytes each, are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from cleave.planner.tiles.card import Arrivals, OwnLinks, SharedCard
 from cleave.planner.tiles.shape import Floats, RateArrays
 
 HeldSide = Literal["", "a", "b"]
-"""A side of a product of which devices hold what they need; empty for none."""
+"""The side of a product whose strips devices hold already; empty for none."""
 
 
 def finish_s(
@@ -43,8 +42,7 @@ def finish_s(
     """Return, by device, seconds from the plan's first byte to the device's last block at the PS.
 
     Args:
-        plan: a plan whose devices hold no arrays when it starts.
-        element: bytes per element.
+        plan: a plan whose devices hold no operands when it starts.
         devices: rates by the ids that the plan uses.
     """
     owners = list(dict.fromkeys(tile.device for tile in plan.tiles))
@@ -56,7 +54,7 @@ def finish_s(
 
 
 def predicted_s(plan: Plan, element: ElementBytes, devices: Mapping[int, DeviceRates]) -> float:
-    """Return the makespan of a plan with its strips as they are cut; see `finish_s`."""
+    """Return the makespan of a plan in seconds with its actual strips; see `finish_s`."""
     return max(finish_s(plan, element, devices).values())
 
 
@@ -67,19 +65,16 @@ def finish_times_s(
     places: Mapping[int, int],
     egress_bytes_per_s: float = math.inf,
 ) -> Floats:
-    """Return when each device has returned the last of its blocks; 0 where it has no tile.
+    """Return when each device has returned its last block, in seconds; 0 if it has no tile.
 
-    Several plans are of products that are submitted together: a device does its tiles of the first,
-    then those of the second, and neither its link nor its processor waits in between.
+    Several plans are for products that are submitted together. A device computes its tiles of one
+    plan after those of the previous plan, and neither its link nor its processor waits in between.
 
     Args:
-        work: plans in the order in which they are submitted, each with the side of its product of
-            which devices hold their strips. A device that does several tiles of a plan, for lack of
-            memory, holds none.
-        element: bytes per element.
-        rates: of the devices.
-        places: of the devices in `rates`, by their ids.
-        egress_bytes_per_s: what the PS's card sends; see `cleave.planner.tiles.card`.
+        work: plans in order of submission, each with the side of its product whose strips devices
+            hold. A device with several tiles of a plan, for lack of memory, holds none.
+        places: indices of the devices in `rates`, by id.
+        egress_bytes_per_s: rate of the PS's card; see `cleave.planner.tiles.card`.
     """
 
     def done(arrivals: Arrivals) -> _Done:
@@ -97,7 +92,7 @@ def finish_times_s(
 
 
 def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
-    """Return what of a plan's downloads devices hold; see `finish_times_s`."""
+    """Return the bytes of a plan's downloads that devices hold already; see `finish_times_s`."""
     if not held:
         return 0
     tiles = Counter(tile.device for tile in plan.tiles)
@@ -107,12 +102,12 @@ def held_bytes(plan: Plan, held: HeldSide, element: ElementBytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What devices have done so far.
+    """The progress of devices.
 
     Attributes:
-        arrivals: when they are sent what.
-        sent_bytes: by device, what it was sent.
-        compute_s, up_s: by device, when its processor and its uplink are done.
+        arrivals: tells when devices receive their bytes.
+        sent_bytes: bytes sent to each device.
+        compute_s, up_s: when each device's processor and uplink are done.
     """
 
     arrivals: Arrivals
@@ -129,7 +124,7 @@ def _follow(
     places: Mapping[int, int],
     done: _Done,
 ) -> None:
-    """Let devices do their tiles of a plan after what they have done."""
+    """Add a plan's tiles to the progress of devices."""
     own: dict[int, list[PlannedTile]] = {}
     for tile in plan.tiles:
         own.setdefault(places[tile.device], []).append(tile)
@@ -145,7 +140,7 @@ def _follow(
         if not _follow_even(
             plan, held, element, rates, np.array(group), boxes, rows, columns, done
         ):
-            for place in group:  # sides too short for as many strips as asked for
+            for place in group:  # sides too short for this number of strips
                 _follow_tiles(plan, held, element, rates, place, own[place], done)
 
 
@@ -158,7 +153,7 @@ def _follow_tiles(
     tiles: Sequence[PlannedTile],
     done: _Done,
 ) -> None:
-    """Let one device do its tiles one after another; a strip that two share is sent once."""
+    """Add one device's tiles one after another; a strip shared by two tiles is sent once."""
     uplink, flops = float(rates.uplink[place]), float(rates.flops[place])
     here, latency_s = np.array([place]), float(rates.latency_s[place]) / 2
     there: dict[tuple[str, Span, Span], float] = {}
@@ -193,9 +188,9 @@ def _follow_even(
     columns: int,
     done: _Done,
 ) -> bool:
-    """Let devices do one tile each, all tiles cut into equally many strips.
+    """Add one tile of each device, if all tiles have the same numbers of strips.
 
-    Return False, and do nothing, if a tile is too small for so many strips.
+    Return False, and change nothing, if a tile is too small for the number of strips.
     """
     m, n, k = box_sizes(boxes)
     align = np.where(np.minimum(m, n) >= ALIGNED_FROM, ALIGN, 1)
@@ -216,7 +211,7 @@ def _follow_even(
                 sent_bytes = sent_bytes + (a if side == 0 else b)[index] * per_side_bytes
             sent_s = done.arrivals.sent_s(chosen, sent_bytes)
         elements = a[i] * b[j]
-        # The strip that came last is there last; of the others this is only more true.
+        # The strip sent last arrives last, so all strips have arrived by then.
         compute_s = np.maximum(compute_s, sent_s + latency_s) + elements * per_flop_s
         up_s = np.maximum(up_s, compute_s) + elements * per_element_s
     done.sent_bytes[chosen], done.compute_s[chosen], done.up_s[chosen] = sent_bytes, compute_s, up_s
@@ -228,7 +223,7 @@ def even_sizes(
 ) -> Floats | None:
     """Return the sizes of `gemm.even_cuts` for many sides at once, shape (pieces, sides).
 
-    Return None if a side is too short for so many pieces.
+    Return None if a side is too short for this number of pieces.
     """
     units = -(-sides // align)
     if (units < pieces).any():

@@ -1,7 +1,7 @@
 """Transformers as torch modules: from the registry with fresh weights, or from a local folder.
 
-Nothing here goes online. torch and transformers are imported only in the functions that need them,
-so that looking up a model's sizes needs neither.
+Nothing is downloaded. torch and transformers are imported only in the functions that need them, so
+reading a model's sizes needs neither.
 """
 
 import json
@@ -27,18 +27,18 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from: a folder with weights, or the registry if folder is None."""
+    """The source of a model: a folder with weights, or the registry if `folder` is None."""
 
     spec: ModelSpec
     folder: Path | None
 
 
 def resolve_model(name_or_folder: str) -> ModelSource:
-    """Return the model that a user means by a name or a path; reads at most a ``config.json``.
+    """Return the model with this name or in this folder; read at most its ``config.json``.
 
-    A path (it contains a separator) that exists as a folder is that folder, and so is a folder of
-    this name with a ``config.json``; anything else is a name in the registry. UsageError if it is
-    neither, or if the folder does not describe a model.
+    An existing folder counts if the name contains a path separator or the folder contains a
+    ``config.json``. Anything else is a name in the registry. UsageError if it is neither, or if the
+    folder does not describe a model.
     """
     folder = Path(name_or_folder).expanduser()
     looks_like_path = "/" in name_or_folder or "\\" in name_or_folder
@@ -63,7 +63,7 @@ def resolve_model(name_or_folder: str) -> ModelSource:
 def read_spec(folder: Path) -> ModelSpec:
     """Return the spec of the model in a local Hugging Face folder, named like the folder.
 
-    UsageError if there is no such folder, it has no readable ``config.json``, or that does not
+    UsageError if there is no such folder, or if its ``config.json`` is unreadable or does not
     describe a causal language model.
     """
     config = _read_config(folder)
@@ -71,11 +71,10 @@ def read_spec(folder: Path) -> ModelSpec:
 
 
 def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
-    """Return the OPTConfig or LlamaConfig of a model of the registry.
+    """Return the OPTConfig or LlamaConfig of a model in the registry.
 
-    ``dropout`` is the probability after each OPT sub-layer; 0, unlike the published 0.1, because
-    exactness is checked against a model without it. Llama has none, so there another value is a
-    UsageError.
+    ``dropout`` is the probability after each OPT sub-layer. It is 0 instead of the published 0.1,
+    because exactness is checked without dropout. For Llama, another value is a UsageError.
     """
     from transformers import LlamaConfig, OPTConfig
 
@@ -131,12 +130,11 @@ def hf_config(spec: ModelSpec, *, dropout: float = 0.0) -> "PreTrainedConfig":
 def build_model(
     spec: ModelSpec, *, seed: int, dropout: float = 0.0, narrow: bool = False
 ) -> "PreTrainedModel":
-    """Build a fresh causal language model of the registry, fp32 on the CPU, in training mode.
+    """Build a model of the registry with fresh weights, on the CPU, in training mode.
 
-    With ``narrow`` its weights are bf16, as those of published models are.
-
-    Weights are drawn by the model's own rule. Equal seeds give bit-equal weights, and torch's
-    global random state is left as it was. Memory never holds more than one copy of the weights.
+    Weights are fp32, or bf16 with ``narrow``. They follow the model's own initialisation. Equal
+    seeds give bit-equal weights. Torch's global random state does not change. Memory never holds
+    more than one copy of the weights.
     """
     import torch
     from transformers import LlamaForCausalLM, OPTForCausalLM
@@ -148,8 +146,8 @@ def build_model(
             config, dtype=torch.bfloat16 if narrow else torch.float32
         )
     model.to_empty(device="cpu")
-    # Materialising gave each side of a tie memory of its own. Marking the targets keeps them from
-    # being drawn, so that their pages are never touched; tying then drops them.
+    # Materialising gave each side of a tie its own memory. Marked targets are not initialised, so
+    # their pages are never touched; tying then drops them.
     for target in model.all_tied_weights_keys:
         model.get_parameter(target)._is_hf_initialized = True
     with torch.random.fork_rng(devices=[]):
@@ -162,15 +160,15 @@ def build_model(
 def load_folder(
     path: str | Path, *, dropout: float = 0.0, narrow: bool = False
 ) -> "tuple[PreTrainedModel, ModelSpec]":
-    """Load the causal language model in a Hugging Face folder, fp32 on the CPU, in training mode.
-
-    With ``narrow`` its weights have the dtype that its config names, as those of most folders do.
+    """Load the causal language model in a Hugging Face folder, on the CPU, in training mode.
 
     The folder holds ``config.json`` and safetensors weights, in one file or sharded with an index.
-    Every dropout probability of its config is set to 0, except the main one, which becomes
-    ``dropout``. The weights are copied into memory, so the files may change afterwards. UsageError
-    if the folder is missing or incomplete, its model is not a causal one, or the weights are
-    damaged, quantized or others than the config asks for.
+    Weights are fp32, or of the config's dtype with ``narrow``. Every dropout probability is set to
+    0, except the main one, which becomes ``dropout``. The weights are copied into memory, so the
+    files may change afterwards.
+
+    UsageError if the folder is missing or incomplete, its model is not causal, or the weights are
+    damaged, quantized or do not match the config.
     """
     import torch
     from huggingface_hub.errors import StrictDataclassError
@@ -216,7 +214,7 @@ def load_folder(
     _check_report(report, folder)
     _say_what_is_tied(model)
     if any(b.is_floating_point() and b.dtype is not torch.float32 for b in model.buffers()):
-        return load_folder(path, dropout=dropout)  # constants of the model would be rounded
+        return load_folder(path, dropout=dropout)  # `narrow` would round constants of the model
     _own_memory(model)
     counted = sum(parameter.numel() for parameter in model.parameters())
     if counted != spec.parameters:
@@ -227,9 +225,9 @@ def load_folder(
 def load_model(
     source: ModelSource, *, seed: int, narrow: bool = False
 ) -> "tuple[PreTrainedModel, ModelSpec]":
-    """Load the model of a folder, or build one of the registry; see `load_folder`, `build_model`.
+    """Load the model of a folder (`load_folder`), or build one of the registry (`build_model`).
 
-    ``seed`` is that of fresh weights.
+    ``seed`` is the seed of fresh weights.
     """
     if source.folder is not None:
         return load_folder(source.folder, narrow=narrow)
@@ -237,11 +235,11 @@ def load_model(
 
 
 def enable_checkpointing(model: "PreTrainedModel") -> None:
-    """Keep only each layer's input for the backward pass, and recompute the rest from it.
+    """Enable activation checkpointing: keep each layer's input, and recompute the rest.
 
     Outputs and gradients stay the same. UsageError if the model does not support it.
     """
-    # The name in transformers 5; earlier releases have the other one only.
+    # transformers 5 has this name; earlier releases have only the other one.
     enable = getattr(model, "activation_checkpointing_enable", None)
     try:
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -252,14 +250,14 @@ def enable_checkpointing(model: "PreTrainedModel") -> None:
 
 
 def disable_checkpointing(model: "PreTrainedModel") -> None:
-    """Undo `enable_checkpointing`."""
+    """Disable activation checkpointing again."""
     disable = getattr(model, "activation_checkpointing_disable", None)
     (disable or model.gradient_checkpointing_disable)()
-    model.disable_input_require_grads()  # a hook that stays otherwise
+    model.disable_input_require_grads()  # otherwise a hook remains
 
 
 def _for_training(model: "PreTrainedModel") -> "PreTrainedModel":
-    # Keys and values would be kept for a generation that never comes.
+    # The cache of keys and values is only for generation.
     model.config.use_cache = False
     return model.train()
 
@@ -325,8 +323,8 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def _check_report(report: dict[str, Any], folder: Path) -> None:
-    # transformers would go on with random weights in the place of those that differ or are missing,
-    # and without those that it has no place for.
+    # transformers would replace mismatched and missing weights by random ones, and ignore
+    # unexpected ones.
     if mismatched := sorted(report["mismatched_keys"]):
         key, stored, expected = mismatched[0]
         raise UsageError(
@@ -346,10 +344,10 @@ def _check_report(report: dict[str, Any], folder: Path) -> None:
 
 
 def _say_what_is_tied(model: "PreTrainedModel") -> None:
-    """Let the config say that head and embedding are apart where the weights are.
+    """Mark head and embedding as untied in the config if their weights differ.
 
-    Where a config ties them and the files have two that differ, transformers keeps both, and
-    would tie them the next time that it looks at the config.
+    If a config ties them but the files have different weights, transformers keeps both. It would
+    tie them the next time it reads the config.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and head.weight is not embedding.weight:
@@ -358,8 +356,8 @@ def _say_what_is_tied(model: "PreTrainedModel") -> None:
 
 
 def _own_memory(model: "PreTrainedModel") -> None:
-    # Loaded fp32 tensors lie in the mapped file: a checkpoint saved over it would change the
-    # weights in use, or kill the process. One at a time, so that no second copy exists.
+    # Loaded fp32 tensors are views of the mapped file. A checkpoint saved over it would change the
+    # weights in use, or kill the process. Tensors are copied one by one to save memory.
     for tensor in chain(model.parameters(), model.buffers()):
         tensor.data = tensor.data.clone()
 
@@ -385,16 +383,16 @@ def _set_dropout(config: "PreTrainedConfig", dropout: float, name: str) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    # Its progress bars and load reports would end up between the lines of ours.
+    # Progress bars and load reports would mix with the output of Cleave.
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():  # `peft` still calls what transformers renames
+        with warnings.catch_warnings():  # `peft` still calls names that transformers deprecated
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
-            # It advises about tied weights and Conv1D, which are taken care of.
+            # Its advice on tied weights and Conv1D does not apply here.
             warnings.filterwarnings("ignore", category=UserWarning, module="peft")
             yield
     finally:
