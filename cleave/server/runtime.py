@@ -472,7 +472,7 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Send idle devices to another server, see `SessionManager.move`. Any other thread may call
+        """Send idle devices to another server; see `SessionManager.move`. Other threads may call
         this.
 
         Returns:
@@ -622,9 +622,7 @@ class LiveRuntime(Runtime):
         try:
             while True:
                 outcome, work = self._outcomes.get(timeout=timeout_s)
-                if (
-                    work is None or work.token is self._step_token
-                ):  # skip outcomes of abandoned steps
+                if work is None or work.token is self._step_token:  # skip abandoned steps
                     return outcome
         except queue.Empty:
             return None
