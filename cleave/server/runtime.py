@@ -472,8 +472,7 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Send idle devices to another server; see `SessionManager.move`. Other threads may call
-        this.
+        """Send idle devices to another server; see `SessionManager.move`. Thread-safe.
 
         Returns:
             Number of devices sent.
