@@ -332,7 +332,7 @@ class Store:
             )
 
     def faults_since(self, device: int, since_s: float) -> list[tuple[float, float]]:
-        """Return (Unix time, points) of a device's wrong results since then and its last release."""
+        """Return (Unix time, points) of a device's wrong results since then and its release."""
         found = self._rows(
             "SELECT at_s, penalty FROM faults JOIN devices ON devices.id = device "
             "WHERE device = ? AND at_s >= ? AND at_s > released_s",
