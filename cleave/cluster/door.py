@@ -180,9 +180,8 @@ class Door:
         self._runtime.resolve(right, reason)
 
     def next_outcome(self, timeout_s: float) -> Any:
-        """Return the next outcome of the step, or None on timeout.
-
-        Objects that the worker already has are sent as references.
+        """Return the step's next outcome; None on timeout. References replace the worker's own
+        objects.
         """
         outcome = self._runtime.next_outcome(timeout_s)
         return None if outcome is None else sent_back(outcome, self._unpacker)

@@ -34,8 +34,7 @@ def fitted(
 ) -> bool:
     """Train; retry as long as the nodes have no room for the workers.
 
-    If there is room but a worker ends before it trains (for example, its node is lost), also retry
-    a few times.
+    Also retry a few times if a worker ends before it trains, for example because its node is lost.
 
     Args:
         fit: trains with Ray Train, whose own retries are disabled.

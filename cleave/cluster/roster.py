@@ -74,8 +74,7 @@ class Roster:
 
     Args:
         server: id of the first server, under which devices store their credential.
-        fleet_credential: admits any number of devices, about which nothing is stored; empty to
-            disable.
+        fleet_credential: admits any number of devices, which are not stored; empty to disable.
     """
 
     def __init__(self, server: str, fleet_credential: str = "") -> None:
@@ -97,10 +96,9 @@ class Roster:
     def reports(self, taken: int) -> tuple[list[Report], int]:
         """Return the pending reports, and the number of reports up to the last one.
 
-        The most recent `replace` already reflects the reports that were taken.
-
         Args:
-            taken: number returned by the last call; reports up to it are discarded.
+            taken: number returned by the last call. Reports up to it are discarded: the most recent
+                `replace` already reflects them.
         """
         del self._reports[: max(0, taken - self._taken)]
         self._taken = max(taken, self._taken)

@@ -1,9 +1,8 @@
 """Present the servers of a cluster to operators as one server.
 
-Operators query the first server, which has the store and admits devices. For each other server, a
-thread polls it every second: it sends the list of admitted devices, and takes reports about devices
-and events. So a silent server delays no other. Another thread moves devices from servers with many
-to those with few.
+Operators query the first server, which has the store and admits devices. A thread per other server
+polls it every second: it sends the list of admitted devices, and takes reports and events. So a
+silent server delays no other. Another thread evens out the numbers of devices.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ FRESH_S: Final = 5.0
 """Devices are only sent to a server polled within the last this many seconds."""
 
 ASKED_S: Final = 5.0
-"""Seconds for which a question about a device or stream is not replaced by one without either."""
+"""Seconds for which a question about a device or stream outlasts questions without either."""
 
 
 @dataclass(slots=True)
@@ -242,7 +241,7 @@ class Servers:
         live.in_loop(partial(self._take, other, seen, roll, now_s))
 
     def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
-        """Return the question for another server, the device list if outdated there, and the time."""
+        """Return another server's question, its device list if outdated there, and the time."""
         asked, roll = self._question, self._members.roll()
         question = Question(other.after_event, device=asked.device, stream=asked.stream)
         due = roll if roll.version != other.knows else None

@@ -53,8 +53,7 @@ def serving_together(
     Args:
         ray: the `ray` module, connected to a cluster.
         first: server of this process, which listens already.
-        config: configuration of the first server. Others use it on their nodes, on successive ports
-            if they share a machine.
+        config: configuration of all servers. Those on one machine use successive ports.
         members: authenticator of the first server.
         overview: overview of the first server.
         count: total number of servers, including the first.

@@ -21,10 +21,9 @@ _ANSWERS_S: Final = 5.0
 """Seconds after which a silent endpoint gets no devices in this round."""
 
 Knowing = Callable[[], Sequence[float | None]]
-"""Returns, for each endpoint, a time on the first server's clock.
+"""Returns, for each endpoint, the first server's time up to which it knows the admitted devices.
 
-The endpoint knows the devices that the first server admitted before that time. None means that it
-is lost or new, so it gets no devices and none are in transit to it.
+None means that the endpoint is lost or new: no devices are sent to it or in transit to it.
 """
 
 

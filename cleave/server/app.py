@@ -57,10 +57,7 @@ class App:
         return self.folder.url_path if self.folder is not None else None
 
     def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
-        """Return an energy meter for a job that starts now.
-
-        `elsewhere` adds the sessions of other servers.
-        """
+        """Return an energy meter for a job that starts now; `elsewhere` covers other servers."""
         logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
         if elsewhere is None:
             return JobMeter(logs, self.power)

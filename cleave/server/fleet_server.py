@@ -445,11 +445,7 @@ def _unexpected(record: logging.LogRecord) -> bool:
 
 
 _websockets_logger = logging.getLogger(f"{__name__}.websockets")
-"""Logger of the WebSocket library.
-
-At level DEBUG the library would log all traffic, including credentials, and a traceback for every
-stray request.
-"""
+"""Logger of the WebSocket library; at DEBUG it would log credentials and strangers' requests."""
 
 _websockets_logger.setLevel(logging.ERROR)
 _websockets_logger.addFilter(_unexpected)

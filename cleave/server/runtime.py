@@ -1,10 +1,9 @@
 """The live runtime: real time, real connections, one asyncio loop that owns all sessions.
 
 Only the loop's thread changes the session manager. The training thread passes work to the loop:
-GEMMs in `start` and `withdraw`, operands in `release` and `unbind`, and steps by stages in
-`begin_step`, `give`, `resolve`, `quarantine`, `withdraw_step` and `end_steps`. It waits in `wait`
-and `next_outcome`. Without a lock it reads the counters, the devices and their capabilities, and
-why work is stuck.
+GEMMs in `start` and `withdraw`, operands in `release` and `unbind`, and steps by stages in the
+methods for steps. It waits in `wait` and `next_outcome`. It reads counters, devices, capabilities
+and the reasons for stuck work without a lock.
 """
 
 from __future__ import annotations
@@ -472,10 +471,9 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Send idle devices to another server; see `SessionManager.move`. Thread-safe.
+        """Send idle devices to another server, from any thread; return how many.
 
-        Returns:
-            Number of devices sent.
+        See `SessionManager.move`.
         """
 
         def moved() -> int:
@@ -516,11 +514,7 @@ class LiveRuntime(Runtime):
     # --- requests of the fleet, in the training thread ---
 
     def start(self, future: GemmFuture) -> None:
-        """Submit a GEMM to the loop.
-
-        Raises:
-            FleetError: when the fleet is closed.
-        """
+        """Submit a GEMM to the loop; raise FleetError if the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self.count(future)
@@ -555,11 +549,7 @@ class LiveRuntime(Runtime):
         return True
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Poll a condition until it holds; return False if the timeout passed first.
-
-        Raises:
-            FleetError: when the fleet is closed.
-        """
+        """Poll a condition; return False on timeout, raise FleetError if the fleet is closed."""
         until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not condition():
             if self._closed:
@@ -585,11 +575,7 @@ class LiveRuntime(Runtime):
         """Do nothing: real time passes by itself."""
 
     def begin_step(self, work: StepWork) -> None:
-        """Start a step by stages.
-
-        Raises:
-            FleetError: when the fleet is closed.
-        """
+        """Start a step by stages; raise FleetError if the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self._step_token = work.token

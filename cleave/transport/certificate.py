@@ -73,8 +73,7 @@ def make(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes
 def kept(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path:
     """Return the path of a folder's certificate; create a new one if necessary.
 
-    The certificate, and so the fingerprint that devices know, stays the same until it nears expiry
-    or does not name the needed host.
+    It and its fingerprint stay the same until it nears expiry or does not name the needed host.
 
     Args:
         folder: folder of the certificate; created if missing.

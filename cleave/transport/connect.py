@@ -37,8 +37,7 @@ async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> W
             received messages; None for an operator.
 
     Raises:
-        CleaveError: when no WebSocket server answers at the address, or its certificate is not the
-            one that the URL names.
+        CleaveError: when no WebSocket server answers, or it is not the one that the URL names.
     """
     address = target.address
     most_bytes = limits.MAX_MESSAGE_BYTES

@@ -1,10 +1,10 @@
 """Limits on pending connections: those whose hello is not accepted yet.
 
-A pending connection costs the server something and may be a stranger's. So places are limited per
+Pending connections cost the server something and may be strangers'. So places are limited per
 address and in total. When all are taken, a connection from another network replaces the oldest one
-of the network with most places. This way slow strangers, from however many addresses, cannot keep
-out a quick client. Admitted devices do not count: a thousand of them may share an address. Pure:
-the listener has the sockets and clocks.
+of the network with most places. So slow strangers, from any number of addresses, cannot keep out a
+quick client. Admitted devices do not count, since many may share an address. Pure: the listener has
+the sockets and clocks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class ConnectionLimits:
         handshake_s: seconds from the first packet to an accepted hello, including TLS and HTTP.
         unadmitted_bytes: maximum bytes that a connection may send before its hello is accepted.
         waiting_per_address, waiting: maximum pending connections, per address and in total.
-        failed, failed_per_s: failed connections allowed per address, as a burst and per second,
-            before new ones are cut.
+        failed, failed_per_s: maximum failed connections per address, at once and per second.
         devices, operators: maximum connected devices and operators.
         unfinished_bytes: maximum total size of incomplete messages, without task results.
     """

@@ -33,8 +33,7 @@ class AwaitedSizes:
 
     Attributes:
         work: size of the largest result of its tasks.
-        any: size of the largest result of its tasks, of probes, and of runs whose cancellation may
-            still be in transit.
+        any: size of the largest result, also of probes and of runs that are being cancelled.
     """
 
     work: int = 0

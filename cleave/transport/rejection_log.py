@@ -46,9 +46,9 @@ class RejectionLog:
 
         Args:
             address: remote address.
-            reason: one of the server's own sentences. For a formerly admitted device it may follow
-                the device's name and quote its fault. Reasons that differ only in numbers are
-                counted together.
+            reason: one of the server's own sentences. For a formerly admitted device it may name
+                the device and quote its fault. Reasons that differ only in numbers are counted
+                together.
         """
         if not self._open:
             self._open, self._left = True, self._lines

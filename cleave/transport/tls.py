@@ -62,8 +62,7 @@ class Exposure:
         context: TLS context; None for plain WebSockets.
         host: host for URLs.
         names: names and addresses that reach the server.
-        fingerprint: certificate fingerprint that clients pin; empty for ordinary verification, or
-            without TLS.
+        fingerprint: certificate fingerprint that clients pin; empty if they pin none.
     """
 
     context: ssl.SSLContext | None
@@ -146,8 +145,7 @@ def expose(host: str, security: Security, now: datetime) -> Exposure:
         now: current time with its zone, for certificate dates.
 
     Raises:
-        UsageError: when other machines could reach it without TLS, or something that TLS needs is
-            missing.
+        UsageError: when other machines could reach it without TLS, or TLS lacks something.
     """
     given = security.certificate is not None or security.key is not None
     if given:

@@ -90,15 +90,14 @@ class Access:
 
     A device shows its own credential, or a join code that it exchanges for one. A correct
     credential is accepted even after many failures from its address: others may share the address,
-    and nobody can guess a credential. Wrong credentials and all join codes are rate-limited per
+    and nobody can guess a credential. Wrong credentials and all join codes are rate-limited by
     address.
 
     Args:
         store: stored devices and codes.
-        operator_token, viewer_token: tokens that operators and viewers must show. With an empty
-            viewer token, no viewer is admitted.
-        fleet_credential: admits any number of devices, about which nothing is stored; empty to
-            disable.
+        operator_token, viewer_token: tokens of operators and viewers; an empty viewer token admits
+            no viewer.
+        fleet_credential: admits any number of devices, which are not stored; empty to disable.
         clocks: the clocks to use.
         random_bytes: returns a random credential with this many bytes, as text.
         choose: picks a random character.
@@ -186,8 +185,7 @@ class Access:
                 return Refusal(ErrorCode.CREDENTIAL, text)
             return Refusal(ErrorCode.CREDENTIAL, self._what_is_wrong(hello, text, code))
         if hello.measure:
-            # A measuring session gets no tasks and uses up no code. The code's remaining uses limit
-            # how many measure at once.
+            # Measuring uses up no code. The code's remaining uses limit simultaneous measurements.
             return Admission(measured_by=f"code {code.id}", at_once=code.uses - code.used)
         credential = self._random_bytes(CREDENTIAL_BYTES)
         hashed = hash_secret(credential)

@@ -120,8 +120,7 @@ class JobLog:
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
     """Return the usage of devices, and the number of devices on their server's machine.
 
-    Devices are grouped by profile and kind. Devices that measure their own energy form separate
-    groups.
+    Devices are grouped by profile, kind and whether they measure their own energy.
     """
     alike: defaultdict[tuple[str, DeviceKind | None, bool], list[SessionWork]] = defaultdict(list)
     for each in did:

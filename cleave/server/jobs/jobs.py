@@ -85,8 +85,7 @@ class TrainingJob:
     def has_last_record(self) -> bool:
         """Return whether no more records will follow.
 
-        A job's state becomes final shortly before its last record arrives. So followers must not
-        stop on the state alone.
+        Followers must not rely on the state: it becomes final shortly before the last record.
         """
         return (
             self.state in FINAL_STATES

@@ -1,8 +1,7 @@
 """Permissions of devices, own devices and void join codes: effective at once, written later.
 
-When the store is unwritable (a full disk, a locked file), a revoked device must still not stay
-admitted, nor a quarantined one be admitted again. So a decision takes effect in memory first and is
-retried until the store has it.
+Even while the store is unwritable (a full disk, a locked file), a revoked or quarantined device
+must not be admitted. So a decision takes effect in memory and is owed to the store until written.
 """
 
 from __future__ import annotations

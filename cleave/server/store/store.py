@@ -148,8 +148,7 @@ class Store:
         busy_s: see `BUSY_S`.
 
     Raises:
-        StoreError: by every method, when the file cannot be used; by the constructor also when a
-            newer version of Cleave wrote it.
+        StoreError: when the file cannot be used (any method), or a newer Cleave wrote it.
     """
 
     def __init__(
