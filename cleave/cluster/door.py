@@ -180,9 +180,7 @@ class Door:
         self._runtime.resolve(right, reason)
 
     def next_outcome(self, timeout_s: float) -> Any:
-        """Return the step's next outcome; None on timeout. References replace the worker's own
-        objects.
-        """
+        """Return the step's next outcome, naming the worker's own objects; None on timeout."""
         outcome = self._runtime.next_outcome(timeout_s)
         return None if outcome is None else sent_back(outcome, self._unpacker)
 
@@ -205,5 +203,5 @@ class Door:
             self._counting.enter_context(self._runtime.counting_tasks())
 
     def close(self) -> None:
-        """Say goodbye to the devices and end all sessions."""
+        """Send the devices a `bye` and end all sessions."""
         self._server.close()

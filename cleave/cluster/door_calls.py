@@ -31,7 +31,7 @@ _MAX_UNPROVED: Final = 64  # callers that have not proved themselves
 
 
 class DoorLostError(Exception):
-    """An endpoint's process does not answer. The worker restarts, together with all others.
+    """An endpoint's process does not answer. The worker restarts, and so do all other workers.
 
     This is no `CleaveError`, which would end the training.
     """

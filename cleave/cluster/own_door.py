@@ -50,7 +50,7 @@ class Seen:
         devices: see `Server.describe_devices`.
         progress: progress of the current step, if any.
         reports: news about devices that the first server does not know yet.
-        number: number of reports up to the last of these.
+        number: number of the last report, counted over the process's lifetime.
     """
 
     start: str

@@ -1,8 +1,7 @@
 """Train one model on several servers, each a worker of Ray Train.
 
-Ray spreads the workers over its nodes and creates torch's process group. When one is lost, Ray
-restarts all of them, and they resume from the newest checkpoint in the run folder. Records and stop
-requests go through an actor, the `Board`.
+When a worker is lost, Ray restarts all of them, and they resume from the newest checkpoint in the
+run folder. Records and stop requests go through an actor, the `Board`.
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ class _Training:
             run_config=RunConfig(
                 name=RAYS_OWN,
                 storage_path=str(self._shared.folder),
-                # The board limits restarts without progress; see `fitted`.
+                # The board limits failures without progress, and `fitted` limits failed starts.
                 failure_config=FailureConfig(max_failures=-1, controller_failure_limit=0),
                 worker_runtime_env={"env_vars": {**MALLOC, "OMP_WAIT_POLICY": "PASSIVE"}},
                 callbacks=[_telling_losses(self._board)],

@@ -180,7 +180,7 @@ class Servers:
     def _seen(self) -> list[Seen]:
         return [other.seen for other in self._others if other.seen is not None]
 
-    # --- a thread for each of the others ---
+    # --- a thread per other server ---
 
     def close(self) -> None:
         """End the other servers' sessions and take their last reports. Not in the loop."""

@@ -29,10 +29,9 @@ class TimeSpan(NamedTuple):
 class BlockTimes:
     """The times of the last blocks (or graph runs and fetched arrays) of one session.
 
-    The PS records when it starts and finishes writing inputs, and when each answer arrives. The
-    device reports its compute time. From these the class reconstructs the device's timeline. By the
-    protocol, a device processes messages in order and sends each result at once. Time that bytes
-    spend in system buffers counts as compute or send time.
+    The class reconstructs a device's timeline from the PS's send and receive times and the device's
+    compute times. By the protocol, a device processes messages in order and sends each result at
+    once. Time that bytes spend in system buffers counts as compute or send time.
     """
 
     def __init__(self) -> None:

@@ -264,7 +264,7 @@ class Server:
         except ProtocolError as broken:
             if auth.failed(_address(socket)):
                 await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
-            else:  # a silent cut makes a flood cheapest
+            else:  # in a flood, a silent cut costs least
                 socket.cut("it sent no acceptable hello, after too many failed attempts")
 
     async def _accept_operator(
@@ -445,7 +445,10 @@ def _unexpected(record: logging.LogRecord) -> bool:
 
 
 _websockets_logger = logging.getLogger(f"{__name__}.websockets")
-"""Logger of the WebSocket library; at DEBUG it would log credentials and strangers' requests."""
+"""Logger of the WebSocket library, limited to unexpected errors.
+
+Otherwise it logs a traceback for every stray request and, at level DEBUG, all credentials.
+"""
 
 _websockets_logger.setLevel(logging.ERROR)
 _websockets_logger.addFilter(_unexpected)

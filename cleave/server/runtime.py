@@ -1,9 +1,8 @@
 """The live runtime: real time, real connections, one asyncio loop that owns all sessions.
 
-Only the loop's thread changes the session manager. The training thread passes work to the loop:
-GEMMs in `start` and `withdraw`, operands in `release` and `unbind`, and steps by stages in the
-methods for steps. It waits in `wait` and `next_outcome`. It reads counters, devices, capabilities
-and the reasons for stuck work without a lock.
+Only the loop's thread changes the session manager. The training thread passes work to the loop, and
+waits in `wait` and `next_outcome`. It reads counters, devices, capabilities and the reasons for
+stuck work without a lock.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class _Peer:
 
 
 class LiveRuntime(Runtime):
-    """Serves sessions in an asyncio loop in real time; the module docstring describes its threads.
+    """Serves sessions in an asyncio loop in real time.
 
     Args:
         manager: the PS's core.
@@ -441,7 +440,7 @@ class LiveRuntime(Runtime):
     def conclude(self, job: int, error: str) -> None:
         """Mark a GEMM as ended. The training thread rounds the partial sums afterwards."""
         future = self._futures.get(job)
-        if future is None or self._finished[job].is_set():  # the GEMM ended earlier
+        if future is None or self._finished[job].is_set():
             return
         future.error = error
         if future.job.plan is not None:

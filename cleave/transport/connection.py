@@ -165,7 +165,7 @@ async def close_in_time(transport: asyncio.Transport, closing: Coroutine[Any, An
             if (await asyncio.wait({task}, timeout=limits.CLOSE_S))[0]:
                 break
             if not 0 < transport.get_write_buffer_size() < waiting_bytes:
-                transport.abort()  # which ends the handshake
+                transport.abort()  # this ends the closing handshake
     finally:
         if not task.done():
             task.cancel()

@@ -1,10 +1,9 @@
 """Limits on pending connections: those whose hello is not accepted yet.
 
-Pending connections cost the server something and may be strangers'. So places are limited per
-address and in total. When all are taken, a connection from another network replaces the oldest one
-of the network with most places. So slow strangers, from any number of addresses, cannot keep out a
-quick client. Admitted devices do not count, since many may share an address. Pure: the listener has
-the sockets and clocks.
+Places are limited per address and in total, because strangers may take them. When all are taken, a
+connection from another network replaces the oldest one of the network with most places. So slow
+strangers, from any number of addresses, cannot keep out a quick client. Admitted devices do not
+count, since many may share an address. Pure: the listener has the sockets and clocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Limits on received WebSocket frames, inspected as they arrive.
 
-A peer announces a message's length before sending it, and may send any number of fragments or
-pings. A session only sees complete messages. So this module checks message lengths, the bytes of
+A session only sees complete messages. So this module checks announced message lengths, the bytes of
 incomplete messages, and the number of tiny frames. Pure: it takes bytes and times. The connection
 closes itself and passes on the allowed bytes.
 """
@@ -167,11 +166,10 @@ def _header_bytes(header: bytearray) -> int:
 
 
 class Unfinished:
-    """Total size of incomplete messages over all connections.
+    """Total size of incomplete messages over all connections, without task results.
 
-    Task results do not count: sending the runs already limited how much arrives. When the others
-    exceed the limit, the connection with the largest product of bytes and time is cut. Honest
-    clients' messages are short or still arriving.
+    Sending runs already limited how many results arrive. Over the limit, the connection with the
+    largest product of bytes and time is cut: honest messages are short or still arriving.
 
     Args:
         most_bytes: limit, in bytes.

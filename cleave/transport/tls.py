@@ -1,8 +1,8 @@
 """TLS on both sides: the server's certificate, and how clients verify the server.
 
 A join URL may name the SHA-256 fingerprint of the server's certificate. A client then accepts only
-that certificate, regardless of its issuer and dates. (A device's clock may be wrong, and the
-fingerprint is stronger evidence than a date.) Without a fingerprint, ordinary verification applies.
+that certificate, regardless of its issuer and dates, because a device's clock may be wrong. Without
+a fingerprint, ordinary verification applies.
 """
 
 from __future__ import annotations

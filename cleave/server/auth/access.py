@@ -45,7 +45,7 @@ from cleave.transport.rate_limit import RateLimit
 _logger = logging.getLogger(__name__)
 
 FAULTS_COUNT_S: Final = 86400.0
-"""Seconds for which a wrong result counts against its device. Bits flip now and then anywhere."""
+"""Seconds for which a wrong result counts: bits flip now and then on every machine."""
 
 STORE_RETRY_S: Final = 10.0
 """Seconds after which a device should retry while the store is unusable."""

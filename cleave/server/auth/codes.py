@@ -43,8 +43,7 @@ def read_code(text: str) -> str:
 def hash_secret(secret: str) -> bytes:
     """Return the SHA-256 hash under which a credential or code is stored.
 
-    A salt or key stretching is unnecessary because these secrets are random. Nobody can try 2^256
-    credentials, and a 60-bit code expires before a search could find it. Timing of the store lookup
-    only reveals something about the hash, which a client cannot choose.
+    These random secrets need no salt or key stretching: codes expire before a search could find
+    them. The lookup's timing only reveals something about the hash, which a client cannot choose.
     """
     return hashlib.sha256(secret.encode()).digest()

@@ -75,10 +75,9 @@ class EnergySums:
 class EnergyMeter:
     """The total energy of all sessions, ended and connected.
 
-    A device's own measurement (`energy_j` in its telemetry) is used unless its profile rules out
-    that much power. Other devices are modelled from the profile that they state
-    (`cleave.energy.meter`). A typical device (`cleave.energy.typical`) is used if the profile
-    states no power, or the device states only its kind.
+    A device's own measurement (`energy_j` in its telemetry) counts unless its profile rules out
+    that much power. Otherwise the stated profile models it (`cleave.energy.meter`), or, if that
+    lacks power figures or only a kind is stated, a typical device (`cleave.energy.typical`).
 
     Args:
         profiles: profiles that devices may state; other names are unknown.

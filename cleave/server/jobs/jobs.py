@@ -156,7 +156,7 @@ class Jobs:
         self._numbers = count(history.next_number if history is not None else 1)
         self._places = count(1)
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # held while a job starts, stops or pauses
+        self._turn = threading.Lock()  # held while a job starts or is asked to stop or pause
         self._queue: queue.SimpleQueue[TrainingJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="cleave-training", daemon=True)
         self._thread.start()
