@@ -155,7 +155,7 @@ class Door:
             self._runtime.withdraw(future)
 
     def stuck(self, number: int) -> str:
-        """Return why no connected device can finish a GEMM; empty if one can, or none is connected."""
+        """Return why the devices cannot finish a GEMM; empty if one can, or none is connected."""
         future = self._futures.get(number)
         return self._runtime.stuck(future) if future is not None else ""
 

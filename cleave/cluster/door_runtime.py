@@ -182,7 +182,7 @@ class DoorRuntime(FleetRuntime):
         return self._now().device_count
 
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no connected device can finish a GEMM; empty if one can, or none is connected."""
+        """Return why the devices cannot finish a GEMM; empty if one can, or none is connected."""
         text: str = self._call("stuck", future.job.id)
         return text
 
