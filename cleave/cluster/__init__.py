@@ -1,1 +1,1 @@
-"""Training on several servers: Ray starts them, and starts them again when one is lost."""
+"""Training on several servers, which Ray starts and restarts after a loss."""

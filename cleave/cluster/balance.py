@@ -1,4 +1,4 @@
-"""Which devices are sent from which door to which, so that all servers have about as many."""
+"""Decide which devices move between endpoints, so that all servers have about equally many."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ARRIVES_S: Final = 20.0
-"""Devices that were sent to a door are there by then, or cannot reach it."""
+"""Seconds within which moved devices must arrive; later ones cannot reach the endpoint."""
 
 SHUNNED_S: Final = 600.0
-"""So long is nobody sent to a door that those before did not reach."""
+"""Seconds for which an unreachable endpoint gets no devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Sends devices from one door to another."""
+    """A move of devices from one endpoint to another."""
 
     source: int
     target: int
@@ -24,34 +24,34 @@ class Move:
 
 @dataclass(slots=True)
 class Balance:
-    """Decides from how many devices each door has, joining ones among them.
+    """Plans moves from each endpoint's number of devices, including joining ones.
 
     Attributes:
-        sent: by door, when devices were sent there, and how many it should have then.
-        shunned_until_s: by door.
+        sent: per target endpoint, the time of the move and the number of devices expected after it.
+        shunned_until_s: per unreachable endpoint, the time until which it gets no devices.
     """
 
     sent: dict[int, tuple[float, int]] = field(default_factory=dict)
     shunned_until_s: dict[int, float] = field(default_factory=dict)
 
     def sent_fewer(self, move: Move, missing: int) -> None:
-        """Note that so many devices of a move stay where they are: they work, or cannot move."""
+        """Record that `missing` devices of a move stayed, because they are busy or cannot move."""
         if not missing:
             return
         sent_s, wanted = self.sent[move.target]
         self.sent[move.target] = sent_s, wanted - missing
 
     def forget(self, door: int) -> None:
-        """Note that a door is lost, or starts again: nobody is on the way there any more."""
+        """Discard the pending moves to an endpoint that is lost or restarts."""
         self.sent.pop(door, None)
         self.shunned_until_s.pop(door, None)
 
     def next(self, loads: Sequence[int | None], now_s: float) -> list[Move]:
-        """Return what is to be moved now; nothing while devices are on their way.
+        """Return the moves to make now; empty while moved devices are in transit.
 
         Args:
-            loads: devices of each door; None for one that does not answer.
-            now_s: the time.
+            loads: number of devices at each endpoint; None for one that does not answer.
+            now_s: current time, in seconds.
         """
         left = {door: load for door, load in enumerate(loads) if load is not None}
         for door in set(range(len(loads))) - left.keys():
@@ -65,7 +65,7 @@ class Balance:
         if self.sent:
             return []
         doors = [n for n in left if self.shunned_until_s.get(n, now_s) <= now_s]
-        # A door that is shunned may still send devices to others.
+        # A shunned endpoint may still send devices to others.
         found: dict[tuple[int, int], int] = {}
         while doors:
             source, target = max(left, key=lambda n: left[n]), min(doors, key=lambda n: left[n])

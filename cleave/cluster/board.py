@@ -1,4 +1,4 @@
-"""Where servers say what they do, and read whether they are to stop: an actor of Ray."""
+"""A Ray actor to which servers send their records, and from which they learn when to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cleave.training.loop.records import NoteRecord, Record
 
 
 class Board:
-    """Keeps records until they are taken, and counts how often servers start in vain."""
+    """Collects records, and counts starts of servers without progress."""
 
     def __init__(self) -> None:
         self._records: list[Record] = []
@@ -21,14 +21,14 @@ class Board:
         self._used: dict[int, RunEnergy] = {}
 
     def started(self, rank: int) -> int:
-        """Note that a server starts; return how often it did without a further step."""
+        """Count a server's start; return the number of its starts without a new step."""
         self._starts[rank] = self._starts.get(rank, 0) + 1
         return self._starts[rank]
 
     def say(self, record: Record, step: int) -> None:
-        """Keep a record; `step` is one that is done, or 0."""
+        """Add a record. `step` is the finished step that it reports, or 0."""
         self._records.append(record)
-        if step > self._step:  # one that was done before shows no progress
+        if step > self._step:  # a repeated step is no progress
             self._step = step
             self._starts = dict.fromkeys(self._starts, 1)
 
@@ -38,45 +38,45 @@ class Board:
         return taken
 
     def stop(self) -> None:
-        """Ask the servers to stop after their step."""
+        """Ask the servers to stop after their current step."""
         self._stopping = True
 
     def stopping(self) -> bool:
-        """Say whether the servers are to stop."""
+        """Return whether the servers must stop."""
         return self._stopping
 
     def end(self) -> None:
-        """Note that a server has done its part."""
+        """Record that a server has finished."""
         self._ended += 1
 
     def ended(self) -> int:
-        """Return how many servers have done their part."""
+        """Return how many servers have finished."""
         return self._ended
 
     def used(self, rank: int, energy: RunEnergy) -> None:
-        """Note what a server's devices used, from when it started until it ended."""
+        """Add the energy that a server's devices used from its start to its end."""
         before = [self._used[rank]] if rank in self._used else []
         self._used[rank] = in_succession([*before, energy])
 
     def energy(self) -> list[RunEnergy]:
-        """Return what the devices of each server used, also of one that started several times."""
+        """Return the energy used by each server's devices, over all of its starts."""
         return list(self._used.values())
 
     def lost(self, rank: int, why: Ending) -> None:
-        """Note that a server was lost, and why; all start again."""
+        """Record that a server was lost, and why; all servers restart."""
         self._loss = f"server {rank + 1}: {why}"
         note = f"server {rank + 1} was lost, and all start again: {why.why}"
         self._records.append(NoteRecord(note))
 
     def give_up(self, starts: int) -> None:
-        """Note that training cannot go on: servers start so often without a further step."""
+        """Fail the training: servers started too often without a new step."""
         last = f"; the last time, {self._loss}" if self._loss else ""
         self.fail(f"the servers were lost {starts} times without a step{last}")
 
     def fail(self, text: str) -> None:
-        """Note why training cannot go on; what was noted first counts."""
+        """Record why training failed; only the first reason counts."""
         self._failure = self._failure or text
 
     def failure(self) -> str:
-        """Return why training cannot go on; empty if it can."""
+        """Return why training failed; empty if it has not."""
         return self._failure

@@ -1,7 +1,7 @@
-"""A server's door: what devices are connected to, in another process than the worker that trains.
+"""The endpoint of a server: devices connect to it, in another process than the training worker.
 
-When that worker is lost and starts again, its devices stay. The worker asks for everything through
-`cleave.cluster.door_runtime`; one that attaches begins with nothing under way.
+When the worker is lost and restarts, its devices stay connected. The worker uses the endpoint
+through `cleave.cluster.door_runtime`. A worker that attaches starts with no work in flight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cleave.transport.join_url import parse_join_url
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """What a worker looks at between its calls; see `FleetRuntime` for each."""
+    """The fleet's state for a worker between its calls; see `FleetRuntime` for each field."""
 
     epoch: int
     rates: list[DeviceRates]
@@ -35,12 +35,12 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Names a GEMM that a worker asks for.
+    """A GEMM that a worker requests.
 
     Attributes:
-        number: of the GEMM, by which it is waited for.
-        a, b: the operands by their numbers, and whether each enters transposed.
-        rows, columns, dtype: of the product.
+        number: number of the GEMM, to wait for it.
+        a, b: number of each operand, and whether it is transposed.
+        rows, columns, dtype: shape and dtype of the product.
     """
 
     number: int
@@ -52,10 +52,10 @@ class Product:
 
 
 class Door:
-    """Does with a server's devices what the worker of one rank asks.
+    """The endpoint of one rank: runs its worker's requests on the server's devices.
 
     Args:
-        server: listens for devices.
+        server: server that listens for devices.
     """
 
     def __init__(self, server: Server) -> None:
@@ -72,29 +72,29 @@ class Door:
         self._unpacker = Unpacker()
 
     def load(self) -> int:
-        """Return how many devices there are, those that join just now among them."""
+        """Return the number of devices, including those that are joining."""
         return len(self._server.live.manager.sessions)
 
     def send(self, devices: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Send so many devices that do nothing to another door; return how many were sent.
+        """Send idle devices to another endpoint; return how many were sent.
 
         Args:
-            devices: how many, at most.
-            address: of the other, see `address`.
+            devices: maximum number of devices.
+            address: address of the other endpoint, see `address`.
             admitted_before_s: see `SessionManager.move`.
         """
         return self._server.live.move(devices, address, admitted_before_s)
 
     def address(self) -> str:
-        """Return where devices of another door are sent: the join URL without its credential."""
+        """Return the target for devices of other endpoints: the join URL without its credential."""
         return replace(parse_join_url(self._server.url), credential="").text
 
     def urls(self) -> tuple[str, str]:
-        """Return the join URL for devices, and that of its page for browsers."""
+        """Return the join URL for devices and the URL of the join page."""
         return self._server.url, self._server.page_url
 
     def attach(self) -> None:
-        """Begin with a new worker; what the one before it had under way is withdrawn."""
+        """Attach a new worker; withdraw the previous worker's work in flight."""
         with self._lock:
             self._counting.close()
             self._fleet.abandon()
@@ -102,7 +102,7 @@ class Door:
             self._forget()
 
     def view(self) -> FleetView:
-        """Return the fleet as it is now."""
+        """Return the current state of the fleet."""
         runtime = self._runtime
         epoch, rates = runtime.fleet_rates()
         return FleetView(
@@ -114,24 +114,24 @@ class Door:
         )
 
     def counters(self) -> FleetCounters:
-        """See `FleetRuntime.counters`."""
+        """Return a snapshot of the fleet's counters."""
         return self._fleet.counters()
 
     # --- GEMMs ---
 
     def operand(self, number: int, array: Array, dtype: DType) -> None:
-        """Keep a matrix until it is released, or unbound."""
+        """Store a matrix until it is released or unbound."""
         if (known := self._operands.get(number)) is not None:
             known.bind(Buffer(array, dtype))
         else:
             self._operands[number] = self._fleet.operand(Buffer(array, dtype))
 
     def unbind(self, number: int) -> None:
-        """Free a matrix until it is given again; devices keep what they have of it."""
+        """Free a matrix until it is sent again; devices keep their copies."""
         self._operands[number].unbind()
 
     def release(self, number: int) -> None:
-        """Forget a matrix."""
+        """Discard a matrix."""
         self._operands.pop(number, None)
 
     def start(self, product: Product) -> None:
@@ -141,21 +141,21 @@ class Door:
         self._futures[product.number] = self._fleet.submit(a, b, out)
 
     def wait(self, number: int, timeout_s: float) -> tuple[Array | None, str] | None:
-        """Return a GEMM's product, or why there is none; None if it is not done in time."""
+        """Return a GEMM's (product, error); None on timeout. On error the product is None."""
         future = self._futures[number]
         if not future.done and not self._runtime.wait(future, timeout_s):
             return None
-        if self._futures.get(number) is future:  # else a new worker has one of that number
+        if self._futures.get(number) is future:  # else a new worker reuses the number
             del self._futures[number]
         return (None, future.error) if future.error else (future.out.array, "")
 
     def withdraw(self, number: int) -> None:
-        """Withdraw a GEMM; it is waited for afterwards."""
+        """Withdraw a GEMM; the worker waits for it afterwards."""
         if (future := self._futures.get(number)) is not None and not future.done:
             self._runtime.withdraw(future)
 
     def stuck(self, number: int) -> str:
-        """See `FleetRuntime.stuck`."""
+        """Return why the devices cannot finish a GEMM; empty if one can, or none is connected."""
         future = self._futures.get(number)
         return self._runtime.stuck(future) if future is not None else ""
 
@@ -165,43 +165,43 @@ class Door:
         """Start a step.
 
         Args:
-            work: it, as a `Packer` made it.
-            forgotten: numbers of parcels that will not be named again.
+            work: step, packed by a `Packer`.
+            forgotten: numbers of objects that will not be referenced again.
         """
         self._unpacker.forget(forgotten)
         self._runtime.begin_step(self._unpacker.unpack(work))
 
     def give(self, batch: int, made: Any, after: int | None) -> None:
-        """See `FleetRuntime.give`."""
+        """Continue a micro-batch with an array from the worker."""
         self._runtime.give(batch, self._unpacker.unpack(made), after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        """See `FleetRuntime.resolve`."""
+        """Tell the fleet whether the last suspect results are right, and why."""
         self._runtime.resolve(right, reason)
 
     def next_outcome(self, timeout_s: float) -> Any:
-        """See `FleetRuntime.next_outcome`; what the worker has itself is named."""
+        """Return the step's next outcome, naming the worker's own objects; None on timeout."""
         outcome = self._runtime.next_outcome(timeout_s)
         return None if outcome is None else sent_back(outcome, self._unpacker)
 
     def quarantine(self, device: int, reason: str) -> None:
-        """See `FleetRuntime.quarantine`."""
+        """Quarantine a device whose work was wrong."""
         self._runtime.quarantine(device, reason)
 
     def withdraw_step(self) -> None:
-        """See `FleetRuntime.withdraw_step`."""
+        """End the current step; devices keep what the next step can reuse."""
         self._runtime.withdraw_step()
 
     def end_steps(self) -> None:
-        """See `FleetRuntime.end_steps`."""
+        """End the current step; devices discard its data."""
         self._runtime.end_steps()
 
     def count_tasks(self, counts: bool) -> None:
-        """Begin or end to count the tasks of a step, see `FleetRuntime.counting_tasks`."""
+        """Start or stop counting a step's tasks; see `FleetRuntime.counting_tasks`."""
         self._counting.close()
         if counts:
             self._counting.enter_context(self._runtime.counting_tasks())
 
     def close(self) -> None:
-        """End all sessions, with a farewell to the devices."""
+        """Send the devices a `bye` and end all sessions."""
         self._server.close()

@@ -1,4 +1,4 @@
-"""How the doors of other processes are called: actors of Ray, and the door of `cleave serve`."""
+"""Calls to endpoints in other processes: Ray actors, and the endpoint of `cleave serve`."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from cleave.errors import CleaveError, FleetError
 
 _BACKLOG: Final = 64
 _PAUSE_S: Final = 0.1
-_PROVES_S: Final = 10.0  # that it knows the key
-_MAX_UNPROVED: Final = 64  # callers at once
+_PROVES_S: Final = 10.0  # for a caller to prove that it knows the key
+_MAX_UNPROVED: Final = 64  # callers that have not proved themselves
 
 
 class DoorLostError(Exception):
-    """The process of a door does not answer. A worker that meets it starts again, with all others.
+    """An endpoint's process does not answer. The worker restarts, and so do all other workers.
 
-    No `CleaveError`, which would end the training.
+    This is no `CleaveError`, which would end the training.
     """
 
 
 class DoorCalls(Protocol):
-    """Calls a door; can be sent to other processes of the cluster."""
+    """Calls an endpoint. Other processes of the cluster can receive it."""
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a method of the door, and return what it returns.
+        """Call a method of the endpoint and return its result.
 
         Args:
-            name: of the method.
-            arguments: of it.
-            timeout_s: how long to wait for its answer; None for as long as it takes.
+            name: name of the method.
+            arguments: arguments of the method.
+            timeout_s: seconds to wait for the answer; None to wait indefinitely.
 
         Raises:
-            CleaveError: as the method does.
-            DoorLostError: when the door's process is gone, or does not answer in time.
+            CleaveError: as raised by the method.
+            DoorLostError: when the process is gone or does not answer in time.
         """
         ...
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Call a method of the door whose end need not be waited for."""
+        """Call a method whose result is not needed."""
         ...
 
 
 def ask_all(doors: Sequence[DoorCalls], name: str, *arguments: Any, timeout_s: float) -> list[Any]:
-    """Call a method of several doors at once; return their answers, None for one that is lost.
+    """Call a method of several endpoints in parallel; return the answers, None for lost ones.
 
-    One that does not answer delays no other, and the caller by no more than the timeout.
+    An endpoint that does not answer delays no other, and the caller only by the timeout.
     """
 
     def answer(door: DoorCalls) -> Any:
@@ -79,12 +79,12 @@ def ask_all(doors: Sequence[DoorCalls], name: str, *arguments: Any, timeout_s: f
 
 @dataclass(frozen=True, slots=True)
 class ActorCalls:
-    """Calls a door that is an actor of Ray."""
+    """Calls an endpoint that is a Ray actor."""
 
     actor: Any
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """See `DoorCalls.call`."""
+        """Call a method of the actor and return its result."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -97,16 +97,16 @@ class ActorCalls:
             raise DoorLostError("its door does not answer, and is started again by Ray") from lost
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """See `DoorCalls.tell`."""
+        """Call a method of the actor without waiting."""
         getattr(self.actor, name).remote(*arguments)
 
 
 class ConnectionCalls:
-    """Calls a door that `ServedDoor` serves. Several threads may call at once.
+    """Calls an endpoint served by `ServedDoor`. Thread-safe.
 
     Args:
         address: host and port.
-        key: shows that the caller belongs to the cluster.
+        key: secret that proves that the caller belongs to the cluster.
     """
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
@@ -118,7 +118,7 @@ class ConnectionCalls:
         return ConnectionCalls, (self._address, self._key)
 
     def call(self, name: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """See `DoorCalls.call`."""
+        """Call a method over an idle or new connection and return its result."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         try:
@@ -138,18 +138,18 @@ class ConnectionCalls:
         return answer
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """See `DoorCalls.tell`."""
+        """Call a method and wait for it, but return nothing."""
         self.call(name, *arguments)
 
 
 class ServedDoor:
-    """Serves the door of this process to the workers of a cluster, until it is closed.
+    """Serves this process's endpoint to a cluster's workers until it is closed.
 
-    What passes is pickled, as all that Ray sends is: only who knows the key may call.
+    Data is pickled, as Ray does with all data. So only holders of the key may call.
 
     Args:
-        door: of this process.
-        host: an address of this machine that other nodes reach.
+        door: endpoint of this process.
+        host: address of this machine that other nodes can reach.
     """
 
     def __init__(self, door: Door, host: str) -> None:
@@ -158,20 +158,20 @@ class ServedDoor:
         self._listener = Listener((host, 0), backlog=_BACKLOG)
         self._closed = False
         self._lock = threading.Lock()
-        self._unproved: dict[Connection, None] = {}  # callers, the oldest first
+        self._unproved: dict[Connection, None] = {}  # oldest caller first
         self._thread = threading.Thread(target=self._accept, name="cleave-door", daemon=True)
         self._thread.start()
 
     def calls(self) -> ConnectionCalls:
-        """Return what calls this door."""
+        """Return an object that calls this endpoint from other processes."""
         address: Any = self._listener.address
         return ConnectionCalls(address, self._key)
 
     def close(self) -> None:
-        """Take no more callers."""
+        """Accept no more callers."""
         self._closed = True
         with suppress(OSError):
-            Client(self._listener.address).close()  # the thread that accepts wakes up
+            Client(self._listener.address).close()  # wakes the accepting thread
         self._thread.join()
         self._listener.close()
 
@@ -179,7 +179,7 @@ class ServedDoor:
         while True:
             try:
                 caller = self._listener.accept()
-            except OSError:  # of one caller, or there are too many files just now
+            except OSError:  # one caller failed, or too many files are open
                 time.sleep(_PAUSE_S)
                 continue
             if self._closed:
@@ -189,9 +189,9 @@ class ServedDoor:
             threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
     def _admit(self, caller: Connection) -> None:
-        """Let a caller prove itself; where many have not yet, hang up on who takes longest.
+        """Let a caller prove itself; when too many are unproved, hang up on the oldest one.
 
-        A worker proves itself at once, so that strangers in any number do not keep it out.
+        Workers prove themselves immediately, so no number of strangers can keep them out.
         """
         with self._lock:
             if len(self._unproved) == _MAX_UNPROVED:
@@ -201,7 +201,7 @@ class ServedDoor:
             self._unproved[caller] = None
 
     def _have_proved(self, caller: Connection) -> None:
-        """Have a caller prove in time that it knows the key, and prove it to the caller."""
+        """Have a caller prove in time that it knows the key, and prove the same to the caller."""
         late = threading.Timer(_PROVES_S, _hang_up, [caller])
         late.daemon = True
         late.start()
@@ -212,7 +212,7 @@ class ServedDoor:
             late.cancel()
 
     def _serve(self, caller: Connection) -> None:
-        """Answer one caller until it goes; nothing is unpickled before it has proved itself."""
+        """Serve one caller until it leaves; nothing is unpickled before it has proved itself."""
         with caller, suppress(OSError, EOFError, AuthenticationError):
             try:
                 self._have_proved(caller)
@@ -232,6 +232,6 @@ class ServedDoor:
 
 
 def _hang_up(caller: Connection) -> None:
-    """End a connection whose other side says nothing; who reads from it sees its end."""
+    """Shut a silent connection, so that its reader sees the end."""
     with suppress(OSError), socket.socket(fileno=os.dup(caller.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What devices do for a job at the doors of other processes: for the run's energy record."""
+"""Devices' work for a job at endpoints of other processes, for the run's energy record."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cleave.server.jobs.job_energy import SessionWork
 
 
 class DoorLogs:
-    """Counts it at several doors; one that is lost has done nothing. See `Elsewhere`.
+    """Counts work at several endpoints; a lost one counts as no work. See `Elsewhere`.
 
     Args:
-        doors: calls them; each is an `OwnDoor`.
-        on_one_machine: whether all are on this machine.
+        doors: calls to the endpoints, each an `OwnDoor`.
+        on_one_machine: whether all endpoints are on this machine.
     """
 
     def __init__(self, doors: Sequence[DoorCalls], on_one_machine: bool) -> None:
@@ -22,14 +22,14 @@ class DoorLogs:
         self.on_one_machine = on_one_machine
 
     def begin(self) -> None:
-        """See `WorkLog.begin`."""
+        """Start counting."""
         ask_all(self._doors, "begin_log", timeout_s=ANSWERS_S)
 
     def did(self) -> list[SessionWork]:
-        """See `WorkLog.did`."""
+        """Return the work done since `begin`."""
         answers = ask_all(self._doors, "did", timeout_s=ANSWERS_S)
         return [work for answer in answers if answer is not None for work in answer]
 
     def end(self) -> None:
-        """See `WorkLog.end`."""
+        """Stop counting."""
         ask_all(self._doors, "end_log", timeout_s=ANSWERS_S)

@@ -1,4 +1,4 @@
-"""The runtime of a fleet whose devices are connected to a door, see `cleave.cluster.door`."""
+"""Runtime of a fleet whose devices connect to another process, see `cleave.cluster.door`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from cleave.scheduler.stages.arrays import StageArray
 from cleave.scheduler.stages.outcomes import StageOutcome
 from cleave.scheduler.stages.work import StepWork
 
-_FRESH_S: Final = 0.1  # what was looked at is taken to be so for that long
-_CALL_S: Final = 60.0  # the longest that the door waits within one call
+_FRESH_S: Final = 0.1  # lifetime of the cached view
+_CALL_S: Final = 60.0  # maximum wait within one call
 _LOOK_S: Final = 0.05
 
 Call = Callable[..., Any]
-"""Calls a method of the door by its name, with its arguments, and returns what it returns."""
+"""Calls a method of the endpoint by name, with its arguments, and returns its result."""
 
 
 class DoorRuntime(FleetRuntime):
-    """Has a door do the work of a fleet.
+    """Runs the work of a fleet on an endpoint in another process.
 
     Args:
-        call: calls the door.
-        tell: calls it without waiting.
+        call: calls the endpoint.
+        tell: calls the endpoint without waiting.
     """
 
     clock = "wall"
@@ -41,7 +41,7 @@ class DoorRuntime(FleetRuntime):
         call("attach")
         self._before = call("counters")
         self._sent: set[int] = set()
-        self._unbound: set[int] = set()  # the door knows these, without their values
+        self._unbound: set[int] = set()  # known to the endpoint, without values
         self._packer = Packer()
         self._view: FleetView = call("view")
         self._seen_s = time.monotonic()
@@ -49,7 +49,7 @@ class DoorRuntime(FleetRuntime):
     # --- GEMMs ---
 
     def start(self, future: GemmFuture) -> None:
-        """See `FleetRuntime.start`."""
+        """Send new operands and start a GEMM."""
         for operand in (future.a.operand, future.b.operand):
             self._send(operand)
         rows, columns = future.out.shape
@@ -72,7 +72,7 @@ class DoorRuntime(FleetRuntime):
             self._call("operand", operand.id, operand.buffer.array, operand.buffer.dtype)
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """See `FleetRuntime.wait`."""
+        """Wait for a GEMM and copy its product; return False on timeout."""
         if future.done:
             return True
         for wait_s in _within(timeout_s):
@@ -86,7 +86,7 @@ class DoorRuntime(FleetRuntime):
         return False
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """See `FleetRuntime.wait_until`. The condition is looked at again and again."""
+        """Poll a condition until it holds; return False on timeout."""
         until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() >= until_s:
@@ -95,22 +95,22 @@ class DoorRuntime(FleetRuntime):
         return True
 
     def withdraw(self, future: GemmFuture) -> None:
-        """See `FleetRuntime.withdraw`."""
+        """Withdraw a GEMM and wait until it has ended."""
         self._call("withdraw", future.job.id)
         self.wait(future)
 
     def advance_for_local_work(self, flops: float) -> None:
-        """See `FleetRuntime.advance_for_local_work`: time has passed by itself."""
+        """Do nothing: real time passes by itself."""
 
     def release(self, operand: int) -> None:
-        """See `FleetRuntime.release`."""
+        """Release an operand that is not used again."""
         if operand in self._sent or operand in self._unbound:
             self._sent.discard(operand)
             self._unbound.discard(operand)
             self._tell("release", operand)
 
     def unbind(self, operand: int) -> None:
-        """See `FleetRuntime.unbind`. The door has let go of it when this returns."""
+        """Free an operand's memory at the endpoint before returning."""
         if operand in self._sent:
             self._sent.discard(operand)
             self._unbound.add(operand)
@@ -119,20 +119,20 @@ class DoorRuntime(FleetRuntime):
     # --- steps by stages ---
 
     def begin_step(self, work: StepWork) -> None:
-        """See `FleetRuntime.begin_step`."""
+        """Start a step by stages."""
         forgotten = self._packer.forget_others(work)
         self._call("begin_step", self._packer.pack(work), forgotten)
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """See `FleetRuntime.give`."""
+        """Continue a micro-batch of the step with an array from the caller."""
         self._call("give", batch, self._packer.pack(made), after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        """See `FleetRuntime.resolve`."""
+        """Tell the endpoint whether the last suspect results are right, and why."""
         self._call("resolve", right, reason)
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """See `FleetRuntime.next_outcome`."""
+        """Wait for the step's next outcome; return None on timeout."""
         for wait_s in _within(timeout_s):
             outcome = self._call("next_outcome", wait_s)
             if outcome is not None:
@@ -141,32 +141,32 @@ class DoorRuntime(FleetRuntime):
         return None
 
     def quarantine(self, device: int, reason: str) -> None:
-        """See `FleetRuntime.quarantine`."""
+        """Quarantine a device and invalidate the cached view."""
         self._call("quarantine", device, reason)
         self._seen_s = float("-inf")
 
     def withdraw_step(self) -> None:
-        """See `FleetRuntime.withdraw_step`."""
+        """End the current step; devices keep what the next step can reuse."""
         self._call("withdraw_step")
 
     def end_steps(self) -> None:
-        """See `FleetRuntime.end_steps`."""
+        """End the current step; devices discard its data."""
         self._call("end_steps")
 
     def close(self) -> None:
-        """Leave the door open: its devices stay for the next worker."""
+        """Do nothing: the devices stay connected for the next worker."""
 
-    # --- what there is ---
+    # --- state of the fleet ---
 
     def counters(self) -> FleetCounters:
-        """See `FleetRuntime.counters`."""
+        """Return the counters since this worker attached."""
         now: FleetCounters = self._call("counters")
         before: FleetCounters = self._before
         return now - before
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """See `FleetRuntime.counting_tasks`: whoever watches asks the door."""
+        """Count the tasks of a step at the endpoint, which reports progress."""
         self._call("count_tasks", True)
         try:
             yield
@@ -174,28 +174,28 @@ class DoorRuntime(FleetRuntime):
             self._call("count_tasks", False)
 
     def progress(self) -> StepProgress | None:
-        """See `FleetRuntime.progress`: the door knows it, and nobody asks this process."""
+        """Return None: progress is queried at the endpoint, not in this process."""
         return None
 
     def device_count(self) -> int:
-        """See `FleetRuntime.device_count`."""
+        """Return the number of devices that can get work."""
         return self._now().device_count
 
     def stuck(self, future: GemmFuture) -> str:
-        """See `FleetRuntime.stuck`."""
+        """Return why the devices cannot finish a GEMM; empty if one can, or none is connected."""
         text: str = self._call("stuck", future.job.id)
         return text
 
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """See `FleetRuntime.stage_devices`."""
+        """Return the rates of devices that can run stages, by device."""
         return self._now().stage_devices
 
     def why_no_stages(self) -> str:
-        """See `FleetRuntime.why_no_stages`."""
+        """Return why no device can run stages; empty if one can."""
         return self._now().why_no_stages
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """See `FleetRuntime.fleet_rates`."""
+        """Return the fleet's epoch and the rates of its devices."""
         view = self._now()
         return view.epoch, view.rates
 
@@ -207,7 +207,7 @@ class DoorRuntime(FleetRuntime):
 
 
 def _within(timeout_s: float | None) -> Iterator[float]:
-    """Yield how long the door may wait in each call, until the time is over."""
+    """Yield the wait time for each call until the timeout."""
     until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     wait_s = min(_CALL_S, until_s - time.monotonic())
     yield max(0.0, wait_s)

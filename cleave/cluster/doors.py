@@ -1,4 +1,4 @@
-"""The doors of all servers: opened on the nodes of a Ray cluster, and found by the workers."""
+"""The endpoints of all servers: started on the nodes of a Ray cluster, and found by workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cleave.errors import UsageError
 from cleave.fleet.fleet import Fleet
 from cleave.training.servers.ranks import Ranks
 
-_THREADS: Final = 16  # of a door: a call may wait for devices
+_THREADS: Final = 16  # threads of an endpoint: calls may wait for devices
 _OPENS_S: Final = 120.0
 _PAUSE_S: Final = 1.0
 ANSWERS_S: Final = 30.0
-"""A door that does not answer so long is lost, for what does not wait for devices."""
+"""Seconds after which a silent endpoint counts as lost, for calls that do not wait for devices."""
 
 
 _Attached = TypeVar("_Attached")
@@ -27,12 +27,12 @@ _Attached = TypeVar("_Attached")
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The doors of all servers.
+    """The endpoints of all servers.
 
     Attributes:
-        calls: what calls each of them.
-        nodes: of each, the node of Ray that it is on.
-        on_one_machine: whether all are on this machine, which may be several nodes.
+        calls: calls to each endpoint.
+        nodes: Ray node of each endpoint.
+        on_one_machine: whether all endpoints are on this machine, which may have several nodes.
     """
 
     calls: list[DoorCalls]
@@ -40,7 +40,7 @@ class Doors:
     on_one_machine: bool
 
     def __call__(self, ranks: Ranks) -> Fleet:
-        """Return the fleet behind the door of a server, in its worker."""
+        """Return the fleet at a server's endpoint; called in its worker."""
         import ray
 
         from cleave.cluster.door_runtime import DoorRuntime
@@ -51,15 +51,15 @@ class Doors:
 
     def close(self) -> None:
         """End the sessions of all devices."""
-        ask_all(self.calls, "close", timeout_s=ANSWERS_S)  # one that is lost has none
+        ask_all(self.calls, "close", timeout_s=ANSWERS_S)  # a lost endpoint has none
 
 
 def chosen_doors(doors: Sequence[str], servers: Sequence[str]) -> list[int]:
-    """Return the number of the door that each server takes: one on its own node, if any is left.
+    """Return the number of each server's endpoint, preferably one on its own node.
 
     Args:
-        doors: the node of each.
-        servers: likewise, no more than doors.
+        doors: node of each endpoint.
+        servers: node of each server; no more servers than endpoints.
     """
     free = list(range(len(doors)))
     chosen: dict[int, int] = {}
@@ -77,15 +77,15 @@ def once_there(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Attached:
-    """Attach to a door; where it is lost, wait for some time until Ray has started it again.
+    """Attach to an endpoint; if it is lost, retry until Ray has restarted it.
 
     Args:
-        attach: does so.
-        clock: in seconds.
-        sleep: waits so many seconds.
+        attach: attaches to the endpoint.
+        clock: returns seconds.
+        sleep: waits for a number of seconds.
 
     Raises:
-        DoorLostError: when it is lost still.
+        DoorLostError: when the endpoint stays lost.
     """
     until_s = clock() + _OPENS_S
     while True:
@@ -103,24 +103,24 @@ def open_doors(
     say: Callable[[str], object],
     taken: Sequence[str] = (),
 ) -> Doors:
-    """Start doors in processes of their own, spread evenly over the nodes.
+    """Start endpoints in separate processes, spread evenly over the nodes.
 
     Args:
-        ray: the module, connected to a cluster.
-        setups: of each. Ports are those of the first on each machine, and others take the next
-            ones; 0 is for any free ones.
-        say: called with a sentence for the user where a port is in use, and waited for.
-        taken: nodes that have a door already, each as often as it has.
+        ray: the `ray` module, connected to a cluster.
+        setups: setup of each endpoint. The port is for the first endpoint on each machine; further
+            ones take the next ports. Port 0 means any free port.
+        say: called with a sentence for the user while a port in use is awaited.
+        taken: nodes of existing endpoints, one entry per endpoint.
 
     Raises:
-        UsageError: when a node cannot listen there.
+        UsageError: when a node cannot listen on its port.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from cleave.cluster.own_door import OwnDoor
 
     class ActorDoor(OwnDoor):
-        """A door whose process Ray starts, again where it is lost."""
+        """An endpoint whose process Ray starts, and restarts after a loss."""
 
         def __init__(self, setup: DoorSetup) -> None:
             import ray
@@ -129,7 +129,7 @@ def open_doors(
             super().__init__(setup, again=again)
 
     alive = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    hosts = [alive[node] for node in taken]  # a machine may be several nodes
+    hosts = [alive[node] for node in taken]  # a machine may have several nodes
     starts: list[Callable[[], Any]] = []
     at: list[str] = []
     for setup in setups:
@@ -146,18 +146,18 @@ def open_doors(
         starts.append(partial(ray.remote(**options)(ActorDoor).remote, here))
         at.append(node)
         hosts.append(alive[node])
-    started = [_Starting(ray, start) for start in starts]  # all at the same time
+    started = [_Starting(ray, start) for start in starts]  # all start in parallel
     calls: list[DoorCalls] = [ActorCalls(opened_in_time(each.opened, say)) for each in started]
     machines = machines_of(ray, {ray.get_runtime_context().get_node_id(), *taken, *at})
     return Doors(calls, at, len(machines) == 1)
 
 
 class _Starting:
-    """A door that starts, and is started again where it could not listen.
+    """A starting endpoint, restarted if it could not listen.
 
     Args:
-        ray: the module, connected to a cluster.
-        start: starts its actor.
+        ray: the `ray` module, connected to a cluster.
+        start: starts the endpoint's actor.
     """
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
@@ -165,10 +165,10 @@ class _Starting:
         self._actor: Any = start()
 
     def opened(self) -> Any:
-        """Wait for the door, and return its actor.
+        """Wait for the endpoint and return its actor.
 
         Raises:
-            PortInUseError: when somebody else listens there.
+            PortInUseError: when its port is in use.
             UsageError: when it cannot listen for another reason, or does not start.
         """
         actor = self._actor or self._start()
@@ -184,7 +184,7 @@ class _Starting:
 
 
 def machines_of(ray: Any, nodes: Container[str] | None = None) -> set[str]:
-    """Return the addresses of the machines that some nodes of the cluster are on; or all nodes."""
+    """Return the addresses of the machines of some nodes, or of all nodes if None."""
     return {
         node["NodeManagerAddress"]
         for node in ray.nodes()

@@ -1,4 +1,4 @@
-"""A door that is a process of its own: an actor of Ray on the node of one server."""
+"""An endpoint in its own process: a Ray actor on the node of one server."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from profiles.library import load_profiles
 
 @dataclass(frozen=True, slots=True)
 class DoorSetup:
-    """Tells such a door what to do.
+    """Configures an endpoint in its own process.
 
     Attributes:
         config: how it listens.
-        first: the id of the first server, which tells it whom to let in; empty for a door that
-            lets in whoever shows the credential of `config`.
-        grid: the electricity grid that devices are on; None if it was not stated.
+        first: id of the first server, which sends the list of admitted devices; empty to admit
+            every device with the credential of `config`.
+        grid: electricity grid that powers the devices; None if not stated.
     """
 
     config: ServerConfig
@@ -41,16 +41,16 @@ class DoorSetup:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the first server is told when it looks at another.
+    """The state of a server, as reported to the first server.
 
     Attributes:
-        start: tells this process from others that were in its place before.
-        answer: the server's overview.
-        energy: what its devices used.
+        start: identifies this process among earlier ones in its place.
+        answer: overview of the server.
+        energy: energy used by its devices.
         devices: see `Server.describe_devices`.
-        progress: of the step that is under way, if any.
-        reports: what it has learnt of devices that the first server does not know.
-        number: of reports up to there.
+        progress: progress of the current step, if any.
+        reports: news about devices that the first server does not know yet.
+        number: number of the last report, counted over the process's lifetime.
     """
 
     start: str
@@ -63,12 +63,12 @@ class Seen:
 
 
 class OwnDoor(Door):
-    """Listens for devices, and does what a worker and the first server ask.
+    """Listens for devices, and serves a worker and the first server.
 
     Args:
-        setup: how.
-        again: whether it takes the place of a process that was lost. It then takes another port if
-            its own is in use, as it may be on another machine now; devices are told which.
+        setup: configuration of the endpoint.
+        again: whether it replaces a lost process. It then takes another port if its own is in use,
+            since it may be on another machine. Devices are told the new port.
 
     Raises:
         UsageError: when it cannot listen.
@@ -94,17 +94,17 @@ class OwnDoor(Door):
         super().__init__(server)
         self._overview.live = self._server.live
         self._log = ServerLog(self._server.live, self._energy)
-        if again:  # a job may be under way, of which this process was not told
+        if again:  # a job may be running that this process does not know
             self._log.begin()
 
     def look(self, question: Question, start: str, taken: int, roll: Roll | None) -> Seen:
-        """Return how things are, and what was learnt of devices.
+        """Return the server's state and its news about devices.
 
         Args:
-            question: about the overview.
-            start: of the process that the first server looked at last.
-            taken: the number of its reports that were taken.
-            roll: whom to let in from now on; None where that has not changed.
+            question: requested parts of the overview.
+            start: `Seen.start` that the first server received last.
+            taken: number of that process's reports already taken.
+            roll: new list of admitted devices; None if unchanged.
         """
 
         def seen() -> Seen:
@@ -136,11 +136,11 @@ class OwnDoor(Door):
     # --- the energy of a job ---
 
     def begin_log(self) -> None:
-        """Begin to count what sessions do for a job."""
+        """Start counting the sessions' work for a job."""
         self._log.begin()
 
     def did(self) -> list[SessionWork]:
-        """Return what sessions did for the job, as far as this process knows."""
+        """Return the sessions' work for the job, as far as this process knows."""
         return self._log.did()
 
     def end_log(self) -> None:
@@ -149,7 +149,7 @@ class OwnDoor(Door):
 
 
 def _facts(card: PsRates | None) -> ServerFacts:
-    """Return what is known of a server with this network card."""
+    """Return the facts about a server with this network card."""
     rates = (card.egress_bytes_per_s, card.ingress_bytes_per_s) if card is not None else ()
     known = [rate if math.isfinite(rate) else None for rate in rates] or [None, None]
     return ServerFacts(egress_bytes_per_s=known[0], ingress_bytes_per_s=known[1])

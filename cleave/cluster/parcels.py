@@ -1,8 +1,8 @@
-"""What a worker and its door send each other of steps by stages, each array and graph once.
+"""Messages between a worker and its endpoint about steps by stages; each object is sent once.
 
-Devices keep a graph, or a frozen weight, for as long as they are given the same object. So both
-sides number the objects they have sent: what was sent before is named by its number, and the other
-side finds the very object again. Bytes travel as numpy arrays, which Ray does not copy on a node.
+Devices keep a graph or frozen weight as long as they get the same object. So both sides number the
+graphs and arrays sent. A known object is sent as its number, and the receiver looks up that very
+object. Bytes travel as numpy arrays, which Ray does not copy on a node.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SMALL_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Stands for a graph or an array.
+    """A reference to a graph or an array.
 
     Attributes:
-        number: under which both sides know it.
-        content: it; None if it was sent before.
-        part_rows: rows of each of its parts, if it has any.
+        number: number of the object on both sides.
+        content: object itself; None if it was sent before.
+        part_rows: rows of each of its parts, if any.
     """
 
     number: int
@@ -38,24 +38,24 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class PlainBytes:
-    """Holds bytes that were received, or are to be sent."""
+    """Received bytes, or bytes to send."""
 
     array: Array
 
 
 class Packer:
-    """Replaces graphs and arrays by parcels."""
+    """Replaces graphs and arrays by references."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[int, StageGraph | StageArray]] = {}
         self._next = 0
 
     def pack(self, value: Any) -> Any:
-        """Return a value with all of its graphs and arrays replaced."""
+        """Return a value with all graphs and arrays replaced by references."""
         return _replaced(value, self._packed)
 
     def forget_others(self, value: Any) -> list[int]:
-        """Forget what is not in a value; return the numbers, for the other side to forget."""
+        """Forget objects that are not in a value; return their numbers, for the other side."""
         kept: set[int] = set()
 
         def note(each: Any) -> Any:
@@ -69,7 +69,7 @@ class Packer:
 
     @property
     def sent(self) -> dict[int, StageGraph | StageArray]:
-        """Return what was sent, by number."""
+        """Return the sent objects, by number."""
         return dict(self._sent.values())
 
     def _packed(self, value: Any) -> Any:
@@ -87,22 +87,22 @@ class Packer:
 
 
 class Unpacker:
-    """Makes values again of what a `Packer` replaced."""
+    """Restores the values that a `Packer` replaced."""
 
     def __init__(self) -> None:
         self._held: dict[int, StageGraph | StageArray] = {}
 
     def unpack(self, value: Any) -> Any:
-        """Return a value with its graphs and arrays, the same objects each time."""
+        """Return a value with its graphs and arrays; a number always yields the same object."""
         return _replaced(value, self._unpacked)
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Forget objects that will not be named again."""
+        """Forget objects that will not be referenced again."""
         for number in numbers:
             self._held.pop(number, None)
 
     def names(self) -> Callable[[Any], Any]:
-        """Return a function that replaces objects which the other side has by their parcels."""
+        """Return a function that replaces objects known to the other side by references."""
         numbers = {id(value): number for number, value in self._held.items()}
 
         def named(value: Any) -> Any:
@@ -130,12 +130,12 @@ class Unpacker:
 
 
 def sent_back(value: Any, unpacker: Unpacker) -> Any:
-    """Return an outcome as the door sends it: what the worker has itself is named."""
+    """Return an outcome as the endpoint sends it, with references to the worker's own objects."""
     return _replaced(value, unpacker.names())
 
 
 def received_back(value: Any, packer: Packer) -> Any:
-    """Return an outcome as the worker reads it."""
+    """Return an outcome as the worker reads it, with references resolved."""
     held = packer.sent
 
     def found(each: Any) -> Any:
@@ -157,7 +157,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
-    """Return the parts of an array, as views of its elements."""
+    """Return the parts of an array as views of its elements."""
     found, first = [], 0
     for count in rows:
         part = whole.payload
@@ -173,7 +173,7 @@ def _parts(whole: StageArray, rows: tuple[int, ...]) -> list[StageArray]:
 
 
 def _replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
-    """Return a value with everything in it replaced that `swap` replaces, else as it is."""
+    """Return a value in which `swap` was applied recursively."""
     if (other := swap(value)) is not value or isinstance(value, StageGraph | StageArray):
         return other
     if isinstance(value, Parcel | PlainBytes | Enum | str | bytes | int | float | None):

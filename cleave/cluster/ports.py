@@ -1,6 +1,6 @@
-"""Waiting for a port that servers of a moment ago may still have.
+"""Wait for a port that recently ended servers may still hold.
 
-Where the first server was killed, Ray takes some seconds to end the doors that it had started.
+After the first server is killed, Ray takes some seconds to end the endpoints that it started.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from cleave.errors import UsageError
 
 FREED_S: Final = 20.0
-"""So long is waited for a port."""
+"""Maximum seconds to wait for a port."""
 
 _PAUSE_S: Final = 1.0
 
@@ -20,7 +20,7 @@ _Opened = TypeVar("_Opened")
 
 
 class PortInUseError(UsageError):
-    """Somebody else listens there."""
+    """The port is in use."""
 
 
 def opened_in_time(
@@ -29,16 +29,16 @@ def opened_in_time(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _Opened:
-    """Open what listens on a port; where that is in use, try again for some seconds.
+    """Open a listener; while its port is in use, retry for some seconds.
 
     Args:
-        opens: does so.
-        say: called, once, with a sentence for the user if that takes long.
-        clock: in seconds.
-        sleep: waits so many seconds.
+        opens: opens the listener.
+        say: called once with a sentence for the user, when the port is in use.
+        clock: returns seconds.
+        sleep: waits for a number of seconds.
 
     Raises:
-        UsageError: when the port is in use still.
+        UsageError: when the port stays in use.
     """
     until_s, told = clock() + FREED_S, False
     while True:

@@ -1,4 +1,4 @@
-"""Why Ray's processes ended, in one plain sentence: Ray's own texts are pages long."""
+"""Summarize in one sentence why Ray's processes ended: Ray's own texts are pages long."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NEED_LESS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Says why a process ended.
+    """The reason why a process ended.
 
     Attributes:
-        why: as a sentence without its full stop.
-        advice: what to do, likewise; empty where that is not known.
+        why: reason as a sentence, without its full stop.
+        advice: advice as a sentence, without its full stop; empty if unknown.
     """
 
     why: str
@@ -45,7 +45,7 @@ class Ending:
 
 
 def ending(text: str) -> Ending:
-    """Return why a process ended, given what Ray says of it."""
+    """Return why a process ended, from Ray's text about it."""
     if used := _MEMORY.search(text):
         node, in_use, of = used.groups()
         why = f"the memory of {node} ran out ({in_use} of {of} GB were in use)"
@@ -66,10 +66,10 @@ def ending(text: str) -> Ending:
 
 
 def lost_servers(errors: Mapping[int, BaseException]) -> dict[int, Ending]:
-    """Return why processes of servers ended; nothing of those that say themselves what failed.
+    """Return why servers' processes ended; omit servers that report their own failure.
 
     Args:
-        errors: of each server that failed, by its rank, as Ray Train has them.
+        errors: error of each failed server by rank, as given by Ray Train.
     """
     return {
         rank: ending(str(getattr(error, "health_check_failure", error)))

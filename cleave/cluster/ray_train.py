@@ -1,8 +1,7 @@
-"""One training on several servers, each a worker of Ray Train.
+"""Train one model on several servers, each a worker of Ray Train.
 
-Ray starts the workers, one after another on the nodes of its cluster, makes torch's process group
-for them, and starts all again when one is lost; they go on from the newest checkpoint of the run
-folder. What they report, and whether they are to stop, goes through an actor, the `Board`.
+When a worker is lost, Ray restarts all of them, and they resume from the newest checkpoint in the
+run folder. Records and stop requests go through an actor, the `Board`.
 """
 
 from __future__ import annotations
@@ -31,36 +30,36 @@ from cleave.training.loop.run_folder import RunFolder
 from cleave.training.servers.ranks import WAIT_S, Ranks
 
 LOOK_S: Final = 0.2
-"""Seconds between two looks at what the servers report."""
+"""Seconds between polls of the servers' records."""
 
 MOST_STARTS: Final = 3
-"""So often do servers start without doing a step before training ends."""
+"""Number of starts without a new step after which training ends."""
 
 RAYS_OWN: Final = "ray"
-"""The folder in the run folder where Ray Train keeps what it needs while servers train."""
+"""Subfolder of the run folder with Ray Train's own data while servers train."""
 
 _FAILED_S: Final = 5.0
 MALLOC: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-"""With these, glibc gives memory back that a server does not use any more."""
+"""Make glibc return memory to the system that a server no longer uses."""
 
 FleetOf = Callable[[Ranks], Fleet | None]
-"""Opens the fleet of a server, in its worker."""
+"""Opens a server's fleet, in its worker."""
 
 MeterOf = Callable[[Fleet], Callable[[], RunEnergy]]
-"""Begins to meter what such a fleet uses; what it returns says how much that was so far."""
+"""Starts to meter a fleet's energy; returns a function that returns the energy used so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedJob:
-    """Holds what each server is started with.
+    """Job data passed to each server at start.
 
     Attributes:
-        job: what to train.
-        folder: the run folder, which all servers see under this path.
-        at: the folder in which relative paths of the job begin.
+        job: job to train.
+        folder: run folder, at the same path on all servers.
+        at: folder against which the job's relative paths resolve.
         resume, restart, accept_changes: see `cleave.training.loop.trainer.train`.
         fleet_of: opens the server's fleet.
-        meter_of: meters it; None where that is done elsewhere.
+        meter_of: meters the fleet's energy; None if metered elsewhere.
     """
 
     job: JobSpec
@@ -84,15 +83,15 @@ def train_together(
     """Train on several servers until the last step.
 
     Args:
-        ray: the module, connected to a cluster.
-        shared: what to train.
-        servers: how many.
+        ray: the `ray` module, connected to a cluster.
+        shared: job to train.
+        servers: number of servers.
         report: called with every record.
-        stop: says whether to stop; each server then writes what it has.
-        meanwhile: called now and then while they train.
+        stop: returns whether to stop; training then ends with a checkpoint.
+        meanwhile: called repeatedly during training.
 
     Returns:
-        What each server's meter said, if there were any.
+        The energy that each server's meter reports; empty without meters.
 
     Raises:
         CleaveError: when training failed.
@@ -101,7 +100,7 @@ def train_together(
 
 
 class _Training:
-    """One training, from the first try to start its servers until they have ended.
+    """A training run, from the first attempt to start its servers to their end.
 
     Args:
         ray, shared, servers, report, stop: see `train_together`.
@@ -123,7 +122,7 @@ class _Training:
         self._began = False
         self._waits = False
         self._stopping = threading.Event()
-        self._said: queue.SimpleQueue[Record] = queue.SimpleQueue()  # by the thread that fits
+        self._said: queue.SimpleQueue[Record] = queue.SimpleQueue()  # from the fitting thread
         self._failed: BaseException | None = None
 
     def train(self, meanwhile: Callable[[], object]) -> list[RunEnergy]:
@@ -143,7 +142,7 @@ class _Training:
             self._pass_on()
             failure = self._ray.get(self._board.failure.remote())
             used: list[RunEnergy] = self._ray.get(self._board.energy.remote())
-        except self._ray.exceptions.RayError as lost:  # then the servers end themselves
+        except self._ray.exceptions.RayError as lost:  # the servers then end by themselves
             why = f"the process in which servers report was lost: {ending(str(lost))}"
             raise CleaveError(why) from lost
         if failure:
@@ -153,7 +152,7 @@ class _Training:
         return used
 
     def _pass_on(self) -> None:
-        """Report what servers said, and whether they have no room."""
+        """Report the servers' records, and whether they lack room."""
         for record in self._ray.get(self._board.take.remote()):
             self._began = True
             if self._waits:
@@ -165,10 +164,10 @@ class _Training:
             if isinstance(record, ServersRecord):
                 waited, self._waits = self._waits, record.state == "waiting"
                 if waited and self._waits:
-                    continue  # it was said already
+                    continue  # already reported
             self._report(record)
 
-    # --- in the thread that fits ---
+    # --- in the fitting thread ---
 
     def _fit_in_time(self) -> None:
         try:
@@ -190,8 +189,8 @@ class _Training:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        shutil.rmtree(self._rays_own, ignore_errors=True)  # of the try before
-        if not self._began:  # later, one that is lost gets as many as it had
+        shutil.rmtree(self._rays_own, ignore_errors=True)  # from the previous attempt
+        if not self._began:  # a restarted server keeps its number of cores
             self._cores = cores_of_each(cores_of_nodes(self._ray), self._servers)
         trainer = TorchTrainer(
             _serve_rank,
@@ -205,7 +204,7 @@ class _Training:
             run_config=RunConfig(
                 name=RAYS_OWN,
                 storage_path=str(self._shared.folder),
-                # The board counts those in vain; see `fitted`.
+                # The board limits failures without progress, and `fitted` limits failed starts.
                 failure_config=FailureConfig(max_failures=-1, controller_failure_limit=0),
                 worker_runtime_env={"env_vars": {**MALLOC, "OMP_WAIT_POLICY": "PASSIVE"}},
                 callbacks=[_telling_losses(self._board)],
@@ -218,7 +217,7 @@ def _board_of(ray: Any) -> Any:
     """Start a board on this node.
 
     Raises:
-        CleaveError: when the cluster starts nothing.
+        CleaveError: when the cluster cannot start it.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -235,16 +234,16 @@ def _board_of(ray: Any) -> Any:
 
 
 def _telling_losses(board: Any) -> Any:
-    """Return what tells the board of servers whose processes ended; called where Ray leads them."""
+    """Return a Ray callback that tells the board why server processes ended."""
     from ray.train import UserCallback
 
     class TellingLosses(UserCallback):  # type: ignore[misc,unused-ignore]
-        """See `lost_servers`."""
+        """Reports lost servers to the board; see `lost_servers`."""
 
         def after_exception(
             self, run_context: Any, worker_exceptions: dict[int, Exception]
         ) -> None:
-            """Tell why servers were lost."""
+            """Tell the board why servers were lost."""
             for rank, why in lost_servers(worker_exceptions).items():
                 board.lost.remote(rank, why)
 
@@ -261,16 +260,16 @@ def _serve_rank(config: dict[str, Any]) -> None:
     shared: SharedJob = config["shared"]
     board = config["board"]
     if shared.at.is_dir():
-        os.chdir(shared.at)  # Ray has given each worker a folder of its own
+        os.chdir(shared.at)  # Ray gives each worker its own working folder
     ranks = TorchRanks()
     try:
         if ray.get(board.failure.remote()):
-            return  # Ray starts all again where one failed and others waited for it
+            return  # Ray restarts all if one failed while others waited for it
         if ray.get(board.stopping.remote()):
-            return  # it was stopped while there was no room, or while all start again
+            return  # stopped while waiting for room, or during a restart
         starts = ray.get(board.started.remote(ranks.rank))
     except ray.exceptions.RayActorError:
-        return  # nobody waits for what they do any more
+        return  # no process waits for the servers any more
     if starts > MOST_STARTS:
         ray.get(board.give_up.remote(MOST_STARTS))
         return
@@ -278,7 +277,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
     def report(record: Record) -> None:
         if isinstance(record, NoteRecord) and ranks.count > 1:
             record = NoteRecord(f"server {ranks.rank + 1}: {record.text}")
-        # Waited for, so that what a process says before it dies is known.
+        # Wait, so that records of a dying process are not lost.
         ray.get(board.say.remote(record, record.step if isinstance(record, StepRecord) else 0))
 
     with _telling(board, ranks.rank):
@@ -299,12 +298,12 @@ def _serve_rank(config: dict[str, Any]) -> None:
             )
     except LostServerError as error:
         report(NoteRecord(str(error)))
-        raise  # Ray starts all again
+        raise  # Ray restarts all servers
     except CleaveError as error:
         ray.get(board.fail.remote(str(error)))
         ray.get(board.end.remote())
         if not _all_end(lambda: int(ray.get(board.ended.remote())), ranks.count):
-            raise  # Ray ends those that wait for this one
+            raise  # Ray ends the servers that wait for this one
     else:
         ray.get(board.end.remote())
     finally:
@@ -316,7 +315,7 @@ def _serve_rank(config: dict[str, Any]) -> None:
 
 @contextmanager
 def _telling(board: Any, rank: int) -> Iterator[None]:
-    """Tell the board of what fails unexpectedly, after which Ray starts all servers again."""
+    """Report an unexpected error to the board; Ray then restarts all servers."""
     import ray
 
     try:
@@ -330,7 +329,7 @@ def _telling(board: Any, rank: int) -> Iterator[None]:
 
 
 def _all_end(ended: Callable[[], int], servers: int) -> bool:
-    """Wait a little for all servers to end, as this one does; say whether they do."""
+    """Wait briefly for all servers to end; return whether they did."""
     until_s = time.monotonic() + _FAILED_S
     while (count := ended()) < servers and time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -338,10 +337,10 @@ def _all_end(ended: Callable[[], int], servers: int) -> bool:
 
 
 class _Stop:
-    """Asks at most every so often whether to stop.
+    """Returns whether to stop, querying at most once per `LOOK_S` seconds.
 
     Args:
-        ask: asks.
+        ask: returns whether to stop.
     """
 
     def __init__(self, ask: Callable[[], bool]) -> None:
@@ -350,7 +349,7 @@ class _Stop:
         self._stops = False
 
     def __call__(self) -> bool:
-        """Say whether to stop."""
+        """Return whether to stop."""
         now_s = time.monotonic()
         if not self._stops and now_s - self._asked_s >= LOOK_S:
             self._stops, self._asked_s = self._ask(), now_s

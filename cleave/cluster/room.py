@@ -1,7 +1,7 @@
-"""Waiting until Ray's nodes have room for the servers, in a way that can be stopped.
+"""Wait until Ray's nodes have room for the servers, in a way that can be stopped.
 
-Ray Train by itself tries to place its workers for ever, and does not hear that it is to stop before
-they run. Here each try is one of Ray Train's, and we decide whether there is another.
+Ray Train tries to place its workers forever, and cannot be stopped before they run. Here each
+attempt is a separate Ray Train run, and this module decides whether to make another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from cleave.errors import UsageError
 
 MOST_FAILED: Final = 3
-"""So often in succession do servers that have room fail to start before training ends."""
+"""Number of failed starts in a row, despite enough room, after which training ends."""
 
 _TRY_S: Final = "20"
 _NO_ROOM: Final = "WorkerGroupStartupTimeoutError"
@@ -22,7 +22,7 @@ _NOT_STARTED: Final = "WorkerGroupStartupFailedError"
 
 
 def bound_tries() -> None:
-    """Have Ray Train give up a try to place its workers after some seconds; see `fitted`."""
+    """Limit the time in which Ray Train tries to place its workers; see `fitted`."""
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRY_S)
 
 
@@ -32,22 +32,21 @@ def fitted(
     waits: Callable[[], None],
     failed: Callable[[BaseException], None],
 ) -> bool:
-    """Train, and try again for as long as no node has room for the workers.
+    """Train; retry as long as the nodes have no room for the workers.
 
-    Where there is room and a worker ends before it trains, as where its node is lost at that
-    moment, it is tried again as well, a few times.
+    Also retry a few times if a worker ends before it trains, for example because its node is lost.
 
     Args:
-        fit: trains with Ray Train, whose own number of further tries is 0.
-        stops: says whether to stop.
-        waits: called when there is no room, before each further try.
-        failed: called when workers did not start though there is room, before each further try.
+        fit: trains with Ray Train, whose own retries are disabled.
+        stops: returns whether to stop.
+        waits: called before each retry for lack of room.
+        failed: called before each retry for another failure to start.
 
     Returns:
-        Whether it was trained; else it was stopped before.
+        True if the training ran; False if it was stopped before.
 
     Raises:
-        Exception: what `fit` raises for another reason, or in each of `MOST_FAILED` tries.
+        Exception: from `fit`, for any other reason or after `MOST_FAILED` failed starts in a row.
     """
     failures = 0
     while True:
@@ -74,11 +73,11 @@ def cores_of_nodes(ray: Any) -> list[int]:
 
 
 def check_cores(nodes: Sequence[int], servers: int) -> None:
-    """Refuse to begin with more servers than a cluster has cores.
+    """Raise an error if the cluster has fewer cores than servers.
 
     Args:
-        nodes: the cores of each of its nodes.
-        servers: how many there are to be.
+        nodes: cores of each node.
+        servers: number of servers.
 
     Raises:
         UsageError: when there are fewer cores.
@@ -91,7 +90,7 @@ def check_cores(nodes: Sequence[int], servers: int) -> None:
 
 
 def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
-    """Return the sentence that says so of servers that are to have so many cores each."""
+    """Return a sentence that says there is no room for servers with this many cores each."""
     each = "1 core" if cores == 1 else f"{cores} cores"
     return (
         f"Ray has no room for {servers} servers of {each} each: the cores of its nodes are "
@@ -101,11 +100,11 @@ def no_room(nodes: Sequence[int], servers: int, cores: int) -> str:
 
 
 def cores_of_each(nodes: Sequence[int], servers: int) -> int:
-    """Return the cores of each server: as many as there are, spread evenly over the nodes.
+    """Return the number of cores per server: the largest that fits all servers on the nodes.
 
     Args:
-        nodes: the cores of each node; too few where one is lost just now.
-        servers: how many there are to be.
+        nodes: cores of each node; may be too few after a loss.
+        servers: number of servers.
     """
     for cores in range(max(nodes, default=1), 1, -1):
         if sum(node // cores for node in nodes) >= servers:

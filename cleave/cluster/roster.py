@@ -1,8 +1,8 @@
-"""Which devices all servers of a cluster let in, and what they report of them to the first.
+"""Devices that all servers of a cluster admit, and reports about them to the first server.
 
-Devices join the first server, which alone has the store. It tells the others which devices it let
-in before it sends them there; they show the same credential everywhere. The others keep nothing:
-what they learn of a device they report, and the first server stores it.
+Devices join the first server, which alone has the store. Before it sends devices to another server,
+it tells that server which ones it admitted. Devices show the same credential everywhere. The other
+servers store nothing: they report to the first one, which stores it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from cleave.scheduler.sessions.conduct import Conduct
 from cleave.server.auth.codes import hash_secret
 
 RETRY_S: Final = 1.0
-"""A device that a server does not know is told to go back to the first one after that time."""
+"""Seconds after which an unknown device is told to retry, at the first server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Holds a device that the first server has let in.
+    """A device that the first server has admitted.
 
     Attributes:
-        credential_hash: of what the device shows.
-        admission: what the first server knows of it.
+        credential_hash: hash of the credential that the device shows.
+        admission: the first server's data about the device.
     """
 
     credential_hash: bytes
@@ -44,12 +44,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Tells another server whom it lets in, all of them.
+    """The complete list of devices that another server must admit.
 
     Attributes:
         version: grows with every change.
-        members: who is let in.
-        expelled: who was let in once and is no more, by identity, with what it is to be told.
+        members: admitted devices.
+        expelled: formerly admitted devices: error to send, by identity.
     """
 
     version: int
@@ -58,48 +58,47 @@ class Roll:
 
 
 class Keeper(Authenticator, Protocol):
-    """The authenticator of the first server, as `Access` is."""
+    """The authenticator of the first server. `Access` implements it."""
 
     def arrived(self, identity: int) -> None:
-        """Note that a known device's session began on another server."""
+        """Record that a known device's session began on another server."""
         ...
 
 
 Report = Callable[[Keeper], object]
-"""What a server has learnt of a device: calls a method of the first server's authenticator."""
+"""News about a device: calls a method of the first server's authenticator."""
 
 
 class Roster:
-    """The authenticator of a server that is not the first; see `Authenticator`.
+    """The authenticator of every server but the first; see `Authenticator`.
 
     Args:
-        server: the id of the first server, under which devices keep their credential.
-        fleet_credential: admits any number of devices of which nothing is kept; empty for none.
+        server: id of the first server, under which devices store their credential.
+        fleet_credential: admits any number of devices, which are not stored; empty to disable.
     """
 
     def __init__(self, server: str, fleet_credential: str = "") -> None:
         self.server = server
         self._fleet_credential = fleet_credential
         self._members: dict[bytes, Member] = {}
-        # By identity, the number of the report of it: until that is taken, the first server does
-        # not know, and a roll may still have the device.
+        # Number of the report about each quarantined device. Until the first server takes that
+        # report, its list may still contain the device.
         self._quarantined: dict[int, int] = {}
         self._reports: list[Report] = []
         self._taken = 0
 
-    # --- what the first server says and asks ---
+    # --- calls by the first server ---
 
     def replace(self, roll: Roll) -> None:
-        """Let in these devices from now on, and no others."""
+        """Admit only these devices from now on."""
         self._members = {member.credential_hash: member for member in roll.members}
 
     def reports(self, taken: int) -> tuple[list[Report], int]:
-        """Return what was learnt, and the number of reports up to there.
-
-        What is done about reports that were taken is in the roll that came last, see `replace`.
+        """Return the pending reports, and the number of reports up to the last one.
 
         Args:
-            taken: the number that was returned last; what came before it is forgotten.
+            taken: number returned by the last call. Reports up to it are discarded: the most recent
+                `replace` already reflects them.
         """
         del self._reports[: max(0, taken - self._taken)]
         self._taken = max(taken, self._taken)
@@ -111,10 +110,10 @@ class Roster:
     def _report(self, method: str, *arguments: object, **named: object) -> None:
         self._reports.append(methodcaller(method, *arguments, **named))
 
-    # --- what the session manager asks and says ---
+    # --- calls by the session manager ---
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """See `Authenticator.admit`."""
+        """Admit a device that the first server has admitted, or that has the fleet credential."""
         keys = [key for key in (hello.credential, hello.join_code) if key]
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
@@ -129,37 +128,37 @@ class Roster:
         return member.admission
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """See `Authenticator.admit_operator`: operators are at the first server."""
+        """Refuse: operators use the first server."""
         return Refusal(ErrorCode.CREDENTIAL, "this server of several takes no operators")
 
     def failed(self, address: str) -> bool:
-        """See `Authenticator.failed`: credentials cannot be guessed, nothing is counted."""
+        """Return True without counting: credentials cannot be guessed."""
         return True
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """See `Authenticator.departed`."""
+        """Report that a device's session ended."""
         self._report("departed", identity, reason, lost=lost)
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """See `Authenticator.contributed`."""
+        """Report a device's work since the last call."""
         self._report("contributed", identity, replace(done))
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """See `Authenticator.conducted`."""
+        """Report how a device works."""
         self._report("conducted", identity, conduct)
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """See `Authenticator.faulted`."""
+        """Report a device's wrong result and its penalty points."""
         self._report("faulted", identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """See `Authenticator.quarantined`."""
+        """Report a quarantined device, and refuse it from now on."""
         self._report("quarantined", identity, reason)
         self._quarantined[identity] = self._taken + len(self._reports)
 
 
 class Members:
-    """The first server's authenticator, which remembers whom it let in; see `Authenticator`.
+    """The first server's authenticator, which keeps a list of admitted devices.
 
     Args:
         keeper: decides and stores.
@@ -173,15 +172,15 @@ class Members:
         self._version = 0
 
     def roll(self) -> Roll:
-        """Return what other servers are to know now."""
+        """Return the current list for other servers."""
         return Roll(self._version, tuple(self._members.values()), dict(self._expelled))
 
     def expel(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """Let a device in no more, on any server.
+        """Stop admitting a device, on any server.
 
         Args:
-            identity: of the device.
-            code, reason: what it is told where it is connected.
+            identity: identity of the device.
+            code, reason: error that the device gets where it is connected.
         """
         self._members.pop(identity, None)
         self._expelled[identity] = code, reason
@@ -195,15 +194,15 @@ class Members:
             self._version += 1
 
     def mark_own(self, identity: int, *, own: bool) -> None:
-        """Note that a device is the operator's own now, or is that no more."""
+        """Set whether a device belongs to the operator."""
         self._changed(identity, lambda known: replace(known, own=own))
 
     def arrived(self, identity: int) -> None:
-        """See `Keeper.arrived`."""
+        """Record that a known device's session began on another server."""
         self._keeper.arrived(identity)
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """See `Authenticator.admit`."""
+        """Admit a device through the keeper, and add it to the list."""
         result = self._keeper.admit(hello, address)
         if isinstance(result, Admission) and result.identity is not None:
             shown = hash_secret(result.credential or hello.credential)
@@ -213,28 +212,28 @@ class Members:
         return result
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """See `Authenticator.admit_operator`."""
+        """Return the access level of an operator or viewer, or a refusal."""
         return self._keeper.admit_operator(credential, address)
 
     def failed(self, address: str) -> bool:
-        """See `Authenticator.failed`."""
+        """Count a failed attempt; return whether the address had an attempt left."""
         return self._keeper.failed(address)
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """See `Authenticator.departed`."""
+        """Record that a device's session ended."""
         self._keeper.departed(identity, reason, lost=lost)
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """See `Authenticator.contributed`."""
+        """Add a device's work since the last call."""
         self._keeper.contributed(identity, done)
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """See `Authenticator.conducted`."""
+        """Store how a device works, for its next session."""
         self._keeper.conducted(identity, conduct)
         self._changed(identity, lambda known: replace(known, conduct=conduct))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """See `Authenticator.faulted`."""
+        """Record a device's wrong result and its penalty points."""
         self._keeper.faulted(identity, fault, penalty)
         self._changed(
             identity,
@@ -242,7 +241,7 @@ class Members:
         )
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """See `Authenticator.quarantined`."""
-        if identity in self._members:  # else it was revoked meanwhile, which counts more
+        """Quarantine a device and expel it."""
+        if identity in self._members:  # else it was revoked meanwhile, which takes precedence
             self._keeper.quarantined(identity, reason)
             self.expel(identity, ErrorCode.QUARANTINED, reason)

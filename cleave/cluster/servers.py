@@ -1,9 +1,8 @@
-"""The servers of a cluster as operators see them: one.
+"""Present the servers of a cluster to operators as one server.
 
-The first one is asked, has the store, and admits devices. A thread for each of the others looks at
-it every second: it tells it whom it may let in, and takes what it reports of devices and what
-happened there. So one that does not answer delays nobody else. Another thread sends devices from
-servers with many to those with few.
+Operators query the first server, which has the store and admits devices. A thread per other server
+polls it every second: it sends the list of admitted devices, and takes reports and events. So a
+silent server delays no other. Another thread evens out the numbers of devices.
 """
 
 from __future__ import annotations
@@ -32,31 +31,30 @@ from cleave.server.jobs.jobs import JobState
 _logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks at the other servers."""
+"""Seconds between polls of the other servers."""
 
 FRESH_S: Final = 5.0
-"""Devices are sent to another server so long after a look at it."""
+"""Devices are only sent to a server polled within the last this many seconds."""
 
 ASKED_S: Final = 5.0
-"""What one client wants to see of a device is asked so long, whatever others ask meanwhile."""
+"""Seconds for which a question about a device or stream outlasts questions without either."""
 
 
 @dataclass(slots=True)
 class _Other:
-    """Holds what is known of another server.
+    """State of another server.
 
     Attributes:
-        calls: calls it.
-        start: tells its present process from earlier ones; empty before the first look.
-        seen: at the last look; None before, and while it is lost.
-        before: what is left of its last overview, while it is lost, and of those of its earlier
-            processes; and what their devices used.
-        knows: the version of the roll that it has; -1 for none.
-        taken: the number of its reports that were taken.
-        after_event: the id of its last event that is known here.
-        told_s: it knows whom the first server let in before that time, on the clock of the first.
-        is_new: whether another process took its place since devices were spread last.
-        wake: set to look at it at once.
+        calls: calls to the server.
+        start: identifies its current process; empty before the first poll.
+        seen: state at the last poll; None before, and while it is lost.
+        before: final overview and energy of each of its lost processes, by `start`.
+        knows: version of the list that it has; -1 for none.
+        taken: number of its reports that were taken.
+        after_event: id of its last event known here.
+        told_s: it knows the devices admitted before this time, on the first server's clock.
+        is_new: whether its process was replaced since devices were last spread.
+        wake: set to poll it immediately.
     """
 
     calls: DoorCalls
@@ -71,30 +69,30 @@ class _Other:
     wake: threading.Event = field(default_factory=threading.Event)
 
     def known(self) -> list[tuple[Answer, EnergySums]]:
-        """Return its overviews, those of lost processes among them, and what devices used."""
+        """Return its overviews and energy, including those of lost processes."""
         now = [(self.seen.answer, self.seen.energy)] if self.seen is not None else []
         return [*self.before.values(), *now]
 
     def gone(self) -> None:
-        """Keep what is left of the process that was seen last."""
+        """Keep the final overview and energy of the last process seen."""
         if self.seen is not None:
             left = ended(self.seen.answer), self.seen.energy.when_ended()
             self.before[self.start] = left
 
 
 class Servers:
-    """All servers of a cluster; what `Server` is to operators, for several.
+    """All servers of a cluster, with the same interface for operators as one `Server`.
 
-    Its public methods are called in the loop of the first server, unless said otherwise.
+    Public methods are called in the first server's loop, unless stated otherwise.
 
     Args:
-        first: the server that operators know and devices join.
-        members: its authenticator.
-        overview: its overview.
-        doors: those of all servers, that of the first one first.
+        first: server that operators know and devices join.
+        members: authenticator of the first server.
+        overview: overview of the first server.
+        doors: endpoints of all servers, the first server's first.
 
     Attributes:
-        dashboard_url: of the first server.
+        dashboard_url: dashboard URL of the first server.
     """
 
     def __init__(self, first: Server, members: Members, overview: Overview, doors: Doors) -> None:
@@ -111,7 +109,7 @@ class Servers:
             thread.start()
         self._spreading = Spreading(doors.calls, self._knowing)
 
-    # --- what operators ask, see `Server` ---
+    # --- operators' requests, see `Server` ---
 
     def describe_devices(self) -> list[dict[str, object]]:
         """Return the connected devices as plain values."""
@@ -119,7 +117,7 @@ class Servers:
         return self._first.describe_devices() + elsewhere
 
     def join_url(self, credential: str) -> str:
-        """Return the URL with which a device joins, with this credential or join code."""
+        """Return the join URL for devices with this credential or join code."""
         return self._first.join_url(credential)
 
     def join_page_url(self, credential: str) -> str:
@@ -127,23 +125,23 @@ class Servers:
         return self._first.join_page_url(credential)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End the sessions of a device on all servers, and tell it why; let it in no more."""
+        """End a device's sessions on all servers, tell it why, and stop admitting it."""
         self._members.expel(identity, code, reason)
         self._first.end_identity(identity, code, reason)
         self._wake()
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Note that a device is the operator's own now, or is that no more."""
+        """Set whether a device belongs to the operator."""
         self._members.mark_own(identity, own=own)
         self._first.mark_own(identity, own)
         self._wake()
 
     def credit(self) -> None:
-        """Store what devices of the first server did so far; others report it at each look."""
+        """Store the work of the first server's devices; other servers report it at each poll."""
         self._first.credit()
 
     def progress(self) -> StepProgress | None:
-        """Return how far the step is that is under way, if any."""
+        """Return the current step's progress over all servers, if any."""
         parts = [self._first.progress(), *(seen.progress for seen in self._seen())]
         known = [part for part in parts if part is not None]
         if not known:
@@ -152,7 +150,7 @@ class Servers:
         return StepProgress(sum(part.done for part in known), of)
 
     def combine(self, answer: Answer, question: Question) -> Answer:
-        """Add what the other servers do to the first one's overview; see `Overview.combine`."""
+        """Merge the other servers' overviews into the first one's; see `Overview.combine`."""
         now_s = self._first.live.now()
         if question.device or question.stream or now_s - self._asked_s > ASKED_S:
             self._question, self._asked_s = question, now_s
@@ -176,16 +174,16 @@ class Servers:
         return whole
 
     def energy(self) -> list[EnergySums]:
-        """Return what devices of the other servers used; see `Overview.energy_elsewhere`."""
+        """Return the energy of the other servers' devices; see `Overview.energy_elsewhere`."""
         return [used for other in self._others for _, used in other.known()]
 
     def _seen(self) -> list[Seen]:
         return [other.seen for other in self._others if other.seen is not None]
 
-    # --- a thread for each of the others ---
+    # --- a thread per other server ---
 
     def close(self) -> None:
-        """End the sessions of the others, and take what they still report. Not in the loop."""
+        """End the other servers' sessions and take their last reports. Not in the loop."""
         self._spreading.close()
         self._closed.set()
         self._wake()
@@ -193,12 +191,12 @@ class Servers:
             thread.join()
 
     def _wake(self) -> None:
-        """Look at the others at once."""
+        """Poll the other servers immediately."""
         for other in self._others:
             other.wake.set()
 
     def _watch(self, number: int, other: _Other) -> None:
-        """Look at another server every second, and end its sessions when all is closed."""
+        """Poll another server every second; end its sessions on close."""
         while not self._closed.is_set():
             was_there = other.seen is not None
             self._look_at(other)
@@ -214,7 +212,7 @@ class Servers:
             self._look_at(other)
 
     def _knowing(self) -> list[float | None]:
-        """Return whom each server knows, see `Knowing`."""
+        """Return a time for each server, see `Knowing`."""
 
         def known() -> list[float | None]:
             found: list[float | None] = [math.inf]
@@ -227,13 +225,13 @@ class Servers:
         return self._first.live.in_loop(known)
 
     def _look_at(self, other: _Other) -> None:
-        """Tell another server whom to let in, and take what it says."""
+        """Send another server the device list, and take its state."""
         live = self._first.live
         seen: Seen | None = None
         question, roll, now_s = live.in_loop(partial(self._due, other))
         try:
             seen = self._asked(other, question, roll)
-            if seen.start != other.start and roll is None:  # it is new, and knows nobody
+            if seen.start != other.start and roll is None:  # a new process knows no devices
                 roll = live.in_loop(self._members.roll)
                 seen = self._asked(other, question, roll)
         except DoorLostError as lost:
@@ -243,7 +241,7 @@ class Servers:
         live.in_loop(partial(self._take, other, seen, roll, now_s))
 
     def _due(self, other: _Other) -> tuple[Question, Roll | None, float]:
-        """Return what another server is asked, the roll if it does not have it, and the time."""
+        """Return another server's question, its device list if outdated there, and the time."""
         asked, roll = self._question, self._members.roll()
         question = Question(other.after_event, device=asked.device, stream=asked.stream)
         due = roll if roll.version != other.knows else None
@@ -256,7 +254,7 @@ class Servers:
         return seen
 
     def _take(self, other: _Other, seen: Seen | None, roll: Roll | None, told_s: float) -> None:
-        """Take what another server said, which was asked at that time."""
+        """Process another server's state, requested at `told_s`; None if it is lost."""
         if seen is None:
             other.gone()
             other.seen, other.knows, other.told_s = None, -1, -math.inf
@@ -271,7 +269,7 @@ class Servers:
         other.knows = roll.version if roll is not None else other.knows
         other.told_s = told_s
         other.is_new = other.is_new or (new and bool(other.before))
-        if new:  # its events are numbered anew
+        if new:  # its event numbers restart
             other.after_event = 0
             return
         events = seen.answer["events"]
@@ -281,5 +279,5 @@ class Servers:
 
 
 def _of(timeline: Answer | None, device: int) -> Answer | None:
-    """Return a timeline if it is that of a device."""
+    """Return a timeline if it belongs to this device, else None."""
     return timeline if timeline is not None and timeline["device"] == device else None

@@ -1,4 +1,4 @@
-"""Several servers that serve together: the first in this process, others in Ray's cluster."""
+"""Serve on several servers: the first in this process, others in Ray's cluster."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Holds several servers that serve together.
+    """Several servers that serve together.
 
     Attributes:
-        servers: all of them, as operators see them.
-        doors: of all; opens the fleet of each in its worker.
+        servers: all servers, as operators see them.
+        doors: endpoints of all servers; opens each server's fleet in its worker.
     """
 
     servers: Servers
@@ -51,17 +51,16 @@ def serving_together(
     """Start the other servers, which end with the block.
 
     Args:
-        ray: the module, connected to a cluster.
-        first: the server of this process, which listens already.
-        config: how it listens; others do alike on their nodes, each on the next port where a
-            machine has several.
-        members: its authenticator.
-        overview: its overview.
-        count: how many servers there are to be, the first among them.
-        grid: the electricity grid that devices are on; None if it was not stated.
+        ray: the `ray` module, connected to a cluster.
+        first: server of this process, which listens already.
+        config: configuration of all servers. Those on one machine use successive ports.
+        members: authenticator of the first server.
+        overview: overview of the first server.
+        count: total number of servers, including the first.
+        grid: electricity grid that powers the devices; None if not stated.
 
     Raises:
-        UsageError: when a node cannot listen there, or the cluster has fewer cores than servers.
+        UsageError: when a node cannot listen, or the cluster has fewer cores than servers.
     """
     check_cores(cores_of_nodes(ray), count)
     with ExitStack() as opened:
@@ -76,7 +75,7 @@ def serving_together(
             events=None,
             operator=None,
             pages=None,
-            # A certificate of its own that a node makes is not kept: devices are told which it is.
+            # Nodes do not keep their self-made certificates: devices are told the fingerprint.
             security=replace(config.security, folder=None),
         )
         setups = [
@@ -93,5 +92,5 @@ def serving_together(
                 f"cluster has several; give --host 0.0.0.0"
             )
         servers = Servers(first, members, overview, doors)
-        opened.callback(servers.close)  # with the others' doors
+        opened.callback(servers.close)  # closes the other endpoints too
         yield Serving(servers, doors)

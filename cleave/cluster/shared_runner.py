@@ -1,4 +1,4 @@
-"""The runner of a server that has others beside it: they train its jobs together."""
+"""Job runner of a server that trains together with other servers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedRunner(JobRunner):
-    """Trains each job on several servers; a model is used with the devices of the first alone.
+    """Trains each job on several servers; a model is used on the first server's devices only.
 
     Attributes:
-        ray: the module, connected to a cluster.
-        fleet_of: opens the fleet of each, in its worker.
+        ray: the `ray` module, connected to a cluster.
+        fleet_of: opens each server's fleet, in its worker.
     """
 
     ray: Any
     fleet_of: FleetOf
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
-        """See `JobRunner.train`."""
+        """Train on all servers, in a new run folder or the resumed one."""
         from cleave.training.loop.trainer import TrainContext, prepare
 
         spec = request.spec()
@@ -36,7 +36,7 @@ class SharedRunner(JobRunner):
         if request.resume:
             folder = RunFolder(Path(request.resume).resolve())
         else:
-            prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
+            prepare(spec, TrainContext(None, lambda record: None))  # rejected jobs leave no folder
             patience = context.patience(lambda: 0)
             folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
         shared = SharedJob(
@@ -49,7 +49,7 @@ class SharedRunner(JobRunner):
             accept_changes=request.accept_changes,
         )
         try:
-            with folder.lock():  # before anything in it changes; the first server takes it then
+            with folder.lock():  # fail early if it is locked; the first server locks it later
                 pass
             train_together(self.ray, shared, self.servers, context.report, context.stop)
         finally:

@@ -1,4 +1,4 @@
-"""Sending devices from doors with many to doors with few, now and then."""
+"""Move devices regularly from endpoints with many to endpoints with few."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from cleave.cluster.door_calls import DoorCalls, DoorLostError, ask_all
 _logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-"""Seconds between two looks at which door has too many devices."""
+"""Seconds between checks of the number of devices at each endpoint."""
 
 _ANSWERS_S: Final = 5.0
-"""A door that does not answer so long gets no devices now."""
+"""Seconds after which a silent endpoint gets no devices in this round."""
 
 Knowing = Callable[[], Sequence[float | None]]
-"""Returns of each door until when it knows the devices that the first door let in, on the clock of
-that one. None is for a door that is lost, or is new: nobody is sent there, or is on the way."""
+"""Returns, for each endpoint, the first server's time up to which it knows the admitted devices.
+
+None means that the endpoint is lost or new: no devices are sent to it or in transit to it.
+"""
 
 
 class Spreading:
-    """Sends them in a thread of its own, until it is closed.
+    """Spreads devices in its own thread, until it is closed.
 
     Args:
-        doors: of all servers, that of the first one first.
-        knowing: whom each knows.
+        doors: endpoints of all servers, the first server's first.
+        knowing: devices known to each endpoint.
     """
 
     def __init__(self, doors: Sequence[DoorCalls], knowing: Knowing) -> None:
@@ -41,7 +43,7 @@ class Spreading:
         self._thread.start()
 
     def close(self) -> None:
-        """Send nobody any more."""
+        """Stop moving devices."""
         self._closed.set()
         self._thread.join()
 
@@ -54,7 +56,7 @@ class Spreading:
 
 
 def everybody(doors: int) -> Knowing:
-    """Say that each door knows everybody: all let in whoever shows one credential."""
+    """Return a `Knowing` by which each endpoint admits every device: all share one credential."""
     return lambda: [math.inf] * doors
 
 
@@ -64,20 +66,20 @@ def spread(
     known_before_s: Sequence[float | None],
     now_s: float,
 ) -> None:
-    """Send devices that do nothing from doors with many to doors with few.
+    """Move idle devices from endpoints with many to endpoints with few.
 
     Args:
-        doors: of all servers, that of the first one first.
-        balance: decides.
+        doors: endpoints of all servers, the first server's first.
+        balance: decides the moves.
         known_before_s: see `Knowing`.
-        now_s: the time.
+        now_s: current time, in seconds.
     """
     answers = ask_all(doors, "load", timeout_s=_ANSWERS_S)
     pairs = zip(answers, known_before_s, strict=True)
     loads = [load if known_s is not None else None for load, known_s in pairs]
     for move in balance.next(loads, now_s):
         known_s = known_before_s[move.target]
-        # The others heard of their devices from the first one, and so have all by now.
+        # Devices at other endpoints came from the first one, so all endpoints know them.
         before_s = known_s if not move.source and known_s is not None else math.inf
         sent = 0
         try:
@@ -85,5 +87,5 @@ def spread(
             wanted = move.devices, address, before_s
             sent = doors[move.source].call("send", *wanted, timeout_s=_ANSWERS_S)
         except DoorLostError as lost:
-            _logger.debug("%s", lost)  # it is lost just now: the next time, then
+            _logger.debug("%s", lost)  # the endpoint is lost; retry next time
         balance.sent_fewer(move, move.devices - sent)

@@ -1,4 +1,4 @@
-"""A server without its fleet: its data folder, store, access control, operators and pages."""
+"""The parts of a server other than its fleet: data folder, store, access control and pages."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from cleave.server.store.store import Store
 from profiles.library import load_profiles
 
 KEEP_NOTHING: Final = "none"
-"""Instead of a folder: everything is forgotten when the server ends."""
+"""Value of `data` that stores nothing on disk: all data is lost when the server ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The parts of a server other than its fleet. Made by `open_app`."""
+    """The parts of a server other than its fleet. Create it with `open_app`."""
 
     access: Access
     history: JobHistory
@@ -53,23 +53,22 @@ class App:
 
     @property
     def url_file(self) -> Path | None:
-        """Return the path of the file with the operator's URL; None if no folder is kept."""
+        """Return the path of the file with the operator's URL; None without a data folder."""
         return self.folder.url_path if self.folder is not None else None
 
     def meter(self, server: Server, elsewhere: Elsewhere | None = None) -> JobMeter:
-        """Return a meter of the energy of a job that begins now, also at other servers."""
+        """Return an energy meter for a job that starts now; `elsewhere` covers other servers."""
         logs: list[WorkLog] = [ServerLog(server.live, self.energy)]
         if elsewhere is None:
             return JobMeter(logs, self.power)
         return JobMeter([*logs, elsewhere], self.power, alone=elsewhere.on_one_machine)
 
     def open(self, server: Server, sessions: Sessions | None = None) -> None:
-        """Take up the fleet once it listens: serve operators, and write the operator's URL to its
-        file.
+        """Connect the app to a listening fleet and write the operator's URL to its file.
 
         Args:
-            server: listens.
-            sessions: those of all servers, where there are several.
+            server: the listening server.
+            sessions: sessions of all servers in a cluster; those of `server` if None.
         """
         self.operators.server = self.device_admin.sessions = sessions or server
         self.overview.live = server.live
@@ -86,15 +85,15 @@ def open_app(
     grid: Grid | None = None,
     ps_watts: float | None = None,
 ) -> Iterator[App]:
-    """Make these parts; close them when the block ends. Leave the fleet's own block first.
+    """Open the app parts and close them when the block ends. Close the fleet first.
 
     Args:
-        data: the server's data folder; empty for the default one, `none` to keep nothing on disk.
-        operator_token: the token that operators must show; empty for the one in the folder.
+        data: data folder of the server; empty for the default one, `none` to store nothing on disk.
+        operator_token: token that operators must show; empty for the one stored in the folder.
         fleet_credential: see `Access`.
-        facts: what overviews state about the server; None for nothing.
-        grid: the electricity grid that devices are on; None if it was not stated.
-        ps_watts: power that this machine draws at the socket, in watts; None if it was not stated.
+        facts: facts about the server for overviews; None for none.
+        grid: electricity grid that powers the devices; None if not stated.
+        ps_watts: power of this machine at the socket, in watts; None if not stated.
 
     Raises:
         CleaveError: when the folder cannot be used.

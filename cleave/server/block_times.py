@@ -1,4 +1,4 @@
-"""When a device's last blocks were transferred and computed, as far as the PS can tell. Pure."""
+"""Times at which a device received, computed and sent its last blocks, as seen by the PS. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 KEPT: Final = 64
-"""Blocks of a device that are remembered."""
+"""Number of blocks remembered per device."""
 
 
 class Lane(Enum):
-    """What a device does with a block at some time; users read the values."""
+    """A device's activity during a time span; users read the values."""
 
     RECEIVE = "receive"
     COMPUTE = "compute"
@@ -19,7 +19,7 @@ class Lane(Enum):
 
 
 class TimeSpan(NamedTuple):
-    """A period in a device's timeline, in seconds on the runtime's clock."""
+    """A span in a device's timeline, in seconds on the runtime's clock."""
 
     lane: Lane
     start_s: float
@@ -27,13 +27,11 @@ class TimeSpan(NamedTuple):
 
 
 class BlockTimes:
-    """The times of the last blocks, or graph runs and fetched arrays, of one session.
+    """The times of the last blocks (or graph runs and fetched arrays) of one session.
 
-    The PS knows when it began to write inputs, when all of them were written, when an answer had
-    arrived, and how long the device says that it computed. From these it reconstructs what the
-    device did. It assumes what the protocol demands: the device works in the order of the messages
-    and sends each result at once. Time that bytes spend in the system's buffers counts as time of
-    computing or sending.
+    The class reconstructs a device's timeline from the PS's send and receive times and the device's
+    compute times. By the protocol, a device processes messages in order and sends each result at
+    once. Time that bytes spend in system buffers counts as compute or send time.
     """
 
     def __init__(self) -> None:
@@ -44,22 +42,22 @@ class BlockTimes:
         self._computed_s = self._sent_s = 0.0
 
     def sending(self, now_s: float) -> None:
-        """Note that inputs are about to be written to the device."""
+        """Record that the PS starts to write inputs to the device."""
         if self._began_s is None:
             self._began_s = now_s
 
     def asked(self, run: int, now_s: float) -> None:
-        """Note that a run was written; its inputs were written before it."""
+        """Record that a run request was written; its inputs were written before it."""
         began_s = now_s if self._began_s is None else self._began_s
         self._asked[run] = (began_s, now_s)
         self._began_s = None
 
     def fetching(self, run: int, now_s: float) -> None:
-        """Note that the device was asked for an array that it computes."""
+        """Record that the PS asked for an array that the device computes."""
         self._fetched[run] = now_s
 
     def computed(self, run: int, compute_s: float, now_s: float) -> None:
-        """Note that a run is done, and its outputs stay on the device."""
+        """Record that a run finished and its outputs stay on the device."""
         asked = self._asked.pop(run, None)
         if asked is None:
             return
@@ -70,7 +68,7 @@ class BlockTimes:
         self._spans.append(TimeSpan(Lane.COMPUTE, start_s, self._computed_s))
 
     def answered(self, run: int, compute_s: float, now_s: float) -> None:
-        """Note that the result of a run, or an array that was asked for, has arrived."""
+        """Record that the result of a run, or a fetched array, has arrived."""
         fetched_s = self._fetched.pop(run, None)
         if fetched_s is None:
             if run not in self._asked:
@@ -82,11 +80,11 @@ class BlockTimes:
         self._spans.append(TimeSpan(Lane.SEND, start_s, now_s))
 
     def given_up(self, runs: tuple[int, ...]) -> None:
-        """Forget runs and arrays that are no longer expected."""
+        """Discard runs and arrays that are no longer expected."""
         for run in runs:
             self._asked.pop(run, None)
             self._fetched.pop(run, None)
 
     def spans(self) -> list[TimeSpan]:
-        """Return what the device did last, in the order in which the PS learned of it."""
+        """Return the latest time spans, in the order in which the PS learned of them."""
         return list(self._spans)

@@ -1,4 +1,4 @@
-"""A server that devices join over WebSockets, and plain HTTP on the same port."""
+"""A server that devices join over WebSockets, with plain HTTP on the same port."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from cleave.transport.tls import Security, expose
 
 WEBSOCKET_PATH = "/ws"
 
-_MAX_REASON: Final = 200  # characters of why a session ended
+_MAX_REASON: Final = 200  # characters of the reason why a session ended
 
 _WHY: Final = {
     ErrorCode.CREDENTIAL: "wrong credential",
@@ -68,39 +68,38 @@ _WHY: Final = {
     ErrorCode.PROTOCOL: "its first message was no acceptable hello",
     ErrorCode.QUARANTINED: "it is in quarantine",
 }
-"""What is logged of those that are refused, never what they sent; a limit says which it is."""
+"""Logged reason per error code, never the client's own text. `LIMIT` refusals log their message."""
 
 OperatorHandler = Callable[[Connection, messages.Hello, AccessLevel], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Tells how a server listens, and which devices and operators it admits.
+    """Configures how a server listens, and which devices and operators it admits.
 
     Attributes:
-        host: the address to listen on; `0.0.0.0` for every network of this machine.
-        port: 0 for any free one.
-        credential: the secret that devices must show; random unless given. It is part of `url`.
-        operator_credential: the secret that operators must show; part of `operator_url`.
-        viewer_credential: the secret in `dashboard_url`; `auth` decides what it is good for.
+        host: address to listen on; `0.0.0.0` for every network of this machine.
+        port: port to listen on; 0 for any free one.
+        credential: secret that devices must show; random by default. It is part of `url`.
+        operator_credential: secret that operators must show; part of `operator_url`.
+        viewer_credential: secret in `dashboard_url`; `auth` decides what it permits.
         planner: chooses the tiles.
-        operator: serves operators' sessions; these are refused when None.
-        pages: answers plain HTTP requests other than `/healthz`; these get 404 when None.
+        operator: handles operators' sessions; if None, operators are refused.
+        pages: answers plain HTTP requests other than `/healthz`; if None, they get 404.
         events: called in the server's thread with every event of the fleet.
-        verify: which results to check before they are used (`cleave.verify`), as `cleave serve
-            --verify` takes it: True or `auto`, `all`, `sample:P`, False or `off`. A wrong one is
-            computed elsewhere, and a device that sends several, or one that is wrong as a whole,
-            is quarantined.
-        auth: decides which devices and operators are admitted; by default those that show the
-            credentials above. If it is given, these are only put into the URLs.
-        security: TLS, and which web pages may connect from browsers. By default there is no TLS on
-            loopback. Elsewhere the server makes a certificate, whose fingerprint is in `url`.
-        allowed: how many connections there may be, and how long a handshake may take.
-        stages_on: which devices may train whole layers, as `cleave serve --stages-on` takes it:
-            `own` or `any`. Whoever shows `credential` is own, unless `auth` is given and decides.
-        coding: on which links payloads are coded, as `cleave serve --coding` takes it: `auto` (slow
-            ones), `on` or `off`.
-        card: its network card, of which each device has a share; None for no limit.
+        verify: which results to check before use (`cleave.verify`), as for `cleave serve --verify`:
+            True or `auto`, `all`, `sample:P`, False or `off`. A wrong result is computed on another
+            device. A device that sends several, or one that is wrong as a whole, is quarantined.
+        auth: decides which devices and operators are admitted. By default they must show the
+            credentials above. If given, those credentials only appear in the URLs.
+        security: TLS, and which web pages may connect from browsers. By default loopback has no
+            TLS. Elsewhere the server makes a certificate, whose fingerprint is in `url`.
+        allowed: limits on the number of connections and the duration of a handshake.
+        stages_on: which devices may train whole layers, as for `cleave serve --stages-on`: `own` or
+            `any`. Devices that show `credential` are own, unless `auth` is given and decides.
+        coding: on which links payloads are compressed, as for `cleave serve --coding`: `auto` (slow
+            links), `on` or `off`.
+        card: rates of the network card that devices share; None for no limit.
         numbering: numbers the devices' sessions.
     """
 
@@ -124,17 +123,17 @@ class ServerConfig:
 
 
 class Server:
-    """Runs a parameter server in this process. Made by `serve`; closed when its block is left.
+    """Runs a parameter server in this process. Create it with `serve`; leaving its block closes it.
 
     Attributes:
-        fleet: the devices that join, as training sees them.
+        fleet: the connected devices, as training code uses them.
         live: the fleet's runtime, for code that reads its state in the server's loop.
-        address: where it listens: `url` without the credential.
-        url: the join URL for devices, including the credential.
-        page_url: the join page for browsers, including the credential.
-        operator_url: the URL for operators, including their credential.
-        dashboard_url: the dashboard's URL for viewers; empty if viewers have no credential.
-        fingerprint: fingerprint of the certificate, if clients are to pin it; else empty.
+        address: listening address: `url` without the credential.
+        url: join URL for devices, including the credential.
+        page_url: join page for browsers, including the credential.
+        operator_url: URL for operators, including their credential.
+        dashboard_url: dashboard URL for viewers; empty if viewers have no credential.
+        fingerprint: certificate fingerprint that clients pin; empty if they do not pin one.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -180,7 +179,7 @@ class Server:
             )
 
     async def _main(self, host: str, port: int, started: threading.Event) -> None:
-        """Listen and serve, in the server's thread, until it is closed."""
+        """Listen and serve in the server's thread until the server is closed."""
         loop = self.live.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         log = RejectionLog(lambda: datetime.now().astimezone(), loop.call_later)
@@ -197,7 +196,7 @@ class Server:
                     process_request=self._answer_http,
                     compression=None,
                     max_size=limits.MAX_MESSAGE_BYTES,
-                    ping_interval=None,  # the protocol has heartbeats of its own
+                    ping_interval=None,  # the protocol has its own heartbeats
                     write_limit=WRITE_LIMIT_BYTES,
                     open_timeout=self._allowed.handshake_s,
                     server_header=None,
@@ -228,7 +227,7 @@ class Server:
         log.flush()
 
     def _announce_addresses(self, port: int) -> None:
-        """Set the URLs, once the port is known."""
+        """Set the URLs once the port is known."""
         shown, secure = self._exposure, self._exposure.context is not None
         scheme = "wss" if secure else "ws"
         self.address = f"{scheme}://{bracketed(shown.host)}:{port}{WEBSOCKET_PATH}"
@@ -242,7 +241,7 @@ class Server:
         self._origins |= origins(shown.names, port, secure=secure)
 
     async def _accept(self, socket: ServerConnection) -> None:
-        """Read the hello within a time limit, then serve the session of a device or an operator."""
+        """Read the hello within a time limit, then serve the device's or operator's session."""
         assert isinstance(socket, GuardedConnection)
         connection = WebSocketConnection(socket)
         socket.opened()
@@ -265,7 +264,7 @@ class Server:
         except ProtocolError as broken:
             if auth.failed(_address(socket)):
                 await _refuse(socket, connection, messages.Error(ErrorCode.PROTOCOL, str(broken)))
-            else:  # a flood of these costs least if nothing is said
+            else:  # in a flood, a silent cut costs least
                 socket.cut("it sent no acceptable hello, after too many failed attempts")
 
     async def _accept_operator(
@@ -291,7 +290,7 @@ class Server:
             reason = "this server takes no operators: it belongs to a program that trains already"
             await _refuse(socket, connection, messages.Error(ErrorCode.REQUEST, reason))
         else:
-            socket.admitted(limits.MAX_HEADER_BYTES)  # it has no arrays to send
+            socket.admitted(limits.MAX_HEADER_BYTES)  # operators send no arrays
             self._present[verdict] += 1
             try:
                 await self._operator(connection, hello, verdict)
@@ -299,13 +298,13 @@ class Server:
                 self._present[verdict] -= 1
 
     def _answer_http(self, socket: ServerConnection, request: Request) -> Response | None:
-        """Answer a request that does not ask for a WebSocket; return None for one that does."""
+        """Answer a plain HTTP request; return None for a WebSocket request."""
         assert isinstance(socket, GuardedConnection)
         secure = self._exposure.context is not None
         asked = read_request(request.path, request.headers, _address(socket), secure=secure)
         if asked.path != WEBSOCKET_PATH:
             return self._answer_plain(socket, request.method, asked)
-        stated = request.headers.get_all("Origin")  # browsers state it, other clients do not
+        stated = request.headers.get_all("Origin")  # only browsers send it
         if any(origin.lower() not in self._origins for origin in stated):
             socket.refused("a web page of another origin, which --allow-origin would allow")
             return socket.respond(HTTPStatus.FORBIDDEN, "pages of this origin may not connect\n")
@@ -327,12 +326,11 @@ class Server:
         return _response(found, head=method == "HEAD")
 
     def join_url(self, credential: str) -> str:
-        """Return the URL with which a device joins, with this credential or join code."""
+        """Return the join URL for devices with this credential or join code."""
         return self._joining(credential).text
 
     def join_page_url(self, credential: str) -> str:
-        """Return the join page's URL for browsers, with this credential. `cleave join` takes it as
-        well."""
+        """Return the join page's URL with this credential. `cleave join` accepts it too."""
         return self._joining(credential).page(JOIN_PATH)
 
     def _joining(self, credential: str) -> JoinUrl:
@@ -341,20 +339,19 @@ class Server:
         return JoinUrl(self.address, credential, server, self.fingerprint)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End the sessions of a device, and tell it why. Call this in the server's loop."""
+        """End a device's sessions and tell it why. Call this in the server's loop."""
         self.live.end_identity(identity, code, reason)
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Note that a device is the operator's own now, or is that no more. Call this in the
-        server's loop."""
+        """Set whether a device belongs to the operator. Call this in the server's loop."""
         self.live.mark_own(identity, own)
 
     def credit(self) -> None:
-        """Report to the authenticator what devices did so far. Call this in the server's loop."""
+        """Report the devices' work so far to the authenticator. Call this in the server's loop."""
         self.live.credit()
 
     def progress(self) -> StepProgress | None:
-        """Return how far the step is that is under way, if any. Call this in the server's loop."""
+        """Return the current step's progress, if any. Call this in the server's loop."""
         return self.live.progress()
 
     def describe_devices(self) -> list[dict[str, object]]:
@@ -377,8 +374,7 @@ class Server:
         ]
 
     def close(self) -> None:
-        """Send every device a `bye`, stop listening, and end the server's thread. Closing twice
-        does nothing."""
+        """Send every device a `bye`, stop listening, and end the server's thread. Idempotent."""
         self.fleet.close()
         loop, stop = self.live.loop, self._stop
         if loop is not None and stop is not None and self._thread.is_alive():
@@ -398,13 +394,13 @@ class Server:
 
 
 def _address(socket: ServerConnection) -> str:
-    """Return the address that a connection comes from."""
+    """Return the remote address of a connection."""
     peer = socket.remote_address
     return str(peer[0]) if peer else ""
 
 
 def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
-    """Convert an answer for the WebSocket library; the connection ends after it."""
+    """Convert an answer for the WebSocket library; the connection closes after it."""
     length = str(len(answer.body))
     headers = Headers([*answer.headers, ("Content-Length", length), ("Connection", "close")])
     body = b"" if head else answer.body
@@ -412,14 +408,14 @@ def _response(answer: HttpAnswer, *, head: bool = False) -> Response:
 
 
 def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: str = "") -> None:
-    """Note how a hello was answered, or why the session of an admitted device ended."""
+    """Record the answer to a hello, or the reason why an admitted device's session ended."""
     if refusal is None:
         socket.admitted(limits.MAX_DEVICE_HEADER_BYTES)
     elif socket.inside:
         said = clean_text(refusal.message, _MAX_REASON)
         socket.refused(f"the session of {name} ended ({refusal.code.value}): {said}")
     elif refusal.code is ErrorCode.LIMIT:
-        socket.refused(refusal.message)  # our own sentence, with numbers
+        socket.refused(refusal.message)  # written by this server, with numbers
     else:
         socket.refused(_WHY.get(refusal.code, refusal.code.value))
 
@@ -427,7 +423,7 @@ def _answered(socket: GuardedConnection, refusal: messages.Error | None, name: s
 async def _refuse(
     socket: GuardedConnection, connection: Connection, message: messages.Error
 ) -> None:
-    """Answer a hello with an error, and close the connection."""
+    """Answer a hello with an error and close the connection."""
     _answered(socket, message)
     try:
         await connection.send(encode(message))
@@ -437,11 +433,11 @@ async def _refuse(
 
 
 def _unexpected(record: logging.LogRecord) -> bool:
-    """Keep the server's own unexpected errors, and no others; reword them."""
+    """Keep only the server's own unexpected errors, and reword them."""
     error = record.exc_info[1] if record.exc_info else None
-    while isinstance(error, BaseExceptionGroup):  # of tasks that belonged together
+    while isinstance(error, BaseExceptionGroup):  # from a task group
         error = error.exceptions[0]
-    # A handshake that fails is a stranger's: the log of refusals has it.
+    # Strangers cause failed handshakes; the rejection log already has them.
     if error is None or record.msg == "opening handshake failed":
         return False
     record.msg, record.args = "unexpected %s in a session: %s", (type(error).__name__, error)
@@ -449,23 +445,25 @@ def _unexpected(record: logging.LogRecord) -> bool:
 
 
 _websockets_logger = logging.getLogger(f"{__name__}.websockets")
-"""The WebSocket library's logger. At level DEBUG the library would log what is sent and received,
-including credentials, and every stray request would cause a traceback."""
+"""Logger of the WebSocket library, limited to unexpected errors.
+
+Otherwise it logs a traceback for every stray request and, at level DEBUG, all credentials.
+"""
 
 _websockets_logger.setLevel(logging.ERROR)
 _websockets_logger.addFilter(_unexpected)
 
 
 def serve(config: ServerConfig | None = None, **changes: Any) -> Server:
-    """Listen for devices in this process, in a thread of its own, and return the server.
+    """Listen for devices in a thread of this process and return the server.
 
     Args:
-        config: how to listen; on loopback and any free port unless given.
-        changes: fields of `ServerConfig` to set to other values.
+        config: how to listen; by default on loopback and any free port.
+        changes: `ServerConfig` fields to override.
 
     Raises:
-        UsageError: when the address cannot be listened on, TLS lacks something, or `verify`,
-            `stages_on` or `coding` has none of the values that `ServerConfig` names.
+        UsageError: when the address cannot be listened on, something that TLS needs is missing, or
+            `verify`, `stages_on` or `coding` has an unknown value.
 
     Example:
         >>> with serve(port=0) as server:

@@ -1,10 +1,8 @@
 """The live runtime: real time, real connections, one asyncio loop that owns all sessions.
 
-Only the loop's thread changes the session manager. The training thread passes work to the loop: a
-GEMM in `start` and `withdraw`, an operand that is no longer used in `release`, and of steps by
-stages what `begin_step`, `give`, `quarantine`, `withdraw_step` and `end_steps` are given. It waits
-in `wait` and `next_outcome`. Without a lock it reads counters, which devices there are, what they
-can do, and why work is stuck.
+Only the loop's thread changes the session manager. The training thread passes work to the loop, and
+waits in `wait` and `next_outcome`. It reads counters, devices, capabilities and the reasons for
+stuck work without a lock.
 """
 
 from __future__ import annotations
@@ -53,27 +51,27 @@ _logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 CHECK_INLINE_FLOPS = 4e6
-"""Results of smaller computations are checked in the loop, sooner than a thread would wake."""
+"""Results of smaller computations are checked in the loop: waking a thread would take longer."""
 
 TICK_S = 0.25
-"""How often the session manager is told the time: for silent devices and overdue work."""
+"""Seconds between ticks of the session manager, which detect silent devices and overdue work."""
 
 _CLOSING: Final = "the server is closing"
-_LOOK_S: Final = 0.05  # between two looks at whether what is waited for is so
+_LOOK_S: Final = 0.05  # poll interval of `wait_until`
 _PREFIXES: Final = (("G", 1e9), ("M", 1e6), ("k", 1e3))
-_MAX_REASON: Final = 200  # characters of why a connection ended
+_MAX_REASON: Final = 200  # characters of the reason why a connection ended
 
 PACK_IN_THREAD_BYTES = 4 * 2**20
-"""Strided arrays above this size are packed in a worker thread, so that the loop stays free."""
+"""Strided arrays above this size are packed in a worker thread, to keep the loop free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """Numbers sessions, so that no two servers of a cluster give the same number.
+    """Numbers sessions so that no two servers of a cluster use the same number.
 
     Attributes:
-        first: of the first session.
-        step: from each session to the next.
+        first: number of the first session.
+        step: difference between consecutive session numbers.
     """
 
     first: int = 1
@@ -82,16 +80,16 @@ class Numbering:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """Holds a message that waits to be sent."""
+    """A message that waits to be sent."""
 
     message: Message
     kind: TrafficKind = TrafficKind.OTHER
-    array: SharedArray | None = None  # where it is to be coded
+    array: SharedArray | None = None  # set if the array should be compressed
 
 
 @dataclass(slots=True)
 class _Peer:
-    """Holds what the runtime keeps of one connected device."""
+    """Runtime state of one connected device."""
 
     connection: Accepted
     record: Session
@@ -99,13 +97,13 @@ class _Peer:
     outbox: deque[_Outgoing] = field(default_factory=deque)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closing: bool = False
-    name: str = ""  # once it has joined
-    refusal: messages.Error | None = None  # the error it was sent, if the PS ended it so
-    farewell: str = ""  # the reason of the `bye` it was sent
+    name: str = ""  # set once the device has joined
+    refusal: messages.Error | None = None  # the error that ended the session, if the PS sent one
+    farewell: str = ""  # reason in the `bye` that the PS sent
 
 
 class LiveRuntime(Runtime):
-    """Serves sessions in an asyncio loop, in real time; see the module's text.
+    """Serves sessions in an asyncio loop in real time.
 
     Args:
         manager: the PS's core.
@@ -148,12 +146,12 @@ class LiveRuntime(Runtime):
         """Serve one device until its session ends.
 
         Args:
-            connection: the connection to the device.
-            first: its hello, if that has been read already.
-            address: the address that it connects from.
+            connection: connection to the device.
+            first: the device's hello, if already read.
+            address: remote address of the device.
             answered: called with an error and the device's name. The error is the answer to a
-                refused hello, and None for an accepted one. It is called once more, with the
-                reason, if the PS ends the session before the device is ready.
+                refused hello; None for an accepted one. It is called again, with the reason, if the
+                PS ends the session before the device is ready.
         """
         session = next(self._ids)
         self.manager.opened(session, self.now(), address)
@@ -183,7 +181,7 @@ class LiveRuntime(Runtime):
         finally:
             why = self._ended(peer, clean_text(_CLOSING if self._ending else reason, _MAX_REASON))
             if peer.refusal not in (None, turned_away) and not peer.name and answered is not None:
-                # It never joined: report it like a device whose hello is refused.
+                # The device never joined: report it like a refused hello.
                 answered(peer.refusal, _name(peer.record))
             await asyncio.wait([sender], timeout=1.0)
             sender.cancel()
@@ -196,7 +194,7 @@ class LiveRuntime(Runtime):
         """Handle a message from a device.
 
         Raises:
-            ProtocolError: when it is not a valid message.
+            ProtocolError: when the message is invalid.
         """
         peer.record.counters.uplink_bytes += len(data)
         kind, saved_bytes = TrafficKind.OTHER, 0
@@ -209,7 +207,7 @@ class LiveRuntime(Runtime):
                 saved_bytes = payload_bytes(message.payload) - coded_bytes
             kind = peer.record.kind_of(message)
             self._counters.saved.up.count(kind, saved_bytes)
-        finally:  # what is no message crossed the network as well
+        finally:  # invalid messages used the network too
             self._counters.traffic.up.count(kind, len(data))
         match message:
             case messages.Result() if peer.record.probe is None:
@@ -221,10 +219,10 @@ class LiveRuntime(Runtime):
         self.execute(self.manager.received(peer.record.id, message, now_s, len(data)))
 
     async def _decoded(self, peer: _Peer, message: messages.ResultCoded) -> messages.Result:
-        """Return the plain form of a coded result.
+        """Return a result in decompressed form.
 
         Raises:
-            ProtocolError: when it is not valid, or not allowed yet.
+            ProtocolError: when the result is invalid or not yet allowed.
         """
         if not may_send(message, peer.record.features):
             raise ProtocolError("a coded result came without the feature for it")
@@ -233,17 +231,17 @@ class LiveRuntime(Runtime):
         return await self._coder.result(message)
 
     def _ended(self, peer: _Peer, reason: str) -> str:
-        """Close a session; return why it ended, as one side told the other."""
+        """Close a session; return the reason that one side gave the other."""
         session = peer.record.id
         known = session in self.manager.sessions
         self.execute(self.manager.closed(session, reason, self.now(), lost=not self._ending))
         refusal = peer.refusal
         if refusal is not None:
             reason = refusal.message
-        elif not known:  # the core ended it with a `bye`
+        elif not known:  # the core ended the session with a `bye`
             reason = peer.farewell
         outlawed = refusal is not None and refusal.code is ErrorCode.QUARANTINED
-        if peer.name or outlawed:  # at once: sending what is queued may take long
+        if peer.name or outlawed:  # report now: sending the queue may take long
             kind = EventKind.QUARANTINE if outlawed else EventKind.LEAVE
             self._tell_listener(kind, peer.record, reason)
         del self._peers[session]
@@ -253,7 +251,7 @@ class LiveRuntime(Runtime):
         return reason
 
     async def _send_all(self, peer: _Peer) -> None:
-        """Encode and send a device's queued messages in order, until its session ends."""
+        """Encode and send a device's queued messages in order until its session ends."""
         try:
             while True:
                 while peer.outbox:
@@ -280,10 +278,10 @@ class LiveRuntime(Runtime):
                 peer.wake.clear()
                 await peer.wake.wait()
         except ConnectionLostError:
-            return  # the receiving side learns it too, and says so
+            return  # the receiving side sees the error too, and reports it
 
     async def _encoded(self, outgoing: _Outgoing) -> list[codec.Buffer]:
-        """Return the parts of a message to send; what takes long is done in threads."""
+        """Return the parts of a message to send. Slow encoding runs in threads."""
         message = outgoing.message
         if not isinstance(message, messages.Put):
             return encode(message)
@@ -315,26 +313,26 @@ class LiveRuntime(Runtime):
             )
 
     def _fleet_size(self) -> str:
-        """Say how many devices may be given work."""
+        """Return the number of devices that can get work, as text."""
         ready = self.manager.ready_devices
         if ready or self.manager.scheduler.idle:
             return f"{ready} device{'' if ready == 1 else 's'}"
         return "no devices: training waits until one joins"
 
     def execute(self, instructions: Iterable[ForRuntime]) -> None:
-        """See `Runtime.execute`."""
+        """Report reissued tasks to the operator, then carry out instructions."""
         self._tell_of_reissues()
         super().execute(instructions)
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """See `Runtime.send`."""
+        """Queue a message for a device; drop it if the device is gone or lacks the feature."""
         peer = self._peers.get(session)
-        # A device that did not name a feature would refuse a message of it.
+        # A device that did not name a feature would reject its messages.
         if peer is None or not may_send(message, peer.record.features):
             return
         if isinstance(message, messages.Error):
             peer.refusal = message
-            peer.outbox.clear()  # nothing else matters to it any more
+            peer.outbox.clear()  # the device needs no other message
             peer.connection.dismiss()
         elif isinstance(message, messages.Bye):
             peer.farewell = message.reason
@@ -345,14 +343,14 @@ class LiveRuntime(Runtime):
         peer.wake.set()
 
     def end(self, session: int) -> None:
-        """See `Runtime.end`."""
+        """End a session after its queued messages are sent."""
         peer = self._peers.get(session)
         if peer is not None:
             peer.closing = True
             peer.wake.set()
 
     def tell(self, information: Information) -> None:
-        """See `Runtime.tell`."""
+        """Report information to the operator."""
         match information:
             case Joined(session):
                 self._announce(session)
@@ -365,8 +363,7 @@ class LiveRuntime(Runtime):
                 _logger.warning("%s", text)
 
     def _tell_aside(self, session: int, reason: str) -> None:
-        """Report that a device is set aside, and why; without a reason, that it gets tasks
-        again."""
+        """Report that a device is set aside. Without a reason, report that it gets work again."""
         record = self.manager.sessions.get(session)
         if record is not None:
             text = f"set aside: {reason}" if reason else "it passed a trial and gets work again"
@@ -375,7 +372,7 @@ class LiveRuntime(Runtime):
             _logger.log(level, "%s: %s; %s", _name(record), text, self._fleet_size())
 
     def _tell_of_reissues(self) -> None:
-        """Tell the operator how many tasks were given to other devices since the last time."""
+        """Tell the operator how many tasks were reissued since the last call."""
         done = self.manager.scheduler.counters
         given_again = done.reissued + done.speculative
         more = given_again - self._given_again
@@ -388,7 +385,7 @@ class LiveRuntime(Runtime):
             )
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a result: a small one at once, a larger one in a thread that leaves the loop free.
+        """Check a result: small ones inline, large ones in a thread that leaves the loop free.
 
         Only one result is checked at a time, because all blocks of a GEMM share its secret vectors.
         """
@@ -424,13 +421,13 @@ class LiveRuntime(Runtime):
         return []
 
     def _check_broke(self, check: Check, error: Exception) -> list[ForRuntime]:
-        """End the job with the error, and withdraw it: its operands may be released then."""
+        """End the job with the error and withdraw it, so that its operands can be released."""
         reason = f"unexpected {type(error).__name__} in checking: {error}"
         self.conclude(check.task.job, reason)
         return self.manager.withdraw(check.task.job, self.now())
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """See `Runtime.checked`."""
+        """Report a wrong result to the operator, then pass the judgement to the core."""
         if (fault := judgement.fault) is not None:
             record = self.manager.sessions.get(check.session)
             name = record.name if record else f"device {check.session}"
@@ -441,9 +438,9 @@ class LiveRuntime(Runtime):
         return super().checked(check, judgement, took_s)
 
     def conclude(self, job: int, error: str) -> None:
-        """See `Runtime.conclude`. The training thread rounds the partial sums afterwards."""
+        """Mark a GEMM as ended. The training thread rounds the partial sums afterwards."""
         future = self._futures.get(job)
-        if future is None or self._finished[job].is_set():  # it has ended already
+        if future is None or self._finished[job].is_set():
             return
         future.error = error
         if future.job.plan is not None:
@@ -451,7 +448,7 @@ class LiveRuntime(Runtime):
         self._finished[job].set()
 
     async def watch(self) -> None:
-        """Tell the session manager the time every `TICK_S` seconds; runs until cancelled."""
+        """Tick the session manager every `TICK_S` seconds until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             self.execute(self.manager.tick(self.now()))
@@ -463,20 +460,19 @@ class LiveRuntime(Runtime):
             peer.outbox.append(_Outgoing(messages.Bye(_CLOSING, ByeCode.CLOSING)))
             peer.closing = True
             peer.wake.set()
-        # A thread that waits for a GEMM must not wait for ever.
+        # A thread that waits for a GEMM must not block forever.
         for job in list(self._futures):
             self.conclude(job, "the fleet was closed")
         self.tell_step(StepFailed("the fleet was closed", final=True), None)
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End the sessions of a device, and tell it why. Call this in the loop."""
+        """End a device's sessions and tell it why. Call this in the loop."""
         self.execute(self.manager.refuse_identity(identity, code, reason, self.now()))
 
     def move(self, count: int, address: str, admitted_before_s: float = math.inf) -> int:
-        """Send idle devices elsewhere, see `SessionManager.move`. Other threads may call this.
+        """Send idle devices to another server, from any thread; return how many.
 
-        Returns:
-            How many were sent.
+        See `SessionManager.move`.
         """
 
         def moved() -> int:
@@ -487,39 +483,37 @@ class LiveRuntime(Runtime):
         return self.in_loop(moved)
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Note that a device is the operator's own now, or is that no more. Call this in the
-        loop."""
+        """Set whether a device belongs to the operator. Call this in the loop."""
         self.execute(self.manager.mark_own(identity, own, self.now()))
 
     def credit(self) -> None:
-        """Report to the authenticator what devices have done so far. Call this in the loop."""
+        """Report the devices' work so far to the authenticator. Call this in the loop."""
         self.manager.credit(self.now())
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return the times of a device's last blocks, on `time.monotonic`. Call this in the
-        loop."""
+        """Return a device's last time spans, on `time.monotonic`. Call this in the loop."""
         peer = self._peers.get(session)
         return peer.times.spans() if peer is not None else []
 
     def now(self) -> float:
-        """See `Runtime.now`."""
+        """Return the time in seconds, on `time.monotonic`."""
         return time.monotonic()
 
     def in_loop(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Call a function in the loop, and return its answer. Other threads may call this."""
+        """Call a function in the loop and return its result. Other threads may call this."""
 
         async def asked() -> _Answer:
             return ask()
 
         loop = self.loop
-        if loop is None or not loop.is_running():  # the server ends, nobody else is there
+        if loop is None or not loop.is_running():  # the server is ending, so no loop can race
             return ask()
         return asyncio.run_coroutine_threadsafe(asked(), loop).result()
 
-    # --- what a fleet asks for, in the training thread ---
+    # --- requests of the fleet, in the training thread ---
 
     def start(self, future: GemmFuture) -> None:
-        """See `Runtime.start`."""
+        """Submit a GEMM to the loop; raise FleetError if the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self.count(future)
@@ -527,14 +521,14 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._start, future)
 
     def _start(self, future: GemmFuture) -> None:
-        """Submit a GEMM, in the loop; an error is raised where the GEMM is waited for."""
+        """Submit a GEMM in the loop; errors are raised where the GEMM is waited for."""
         try:
             self.submit(future)
         except Exception as error:  # noqa: BLE001 - raised where the GEMM is waited for
             self.conclude(future.job.id, f"unexpected {type(error).__name__}: {error}")
 
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """See `Runtime.wait`."""
+        """Wait for a GEMM and round its sums; return False if the timeout passed first."""
         began_s = time.perf_counter()
         job = future.job.id
         event = self._finished.get(job)
@@ -543,9 +537,9 @@ class LiveRuntime(Runtime):
         if not finished:
             self._counters.waited_s += time.perf_counter() - began_s
             return False
-        # Rounding the sums takes time: do it here, not in the loop.
+        # Rounding the sums is slow: do it here, not in the loop.
         output = self._outputs.pop(job, None)
-        if output is None:  # another thread waited for it, too, and does this
+        if output is None:  # another waiting thread rounds the sums
             return self.wait_until(lambda: future.done, timeout_s)
         output.finish()
         del self._futures[job], self._finished[job]
@@ -554,7 +548,7 @@ class LiveRuntime(Runtime):
         return True
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """See `Runtime.wait_until`. The condition is looked at again and again."""
+        """Poll a condition; return False on timeout, raise FleetError if the fleet is closed."""
         until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not condition():
             if self._closed:
@@ -565,22 +559,22 @@ class LiveRuntime(Runtime):
         return True
 
     def withdraw(self, future: GemmFuture) -> None:
-        """See `Runtime.withdraw`."""
+        """Withdraw a GEMM and wait until it has ended."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._withdraw, future.job.id)
             self.wait(future)
-        elif not self.wait(future, 0.0):  # there is no loop any more that could finish it
+        elif not self.wait(future, 0.0):  # no loop remains to finish the GEMM
             future.error, future.done = _CLOSING, True
 
     def _withdraw(self, job: int) -> None:
-        """Withdraw a GEMM, in the loop."""
+        """Withdraw a GEMM in the loop."""
         self.execute(self.manager.withdraw(job, self.now()))
 
     def advance_for_local_work(self, flops: float) -> None:
-        """See `Runtime.advance_for_local_work`: time has passed by itself."""
+        """Do nothing: real time passes by itself."""
 
     def begin_step(self, work: StepWork) -> None:
-        """See `Runtime.begin_step`."""
+        """Start a step by stages; raise FleetError if the fleet is closed."""
         if self._closed or self.loop is None:
             raise FleetError("the fleet is closed; make a new one to go on")
         self._step_token = work.token
@@ -588,17 +582,17 @@ class LiveRuntime(Runtime):
         self.loop.call_soon_threadsafe(self._step_call, self.manager.begin_step, work)
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """See `Runtime.give`."""
+        """Continue a micro-batch of the current step with an array that the caller computed."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.give, batch, made, after)
 
     def resolve(self, right: bool, reason: str) -> None:
-        """See `Runtime.resolve`."""
+        """Tell the core whether the results of the last `Suspect` are right, and why."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.resolve, right, reason)
 
     def _step_call(self, what: Callable[..., list[ForRuntime]], *arguments: object) -> None:
-        """Call the core about a step by stages, in the loop, and carry out what it answers."""
+        """Call the core about a step by stages, in the loop, and execute its instructions."""
         try:
             self.execute(what(*arguments, self.now()))
         except Exception as error:  # noqa: BLE001 - raised where the step is waited for
@@ -607,12 +601,12 @@ class LiveRuntime(Runtime):
             )
 
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """See `Runtime.next_outcome`."""
+        """Wait for the next outcome of the current step; return None on timeout."""
         began_s = time.perf_counter()
         try:
             while True:
                 outcome, work = self._outcomes.get(timeout=timeout_s)
-                if work is None or work.token is self._step_token:  # else it was given up
+                if work is None or work.token is self._step_token:  # skip abandoned steps
                     return outcome
         except queue.Empty:
             return None
@@ -622,47 +616,47 @@ class LiveRuntime(Runtime):
             self._counters.waited_s += took_s
 
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """See `Runtime.tell_step`."""
+        """Queue an outcome of a step for `next_outcome`."""
         self._outcomes.put((outcome, work))
 
     def quarantine(self, device: int, reason: str) -> None:
-        """See `Runtime.quarantine`."""
+        """Quarantine a device, in the loop."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._quarantine, device, reason)
 
     def _quarantine(self, device: int, reason: str) -> None:
-        """End the session of a device for good, in the loop."""
+        """Report a wrong result and refuse its device for good, in the loop."""
         if (record := self.manager.sessions.get(device)) is not None:
             _logger.warning("%s sent a wrong result: %s", _name(record), reason)
             self._tell_listener(EventKind.WRONG, record, reason)
         self.execute(self.manager.refuse(device, ErrorCode.QUARANTINED, reason, self.now()))
 
     def withdraw_step(self) -> None:
-        """See `Runtime.withdraw_step`."""
+        """End the current step by stages, if any. Devices keep what the next step can reuse."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.withdraw_step)
 
     def end_steps(self) -> None:
-        """See `Runtime.end_steps`."""
+        """End the current step by stages, if any, and let devices discard its data."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._step_call, self.manager.end_steps)
 
     def release(self, operand: int) -> None:
-        """See `Runtime.release`."""
+        """Release an operand that is not used again. Any thread may call this."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self._release, operand)
 
     def _release(self, operand: int) -> None:
-        """Forget an operand, in the loop."""
+        """Release an operand in the loop."""
         self.execute(self.manager.release(operand, self.now()))
 
     def unbind(self, operand: int) -> None:
-        """See `Runtime.unbind`."""
+        """Release an operand's memory in this process; devices keep their copies."""
         if self.loop is not None and not self._closed:
             self.loop.call_soon_threadsafe(self.manager.unbind, operand)
 
     def close(self) -> None:
-        """See `Runtime.close`. The loop is stopped by its owner."""
+        """Stop the checker and compression threads. The owner stops the loop."""
         self._closed = True
         self._checker.shutdown(wait=False, cancel_futures=True)
         self._coder.close()
@@ -673,26 +667,26 @@ def _nobody(kind: EventKind, session: Session | None, text: str) -> None:
 
 
 def _name(record: Session) -> str:
-    """Return what people call a device."""
+    """Return a device's name for people."""
     return record.name or f"device {record.id}"
 
 
 def _shown(per_s: float, suffix: str) -> str:
-    """Format a rate with the largest prefix that leaves it at least 1."""
+    """Format a rate with the largest prefix that keeps it at least 1."""
     prefix, factor = next((p for p in _PREFIXES if per_s >= p[1]), _PREFIXES[-1])
     value = per_s / factor
     return f"{value:.0f} {prefix}{suffix}" if value >= 10 else f"{value:.1f} {prefix}{suffix}"
 
 
 def _refusal(instructions: Sequence[ForRuntime], session: int) -> messages.Error | None:
-    """Return the error that a device was sent because it is refused; None if there is none."""
+    """Return the error with which instructions refuse a device; None if they do not."""
     sent = (one for one in instructions if isinstance(one, Send))
     said = (one.message for one in sent if one.session == session)
     return next((message for message in said if isinstance(message, messages.Error)), None)
 
 
 def _wants_thread(message: messages.Put) -> bool:
-    """Say whether packing an array takes so long that it is done in a thread."""
+    """Return whether an array is so slow to pack that a thread should do it."""
     payload = message.payload
     strided = isinstance(payload, Buffer) and not payload.array.flags.c_contiguous
     return strided and payload.nbytes > PACK_IN_THREAD_BYTES

@@ -1,4 +1,4 @@
-"""Host names and addresses: which are local, which a server is reached by, and page origins."""
+"""Host names and addresses: loopback, reachable names, and page origins."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from cleave.errors import UsageError
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-# Of documentation networks: nothing is sent, the system only says where it would send from.
+# Addresses of documentation networks. Nothing is sent; the system only picks the source address.
 _ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens on a host.
+    """Return whether a server on this host is reachable only from this machine.
 
     Args:
-        host: a name or address; empty for all addresses.
+        host: name or address; empty for all addresses.
     """
     if not host:
         return False
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
-        return False  # listening will fail, and say why
+        return False  # listening will fail with the reason
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
@@ -37,7 +37,7 @@ def is_everywhere(host: str) -> bool:
 
 
 def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
-    """Return the address under which other machines see this one; empty if it has none."""
+    """Return the address by which other machines see this one; empty if it has none."""
     for kind, target in _ELSEWHERE:
         if kind == family:
             with socket.socket(kind, socket.SOCK_DGRAM) as probe:
@@ -50,7 +50,7 @@ def outside_address(family: socket.AddressFamily = socket.AF_INET) -> str:
 
 
 def reachable_host(host: str) -> str:
-    """Return the host for the URL of a server that listens on a host."""
+    """Return the host for the URLs of a server that listens on `host`."""
     if not is_everywhere(host):
         return host
     if host == "::":
@@ -59,11 +59,11 @@ def reachable_host(host: str) -> str:
 
 
 def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
-    """Return the names and addresses by which a server that listens on a host is reached.
+    """Return the names and addresses that reach a server.
 
     Args:
-        host: the host that it listens on.
-        interfaces: the machine's own addresses.
+        host: host that the server listens on.
+        interfaces: addresses of this machine.
     """
     if is_everywhere(host):
         names = [*LOOPBACK_NAMES, socket.gethostname(), reachable_host(host), *interfaces]
@@ -75,7 +75,7 @@ def own_names(host: str, interfaces: Iterable[str]) -> tuple[str, ...]:
 
 
 def interface_addresses() -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces, without link-local ones.
+    """Return the interface addresses of this machine, without link-local ones.
 
     Raises:
         ImportError: when `ifaddr` is not installed.
@@ -92,17 +92,17 @@ def interface_addresses() -> tuple[str, ...]:
 
 
 def bracketed(host: str) -> str:
-    """Return a host as URLs write it: an IPv6 address in brackets."""
+    """Return a host in URL syntax: IPv6 addresses get brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
-    """Return the origins of a server's own pages, as browsers state them.
+    """Return the origins of a server's own pages, as browsers send them.
 
     Args:
-        names: names and addresses by which the server is reached.
-        port: the port that it listens on.
-        secure: whether it uses TLS.
+        names: names and addresses that reach the server.
+        port: port of the server.
+        secure: whether the server uses TLS.
     """
     scheme = "https" if secure else "http"
     found = set()
@@ -114,7 +114,7 @@ def origins(names: Iterable[str], port: int, *, secure: bool) -> frozenset[str]:
 
 
 def parse_origin(text: str) -> str:
-    """Read an origin that a user allows, and return it as browsers state it.
+    """Parse an origin that a user allows; return it as browsers send it.
 
     Raises:
         UsageError: when it is not an origin.
@@ -131,5 +131,5 @@ def parse_origin(text: str) -> str:
 
 
 def app_link(page_url: str) -> str:
-    """Return a link that opens the Android app to join, where a browser would open a page."""
+    """Return a link that opens the Android app to join, instead of a page in the browser."""
     return f"cleave://join?url={quote(page_url, safe='')}"

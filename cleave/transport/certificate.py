@@ -1,6 +1,6 @@
-"""Self-signed certificates: made, kept in a file that only its owner can read, renewed in time.
+"""Self-signed certificates, stored in an owner-only file and renewed in time.
 
-Making one needs the package `cryptography`; clients do not need it.
+Creating one needs the package `cryptography`; clients do not need it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 FILE_NAME: Final = "tls.pem"
-"""Key and certificate together, so that they always belong together."""
+"""One file for key and certificate, so that they always match."""
 
 VALID: Final = timedelta(days=825)
-"""As long as systems accept of a certificate that a user trusts by hand."""
+"""Longest validity that systems accept for a certificate trusted by hand."""
 
 RENEWED: Final = timedelta(days=90)
-"""It is renewed when a server starts less than this before its end."""
+"""A server renews the certificate at startup if it expires within this time."""
 
 _CLOCKS_DIFFER: Final = timedelta(days=1)
 _BEGIN: Final = b"-----BEGIN "
-_NAME_LENGTH: Final = 64  # of a common name, at most
+_NAME_LENGTH: Final = 64  # maximum length of a common name
 
 
 def make(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes:
-    """Make a key (ECDSA P-256) and a self-signed certificate, and return both as PEM.
+    """Create an ECDSA P-256 key and a self-signed certificate; return both as PEM.
 
     Args:
         names: host names and IP addresses that it is valid for; at least one.
-        now: the time, with its time zone.
-        valid: how long it is valid.
+        now: current time, with its time zone.
+        valid: period of validity.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -71,16 +71,15 @@ def make(names: Sequence[str], now: datetime, valid: timedelta = VALID) -> bytes
 
 
 def kept(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path:
-    """Return the path of the certificate kept in a folder; make a new one if necessary.
+    """Return the path of a folder's certificate; create a new one if necessary.
 
-    It stays the same, and so does the fingerprint that devices know, until it is about to expire or
-    does not name the host that is needed.
+    It and its fingerprint stay the same until it nears expiry or does not name the needed host.
 
     Args:
-        folder: the folder; made if it is missing.
-        names: the names and addresses for a new certificate.
-        needed: the host name or address that the certificate must be valid for.
-        now: the time, with its time zone.
+        folder: folder of the certificate; created if missing.
+        names: names and addresses for a new certificate.
+        needed: host name or address that the certificate must be valid for.
+        now: current time, with its time zone.
 
     Raises:
         UsageError: when the folder cannot be written.
@@ -103,16 +102,16 @@ def kept(folder: Path, names: Sequence[str], needed: str, now: datetime) -> Path
 
 
 def _serves(pem: bytes, needed: str, now: datetime) -> bool:
-    """Return whether a kept certificate can still be used."""
+    """Return whether a stored certificate is still usable."""
     try:
         certificate = _read(pem)
-    except ValueError:  # half a file, or none of ours: a new one takes its place
+    except ValueError:  # truncated or foreign file: create a new certificate
         return False
     return needed.lower() in names_in(pem) and now + RENEWED < certificate.not_valid_after_utc
 
 
 def names_in(pem: bytes) -> tuple[str, ...]:
-    """Return the host names and addresses that a certificate is valid for, as it states them.
+    """Return the host names and addresses that a certificate is valid for.
 
     Raises:
         ValueError: when it is not a certificate.

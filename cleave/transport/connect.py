@@ -1,4 +1,4 @@
-"""Connecting to a server, as devices and operators do."""
+"""Connect to a server, for devices and operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cleave.transport.tls import WrongCertificateError, pinning
 
 
 def plain_reason(error: BaseException) -> str:
-    """Return the system's reason of an error, without Python's wrapping."""
+    """Return the system's reason for an error, without Python's wrapping."""
     if isinstance(error, gaierror) and error.strerror:
         return error.strerror.lower()
     number = getattr(error, "errno", None)
@@ -29,16 +29,15 @@ def plain_reason(error: BaseException) -> str:
 
 
 async def open_connection(target: JoinUrl, memory_bytes: int | None = None) -> WebSocketConnection:
-    """Connect to a server. With a fingerprint, nothing is sent to any other server.
+    """Connect to a server. With a fingerprint, no other server receives any data.
 
     Args:
-        target: the server.
-        memory_bytes: what a device offers in its `hello`: longer messages are not taken than fit
-            in there. None for an operator.
+        target: join URL of the server.
+        memory_bytes: memory that a device offers in its `hello`, which also limits the size of
+            received messages; None for an operator.
 
     Raises:
-        CleaveError: when nothing that speaks WebSocket answers there, or it is not the server that
-            the URL names.
+        CleaveError: when no WebSocket server answers, or it is not the one that the URL names.
     """
     address = target.address
     most_bytes = limits.MAX_MESSAGE_BYTES

@@ -1,4 +1,4 @@
-"""Connections that carry whole messages as bytes: over a WebSocket, or in memory for tests."""
+"""Connections that carry whole messages as bytes, over a WebSocket or in memory (for tests)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cleave.protocol.codec import Buffer
 from cleave.transport.frame_limits import AwaitedSizes
 
 WRITE_LIMIT_BYTES: Final = 2**20
-"""What a connection buffers before a sender waits: so that a link has the next message at hand."""
+"""Bytes that a connection buffers before a sender waits, so that the link stays busy."""
 
 _JOIN_BELOW_BYTES: Final = 65536
-"""Smaller messages go as one frame: a copy is cheaper than a frame."""
+"""Smaller messages are sent as one frame: a copy is cheaper than a frame."""
 
 
 class ConnectionLostError(Exception):
-    """The other side is gone; the text says why, as far as that is known."""
+    """The other side is gone; the text gives the reason, if known."""
 
 
 class CutError(ConnectionLostError):
-    """This side cut the connection because the other sent more than it may; the text says what."""
+    """This side cut the connection because the other sent too much; the text says what."""
 
 
 class Connection(Protocol):
@@ -41,13 +41,13 @@ class Connection(Protocol):
         """Wait for the next message and return it.
 
         Raises:
-            ConnectionLostError: when there will be no more.
+            ConnectionLostError: when no more messages can arrive.
             ProtocolError: when the message is text or too large.
         """
         ...
 
     async def answers(self, within_s: float) -> bool:
-        """Ask the other side for a sign of life, without a message; return whether it came in time.
+        """Ping the other side; return whether it answered in time.
 
         Raises:
             ConnectionLostError: when the connection is known to be lost.
@@ -55,7 +55,7 @@ class Connection(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the connection; closing twice does nothing."""
+        """Close the connection. Idempotent."""
         ...
 
 
@@ -63,17 +63,17 @@ class Accepted(Connection, Protocol):
     """A server's connection to a device."""
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Allow messages as long as the awaited results; `awaited` returns their sizes."""
+        """Allow messages up to the size of the awaited results, which `awaited` returns."""
         ...
 
     def dismiss(self) -> None:
-        """Ignore what the other side still sends: it was told why its session ends."""
+        """Ignore further messages: the other side was told why its session ends."""
         ...
 
 
 @runtime_checkable
 class Guarded(Protocol):
-    """A WebSocket that inspects everything it receives; see `GuardedConnection`."""
+    """A WebSocket that inspects all received data; see `GuardedConnection`."""
 
     cut_because: str
 
@@ -85,8 +85,8 @@ class Guarded(Protocol):
 class WebSocketConnection:
     """A connection whose messages are binary WebSocket messages.
 
-    Header and payload of a large message are sent as two frames, which the receiver has to join.
-    With `spare_receiver` they are joined before they are sent.
+    A large message is sent as two frames (header and payload), which the receiver joins. With
+    `spare_receiver`, they are joined before sending.
 
     Args:
         socket: the WebSocket.
@@ -98,7 +98,7 @@ class WebSocketConnection:
         self._join_below = math.inf if spare_receiver else _JOIN_BELOW_BYTES
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """See `Connection.send`."""
+        """Send one message, given in parts; return its size in bytes."""
         size = sum(len(part) for part in parts)
         try:
             if len(parts) == 1:
@@ -112,7 +112,7 @@ class WebSocketConnection:
         return size
 
     async def receive(self) -> bytes:
-        """See `Connection.receive`."""
+        """Wait for the next message and return it."""
         try:
             data = await self._socket.recv()
         except ConnectionClosed as error:
@@ -126,7 +126,7 @@ class WebSocketConnection:
         return data
 
     async def answers(self, within_s: float) -> bool:
-        """See `Connection.answers`."""
+        """Ping the other side; return whether it answered in time."""
         try:
             async with asyncio.timeout(within_s):
                 await (await self._socket.ping())
@@ -137,26 +137,26 @@ class WebSocketConnection:
         return True
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """See `Accepted.await_results`; without effect on a socket that is not guarded."""
+        """Allow messages up to the awaited sizes. No effect on an unguarded socket."""
         if isinstance(self._socket, Guarded):
             self._socket.await_results(awaited)
 
     def dismiss(self) -> None:
-        """See `Accepted.dismiss`; without effect on a socket that is not guarded."""
+        """Ignore further messages. No effect on an unguarded socket."""
         if isinstance(self._socket, Guarded):
             self._socket.dismissed()
 
     async def close(self) -> None:
-        """See `Connection.close`."""
+        """Close the connection."""
         await close_in_time(self._socket.transport, self._socket.close())
 
 
 async def close_in_time(transport: asyncio.Transport, closing: Coroutine[Any, Any, None]) -> None:
-    """Close a WebSocket, and cut it where the other side neither reads nor closes it.
+    """Close a WebSocket; abort it if the other side neither reads nor closes.
 
     Args:
-        transport: the WebSocket's.
-        closing: does the closing handshake.
+        transport: transport of the WebSocket.
+        closing: coroutine of the closing handshake.
     """
     task = asyncio.ensure_future(closing)
     try:
@@ -165,7 +165,7 @@ async def close_in_time(transport: asyncio.Transport, closing: Coroutine[Any, An
             if (await asyncio.wait({task}, timeout=limits.CLOSE_S))[0]:
                 break
             if not 0 < transport.get_write_buffer_size() < waiting_bytes:
-                transport.abort()  # which ends the handshake
+                transport.abort()  # this ends the closing handshake
     finally:
         if not task.done():
             task.cancel()
@@ -179,7 +179,7 @@ def _reason(error: ConnectionClosed) -> str:
 
 
 class MemoryConnection:
-    """One end of an in-memory link. It carries the same bytes as a WebSocket."""
+    """One end of an in-memory link, with the same bytes as a WebSocket."""
 
     def __init__(
         self, inbox: asyncio.Queue[bytes | None], outbox: asyncio.Queue[bytes | None]
@@ -189,7 +189,7 @@ class MemoryConnection:
         self._closed = False
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """See `Connection.send`."""
+        """Send one message, given in parts; return its size in bytes."""
         if self._closed:
             raise ConnectionLostError("the connection was closed")
         data = b"".join(parts)
@@ -197,7 +197,7 @@ class MemoryConnection:
         return len(data)
 
     async def receive(self) -> bytes:
-        """See `Connection.receive`."""
+        """Wait for the next message and return it."""
         data = None if self._closed else await self._inbox.get()
         if data is None:
             self._closed = True
@@ -205,19 +205,19 @@ class MemoryConnection:
         return data
 
     async def answers(self, within_s: float) -> bool:
-        """See `Connection.answers`."""
+        """Return True: the other end always answers."""
         if self._closed:
             raise ConnectionLostError("the connection was closed")
         return True
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """See `Accepted.await_results`; here messages may have any length."""
+        """Do nothing: messages may have any length here."""
 
     def dismiss(self) -> None:
-        """See `Accepted.dismiss`."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """See `Connection.close`."""
+        """Close both directions of the link."""
         if not self._closed:
             self._closed = True
             await self._outbox.put(None)
@@ -225,7 +225,7 @@ class MemoryConnection:
 
 
 def memory_link() -> tuple[MemoryConnection, MemoryConnection]:
-    """Make an in-memory link and return both ends."""
+    """Create an in-memory link and return both ends."""
     there: asyncio.Queue[bytes | None] = asyncio.Queue()
     back: asyncio.Queue[bytes | None] = asyncio.Queue()
     return MemoryConnection(back, there), MemoryConnection(there, back)

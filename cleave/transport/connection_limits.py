@@ -1,10 +1,9 @@
-"""Places for pending connections: those whose hello has not been accepted yet.
+"""Limits on pending connections: those whose hello is not accepted yet.
 
-A pending connection costs the server something and may be a stranger's. So there are few places,
-per address and in all. If all places are taken, a connection from another network gets the oldest
-place of the network with most places: slow strangers, from however many addresses, do not keep out
-a quick client. Admitted devices are not counted here: a thousand of them may share an address.
-Pure: sockets and clocks belong to the listener.
+Places are limited per address and in total, because strangers may take them. When all are taken, a
+connection from another network replaces the oldest one of the network with most places. So slow
+strangers, from any number of addresses, cannot keep out a quick client. Admitted devices do not
+count, since many may share an address. Pure: the listener has the sockets and clocks.
 """
 
 from __future__ import annotations
@@ -18,23 +17,22 @@ from typing import Final
 
 from cleave.protocol import limits
 
-_IPV6_HOME: Final = 64  # the network that one home or machine gets, and may take any address of
-_IPV6_NETWORK: Final = 48  # what one customer or site may get, with many homes in it
-_SPARE_DESCRIPTORS: Final = 128  # of the process: logs, checkpoints, datasets
+_IPV6_HOME: Final = 64  # network of one home or machine, which may use any of its addresses
+_IPV6_NETWORK: Final = 48  # network of one customer or site, with many homes
+_SPARE_DESCRIPTORS: Final = 128  # for other files: logs, checkpoints, datasets
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """A server's limits on connections; the defaults are in `cleave.protocol.limits`.
+    """Limits on a server's connections; defaults are in `cleave.protocol.limits`.
 
     Attributes:
         handshake_s: seconds from the first packet to an accepted hello, including TLS and HTTP.
-        unadmitted_bytes: how much a connection may send until then.
-        waiting_per_address, waiting: how many connections may be pending, per address and in all.
-        failed, failed_per_s: how many connections of an address may come to nothing, at once and
-            for long, before new ones from there are cut.
-        devices, operators: how many of each may be connected at once.
-        unfinished_bytes: size of all incomplete messages together, without results of tasks.
+        unadmitted_bytes: maximum bytes that a connection may send before its hello is accepted.
+        waiting_per_address, waiting: maximum pending connections, per address and in total.
+        failed, failed_per_s: maximum failed connections per address, at once and per second.
+        devices, operators: maximum connected devices and operators.
+        unfinished_bytes: maximum total size of incomplete messages, without task results.
     """
 
     handshake_s: float = limits.HANDSHAKE_S
@@ -48,10 +46,9 @@ class ConnectionLimits:
     unfinished_bytes: int = limits.MAX_UNFINISHED_BYTES
 
     def within(self, descriptors: int) -> ConnectionLimits:
-        """Return these limits, lowered for a process that may open so many files and connections.
+        """Return these limits, lowered for a process with this many file descriptors.
 
-        Otherwise strangers could use up all file descriptors, and a checkpoint could not be
-        written.
+        Otherwise strangers could exhaust the descriptors, so that no checkpoint could be written.
         """
         usable = max(4, descriptors - _SPARE_DESCRIPTORS)
         waiting = min(self.waiting, usable // 4)
@@ -66,7 +63,7 @@ class WaitingPlace:
 
     Attributes:
         ticket: identifies the place.
-        instead_of: the ticket of a connection that must be closed for it; None for none.
+        instead_of: ticket of the connection to close for it; None for none.
     """
 
     ticket: int
@@ -77,7 +74,7 @@ class PendingConnections:
     """The places of pending connections.
 
     Args:
-        allowed: how many places there are.
+        allowed: limits on the places.
     """
 
     def __init__(self, allowed: ConnectionLimits) -> None:
@@ -89,11 +86,11 @@ class PendingConnections:
 
     @property
     def waiting(self) -> int:
-        """Return how many connections are pending."""
+        """Return the number of pending connections."""
         return len(self._places)
 
     def arrive(self, address: str) -> WaitingPlace | str:
-        """Return the place of a connection from this address, or why it is refused."""
+        """Return the place of a new connection from this address, or the reason to refuse it."""
         home, network = home_of(address), network_of(address)
         if self._homes[home] >= self.allowed.waiting_per_address:
             return f"{self._homes[home]} connections from there wait already"
@@ -110,15 +107,14 @@ class PendingConnections:
         return WaitingPlace(ticket, instead_of)
 
     def _oldest_of_most(self, network: str) -> int | None:
-        """Return the oldest ticket of the network with most places; None if this one has as
-        many."""
+        """Return the oldest ticket of the largest network; None if this one is as large."""
         most = max(self._networks.values(), key=lambda places: (len(places), -next(iter(places))))
         if len(most) <= len(self._networks.get(network, ())):
             return None
         return next(iter(most))
 
     def done(self, ticket: int) -> None:
-        """Free the place of a connection that was admitted or has gone."""
+        """Free the place of a connection that was admitted or closed."""
         home, network = self._places.pop(ticket)
         self._homes[home] -= 1
         if not self._homes[home]:
@@ -129,23 +125,23 @@ class PendingConnections:
 
 
 def home_of(address: str) -> str:
-    """Return what an address is counted as: itself, or its /64 network with IPv6.
+    """Return the key by which an address is counted: itself, or its /64 network for IPv6.
 
     Args:
-        address: an IP address, with or without a zone.
+        address: IP address, with or without a zone.
     """
     return _within(address, _IPV6_HOME)
 
 
 def network_of(address: str) -> str:
-    """Return the network of an address for sharing places: with IPv6 the /48 network.
+    """Return the network by which places are shared: for IPv6 the /48 network.
 
-    One stranger may have many /64 networks in it.
+    A single stranger may own many /64 networks in it.
     """
     return _within(address, _IPV6_NETWORK)
 
 
-@lru_cache(maxsize=1024)  # asked several times for each connection
+@lru_cache(maxsize=1024)  # called several times per connection
 def _within(address: str, prefix: int) -> str:
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])

@@ -1,9 +1,8 @@
-"""Limits on what a connection receives: WebSocket frames, inspected as they arrive.
+"""Limits on received WebSocket frames, inspected as they arrive.
 
-A peer announces a message's length before it sends it, and may send any number of fragments or
-pings. A session sees none of these before a message is complete. So frames are inspected here: how
-long a message becomes, how much of it is stored unfinished, and how many frames carry nothing.
-Pure: it takes bytes and times; the connection closes itself and passes on what may pass.
+A session only sees complete messages. So this module checks announced message lengths, the bytes of
+incomplete messages, and the number of tiny frames. Pure: it takes bytes and times. The connection
+closes itself and passes on the allowed bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from cleave.protocol import limits
 from cleave.protocol.allowance import Bucket
 
 FRAMES_AT_ONCE: Final = 16
-"""Frames that are handed on before the loop looks at its other connections."""
+"""Frames passed on before the loop serves its other connections."""
 
 _CONTINUES: Final = 0
-_CONTROL: Final = 8  # opcodes from here on
-_SHORT, _LONG = 126, 127  # codes for a length in the next two bytes, or eight
+_CONTROL: Final = 8  # control frames have this opcode or above
+_SHORT, _LONG = 126, 127  # the length is in the next 2 or 8 bytes
 
 
 class TooMuchError(Exception):
@@ -29,12 +28,11 @@ class TooMuchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSizes:
-    """The size of the largest results that a session may send now, in bytes.
+    """Sizes of the largest results that a session may send now, in bytes.
 
     Attributes:
-        work: the largest result of a task that it was given.
-        any: the largest result of those, of probes, and of runs whose cancellation may still be
-            under way.
+        work: size of the largest result of its tasks.
+        any: size of the largest result, also of probes and of runs that are being cancelled.
     """
 
     work: int = 0
@@ -42,19 +40,19 @@ class AwaitedSizes:
 
 
 def nothing() -> AwaitedSizes:
-    """Return that no result is awaited."""
+    """Return sizes for no awaited result."""
     return AwaitedSizes()
 
 
 class FrameGate:
-    """The inspection of the frames of one connection.
+    """Inspects the frames of one connection.
 
     Args:
-        now_s: the time, in seconds.
+        now_s: current time, in seconds.
 
     Attributes:
-        least_bytes: how long any message may be, in bytes.
-        awaited: returns the sizes of results, which may be longer.
+        least_bytes: length that any message may have, in bytes.
+        awaited: returns the sizes of awaited results, which may be longer.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -62,19 +60,19 @@ class FrameGate:
         self.awaited: Callable[[], AwaitedSizes] = nothing
         self._empty = Bucket(limits.UNASKED_PER_S, limits.MAX_UNASKED, now_s)
         self._header = bytearray()
-        self._left = 0  # bytes of the present frame that are still to come
+        self._left = 0  # missing bytes of the current frame
         self._keeps = False  # whether that frame is part of a message, not a control frame
         self._ends = False  # whether that frame is the last of its message
-        self._here = 0  # bytes stored of the present message, if it is incomplete
-        self._total = 0  # bytes of it that were announced so far
-        self._may = 0  # bytes that it may have at most
-        self._work: int | None = None  # the largest result of a task, once `awaited` was called
+        self._here = 0  # stored bytes of the current message, if incomplete
+        self._total = 0  # announced bytes of that message so far
+        self._may = 0  # maximum bytes of that message
+        self._work: int | None = None  # largest task result, once `awaited` was called
         self._frames = 0
 
     def passes(self, data: bytes, at: int, now_s: float) -> int:
-        """Return the end of the part of these bytes, from `at` on, that may be passed on now.
+        """Return the end of the bytes, from `at` on, that may be passed on now.
 
-        The rest must be given again after the loop has looked at its other connections.
+        Give the rest again after the loop has served its other connections.
 
         Raises:
             TooMuchError: when the peer sends more than it may.
@@ -89,7 +87,7 @@ class FrameGate:
                     self._here += step
             else:
                 at = self._read_header(data, at, now_s)
-                if self._header:  # the rest of it is still to come
+                if self._header:  # the header is incomplete
                     return at
             if not self._left:
                 if self._keeps and self._ends:
@@ -100,7 +98,7 @@ class FrameGate:
         return at
 
     def unasked_bytes(self) -> int:
-        """Return the stored bytes of an incomplete message that is not a result of a task."""
+        """Return the stored bytes of an incomplete message other than a task result."""
         if not self._here:
             return 0
         if self._work is None:
@@ -159,7 +157,7 @@ class FrameGate:
 
 
 def _header_bytes(header: bytearray) -> int:
-    """Return the length of a frame's header, as far as its first bytes tell."""
+    """Return the length of a frame's header, as far as its first bytes show."""
     if len(header) < 2:
         return 2
     length = header[1] & 0x7F
@@ -168,14 +166,13 @@ def _header_bytes(header: bytearray) -> int:
 
 
 class Unfinished:
-    """The size of incomplete messages, over all connections.
+    """Total size of incomplete messages over all connections, without task results.
 
-    Results of tasks do not count: how much of them is under way was decided when the runs were
-    sent. If the others exceed the limit, the connection with the largest product of bytes and time
-    is cut: messages of honest clients are short, or are still arriving.
+    Sending runs already limited how many results arrive. Over the limit, the connection with the
+    largest product of bytes and time is cut: honest messages are short or still arriving.
 
     Args:
-        most_bytes: the limit, in bytes.
+        most_bytes: limit, in bytes.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -184,7 +181,7 @@ class Unfinished:
         self._held: dict[object, tuple[int, float]] = {}  # bytes, since when
 
     def holds(self, who: object, nbytes: int, now_s: float) -> object | None:
-        """Note how many bytes a connection holds now; return one that must be cut, or None."""
+        """Set the bytes that a connection holds now; return a connection to cut, or None."""
         if not nbytes and who not in self._held:
             return None
         before, since_s = self._held.pop(who, (0, now_s))

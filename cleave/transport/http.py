@@ -15,17 +15,17 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A plain HTTP request, not one for a WebSocket.
+    """A plain HTTP request (not a WebSocket request).
 
     Attributes:
-        path: the path without its query, as it was sent: nothing is decoded.
-        secure: whether it came over TLS.
-        address: the address that it comes from.
+        path: path without its query, as sent: nothing is decoded.
+        secure: whether it arrived over TLS.
+        address: remote address.
         host: the `Host` header; empty if the client sent none, or several.
-        accept_encoding, authorization: the headers of these names; empty if the client sent none.
-        forwarded: whether a proxy's header says that it was forwarded.
-        trusted: whether a browser sent it that regards the address as secure, as with loopback or
-            with TLS of a proxy before this server. Only then it sends `Sec-Fetch-Dest`.
+        accept_encoding, authorization: headers of these names; empty if not sent.
+        forwarded: whether a proxy header marks the request as forwarded.
+        trusted: whether the browser regards the address as secure: loopback, or TLS that a proxy
+            terminates. Only then does it send `Sec-Fetch-Dest`.
     """
 
     path: str
@@ -40,7 +40,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An answer; `Content-Length` is added when it is sent."""
+    """An answer; `Content-Length` is added on sending."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -48,21 +48,21 @@ class HttpAnswer:
 
     @classmethod
     def text(cls, status: int, text: str) -> HttpAnswer:
-        """Make an answer of plain text."""
+        """Create a plain-text answer."""
         headers = (("Content-Type", "text/plain; charset=utf-8"), NO_SNIFFING)
         return cls(status, headers, text.encode())
 
     def having(self, *headers: tuple[str, str]) -> HttpAnswer:
-        """Return this answer with more headers."""
+        """Return this answer with added headers."""
         return replace(self, headers=(*self.headers, *headers))
 
 
 HttpHandler: TypeAlias = Callable[[HttpRequest], HttpAnswer | None]
-"""Answers a GET; None where nothing has that path. Called in the server's loop."""
+"""Answers a GET, or returns None for an unknown path. Called in the server's loop."""
 
 
 def read_request(path: str, headers: Headers, address: str, *, secure: bool) -> HttpRequest:
-    """Make a request from what the WebSocket library read."""
+    """Create a request from what the WebSocket library parsed."""
 
     def only(name: str) -> str:
         values = headers.get_all(name)

@@ -1,4 +1,4 @@
-"""Join URLs: a server's address, a credential, and which server is meant."""
+"""Join URLs: a server's address and identity, and a credential."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cleave.transport.addresses import bracketed
 from cleave.transport.tls import parse_fingerprint
 
 JOIN_PATH: Final = "/join"
-"""The path of the page that makes a browser a device."""
+"""Path of the page that turns a browser into a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinUrl:
-    """Holds a join URL in parts: the address, and the fragment's fields, which are never sent.
+    """A join URL in parts. The fragment's fields are never sent over the network.
 
     Attributes:
-        address: the URL without its fragment.
-        credential: a credential, or a join code.
-        server: the server's id; empty where the URL does not tell.
-        fingerprint: of the only certificate that is accepted; empty to verify it as usual.
+        address: URL without its fragment.
+        credential: credential or join code.
+        server: id of the server; empty if the URL does not state it.
+        fingerprint: fingerprint of the only accepted certificate; empty for ordinary verification.
     """
 
     address: str
@@ -32,19 +32,19 @@ class JoinUrl:
 
     @property
     def text(self) -> str:
-        """Return the URL, with its secret."""
+        """Return the URL including its secret."""
         server = f"&s={quote(self.server, safe='')}" if self.server else ""
         pin = f"&fp={self.fingerprint}" if self.fingerprint else ""
         return f"{self.address}#c={quote(self.credential, safe='')}{server}{pin}"
 
     def page(self, path: str) -> str:
-        """Return the URL of a page of the server for browsers, with the same secret."""
+        """Return the URL of a server page for browsers, with the same secret."""
         parts = urlsplit(self.text)
         scheme = "https" if parts.scheme == "wss" else "http"
         return parts._replace(scheme=scheme, path=path).geturl()
 
     def at(self, host: str) -> JoinUrl:
-        """Return the URL of the same server with another of its host names or addresses."""
+        """Return the URL of the same server under another host name or address."""
         parts = urlsplit(self.address)
         port = f":{parts.port}" if parts.port is not None else ""
         address = parts._replace(netloc=f"{bracketed(host)}{port}").geturl()
@@ -52,7 +52,7 @@ class JoinUrl:
 
 
 def parse_join_url(url: str) -> JoinUrl:
-    """Read `http://HOST:PORT/join#c=CREDENTIAL` or `ws://HOST:PORT/ws#c=CREDENTIAL`.
+    """Parse `http://HOST:PORT/join#c=CREDENTIAL` or `ws://HOST:PORT/ws#c=CREDENTIAL`.
 
     With TLS these are `https://` and `wss://`, and may name a certificate (`&fp=FINGERPRINT`).
 
@@ -62,7 +62,7 @@ def parse_join_url(url: str) -> JoinUrl:
     try:
         parts = urlsplit(url)
         wrong = not parts.hostname or parts.port == 0
-    except ValueError:  # a port that is no number, half an IPv6 address
+    except ValueError:  # invalid port, or incomplete IPv6 address
         wrong = True
     page = not wrong and parts.scheme in ("http", "https") and parts.path.endswith(JOIN_PATH)
     if wrong or not (page or parts.scheme in ("ws", "wss")):

@@ -1,9 +1,8 @@
-"""Listening sockets that turn strangers away before TLS, HTTP or a task is spent on them.
+"""Listening sockets that refuse strangers before TLS, HTTP or a task is spent on them.
 
-The event loop accepts connections from a socket. Here that socket first asks a `ConnectionGate`.
-The socket that it returns tells the gate when it is closed, at whatever stage. The proactor loop of
-Windows does not accept connections through the socket: there connections are not counted, but the
-time limits apply.
+The event loop accepts connections from a socket, which first asks a `ConnectionGate`. The accepted
+socket tells the gate when it closes, at any stage. The proactor loop of Windows does not accept
+connections through the socket: there connections are not counted, but time limits apply.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from cleave.transport.frame_limits import (
 from cleave.transport.rate_limit import RateLimit
 from cleave.transport.rejection_log import RejectionLog
 
-_REFUSALS_AT_ONCE: Final = 128  # before the loop looks at its other connections
-_REST_S: Final = 0.05  # after a refusal: most of what it costs is that the loop wakes up for it
-_FAREWELL_S: Final = 1.0  # to tell a late peer why, before its socket is shut
-_LAST_FRAMES: Final = 256  # taken in after the other side closed, at most
+_REFUSALS_AT_ONCE: Final = 128  # before the loop serves its other connections
+_REST_S: Final = 0.05  # pause after a refusal: waking the loop is its main cost
+_FAREWELL_S: Final = 1.0  # time to tell a late peer the reason before its socket is shut
+_LAST_FRAMES: Final = 256  # maximum read after the other side closed
 _END_OF_REQUEST: Final = b"\r\n\r\n"
 _BROKEN: Final = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
 BACKLOG: Final = 512
-"""Connections that the system holds until the loop takes them."""
+"""Connections that the system queues until the loop accepts them."""
 
 
 class PendingSocket(socket.socket):
-    """The socket of an accepted connection, from its first packet until it is closed.
+    """The socket of an accepted connection, from its first packet until it closes.
 
     Attributes:
-        address: the address that it comes from.
-        deadline_s: the time on the loop's clock by which its hello must be accepted.
+        address: remote address.
+        deadline_s: time on the loop's clock by which its hello must be accepted.
     """
 
     def __init__(
@@ -67,16 +66,16 @@ class PendingSocket(socket.socket):
         self._timer = loop.call_later(limit_s + _FAREWELL_S, self._expire)
 
     def admitted(self) -> None:
-        """Note that its hello was accepted: from now on the limits of a session apply."""
+        """Mark the hello as accepted: from now on a session's limits apply."""
         self._settled = True
         self._stop_waiting()
 
     def answered(self) -> None:
-        """Note that it was an HTTP request that has been answered."""
+        """Mark the connection as an answered HTTP request."""
         self._settled = True
 
     def refused(self, reason: str) -> None:
-        """Note that it is turned away; only the first reason is logged."""
+        """Mark the connection as refused; only the first reason is logged."""
         if not self._settled:
             self._settled = True
             self._connection_gate.failed(self.address, reason)
@@ -91,7 +90,7 @@ class PendingSocket(socket.socket):
         super().close()
 
     def make_room(self) -> None:
-        """Shut the connection, because its place was given to another."""
+        """Shut the connection, because another one gets its place."""
         self._waits = False
         self._timer.cancel()
         self._shut("others from there wait as well, and its place was given to one from elsewhere")
@@ -102,9 +101,9 @@ class PendingSocket(socket.socket):
     def _shut(self, reason: str) -> None:
         self.refused(reason)
         try:
-            self.shutdown(socket.SHUT_RDWR)  # the loop sees its end, at whatever stage it is
+            self.shutdown(socket.SHUT_RDWR)  # the loop sees the end, at any stage
         except OSError:
-            return  # it has gone already, and the loop is about to see that
+            return  # already closed; the loop will notice
 
     def _too_late(self) -> str:
         return f"no accepted hello within {self._connection_gate.allowed.handshake_s:g} s"
@@ -117,12 +116,12 @@ class PendingSocket(socket.socket):
 
 
 class ConnectionGate:
-    """The decision about new connections, for any number of listening sockets.
+    """Admits or refuses new connections, for any number of listening sockets.
 
     Args:
-        allowed: how many connections may be pending, and how long.
-        log: the log of connections that are turned away.
-        loop: the event loop that serves them.
+        allowed: limits on pending connections.
+        log: log of refused connections.
+        loop: event loop that serves the connections.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class ConnectionGate:
         self._waiting: dict[int, PendingSocket] = {}  # by ticket
 
     def let_in(self, accepted: socket.socket, address: str) -> PendingSocket | None:
-        """Return the socket of an accepted connection; None if it was turned away and closed."""
+        """Return the socket of an accepted connection; None if it was refused and closed."""
         place: WaitingPlace | str = "too many connections from there came to nothing"
         if not self._failures.wait_s(address):
             place = self.pending_connections.arrive(address)
@@ -150,7 +149,7 @@ class ConnectionGate:
             self._waiting.pop(place.instead_of).make_room()
         pending = self._waiting[place.ticket] = PendingSocket(accepted, address, place.ticket, self)
         self._inside[pending.fileno()] = pending
-        # Keepalive notices a peer that vanished without closing and is sent no pings.
+        # Keepalive detects a vanished peer that gets no pings.
         pending.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, name):
@@ -158,60 +157,60 @@ class ConnectionGate:
         return pending
 
     def pending(self, transport: asyncio.BaseTransport) -> PendingSocket | None:
-        """Return the socket of the connection that a transport belongs to."""
+        """Return the socket that belongs to a transport; None if it is not known."""
         connected: Any = transport.get_extra_info("socket")
         return None if connected is None else self._inside.get(connected.fileno())
 
     def left(self, ticket: int) -> None:
-        """Note that the connection with this ticket is no longer pending."""
+        """Free the place of the connection with this ticket."""
         self.pending_connections.done(ticket)
         del self._waiting[ticket]
 
     def failed(self, address: str, reason: str) -> None:
-        """Note that a connection came to nothing, and why."""
+        """Count and log a failed connection."""
         self._failures.failed(address)
         self.log.refused(address, reason)
 
     def forget(self, pending: PendingSocket) -> None:
-        """Note that a socket is about to be closed."""
+        """Remove a socket that is about to be closed."""
         self._inside.pop(pending.fileno(), None)
 
 
 class Listener(socket.socket):
     """A listening socket that asks a `ConnectionGate` about each connection.
 
-    After a refusal it rests for a moment, so that a flood is refused many at a time. For this the
-    event loop is given an epoll object in place of the socket, where the system has them.
+    After a refusal it pauses briefly, so that a flood is refused in batches. For this the event
+    loop gets an epoll object in place of the socket, where the system supports it.
 
     Args:
-        family: the family of its addresses.
-        gate: the gate that decides.
+        family: family of its addresses.
+        gate: gate that decides.
     """
 
     def __init__(self, family: socket.AddressFamily, gate: ConnectionGate) -> None:
-        # The protocol is named since asyncio sends small messages at once only where it is.
+        # The protocol is named because asyncio sets TCP_NODELAY only if it is.
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._connection_gate = gate
         self._readiness = select.epoll() if hasattr(select, "epoll") else None
         self._rests = False
 
     def fileno(self) -> int:
-        """Return what to ask whether connections wait; -1 once it is closed."""
+        """Return the descriptor to poll for waiting connections; -1 once closed."""
         if self._readiness is None:
             return super().fileno()
         return -1 if self._readiness.closed else self._readiness.fileno()
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
-        """Let the system take in connections."""
+        """Let the system queue connections."""
         super().listen(backlog)
         if self._readiness is not None:
             self._readiness.register(super().fileno(), select.EPOLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept the next connection that the gate lets in; return its socket and its address.
+        """Accept the next connection that the gate admits; return its socket and address.
 
         Raises:
-            BlockingIOError: when there is none, or enough were turned away for now.
+            BlockingIOError: when no connection waits, or enough were refused for now.
         """
         for _ in range(_REFUSALS_AT_ONCE):
             accepted, address = super().accept()
@@ -240,13 +239,13 @@ class Listener(socket.socket):
 
 
 class GuardedConnection(ServerConnection):
-    """A WebSocket connection whose frames are inspected before they are taken in.
+    """A WebSocket connection whose frames are inspected before they are processed.
 
-    Until its hello is accepted it may send only little. When many frames arrive at once, a few are
-    taken in at a time, so that the loop can serve its other connections in between.
+    Before its hello is accepted, it may send only little. Many frames at once are processed a few
+    at a time, so that the loop can serve other connections in between.
 
     Attributes:
-        cut_because: why this side cut it; empty if it did not.
+        cut_because: reason why this side cut the connection; empty if it did not.
     """
 
     def __init__(self, gate: ConnectionGate, *args: Any, **options: Any) -> None:
@@ -258,27 +257,26 @@ class GuardedConnection(ServerConnection):
         self._unadmitted = True
         self._ending = False
         self._frame_gate = FrameGate(self.loop.time())
-        self._request = b""  # the last bytes of the HTTP request, until it is over
-        self._open = False  # the handshake is over: frames may be taken in
-        self._asked = False  # the HTTP request is over
-        self._deaf = False  # nothing is taken in any more
-        self._waiting = b""  # received and not taken in yet, ...
+        self._request = b""  # last bytes of the HTTP request, until it ends
+        self._open = False  # the handshake is over: frames may be processed
+        self._asked = False  # the HTTP request has ended
+        self._deaf = False  # no more data is processed
+        self._waiting = b""  # received but not processed yet, ...
         self._at = 0  # ... from this index on
         self._due = False  # `_take_more` is scheduled
-        self._full = False  # what was taken in must be processed first
+        self._full = False  # the message buffer is full
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Find the connection's socket, once its TLS handshake is done."""
+        """Find the connection's socket once its TLS handshake is done."""
         self._pending_socket = self._connection_gate.pending(transport)
         super().connection_made(transport)
         self.recv_messages.pause = self._pause
         self.recv_messages.resume = self._resume
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes. Until the hello is accepted they are counted, whatever frames they are
-        in."""
+        """Process received bytes, counting all of them until the hello is accepted."""
         if self._deaf:
-            if self.protocol.close_sent is not None:  # what comes is not kept, but its end is seen
+            if self.protocol.close_sent is not None:  # discard the data, but notice the end
                 super().data_received(data)
             return
         if self._unadmitted:
@@ -295,7 +293,7 @@ class GuardedConnection(ServerConnection):
             self._take_in()
 
     def _rest_of_request(self, data: bytes) -> bytes:
-        """Pass the HTTP request on; return what follows it."""
+        """Pass on the HTTP request; return the bytes after it."""
         seen = self._request + data
         over = seen.find(_END_OF_REQUEST)
         self._asked = over >= 0
@@ -305,12 +303,12 @@ class GuardedConnection(ServerConnection):
         return data[end:]
 
     def opened(self) -> None:
-        """Note that the WebSocket handshake is over: frames may be taken in."""
+        """Mark the WebSocket handshake as over: frames may be processed."""
         self._open = True
         self._take_in()
 
     def _take_in(self) -> None:
-        """Take in a few frames; the others after the loop has served other connections."""
+        """Process a few frames; the rest follows after the loop has served other connections."""
         if self._waiting and self._open and not self._full:
             self._take_some()
         if self._full:
@@ -339,7 +337,7 @@ class GuardedConnection(ServerConnection):
             self.refused("it broke the WebSocket protocol, or announced too long a message")
 
     def _take_last(self) -> None:
-        """Take in what the other side sent before it closed, up to a limit."""
+        """Process what the other side sent before it closed, up to a limit."""
         for _ in range(_LAST_FRAMES // FRAMES_AT_ONCE):
             if self._waiting and self._open:
                 self._take_some()
@@ -355,7 +353,7 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _pause(self) -> None:
-        """Take in nothing more until what was taken in has been processed."""
+        """Process nothing more until the buffered messages are consumed."""
         self._full = True
         self.transport.pause_reading()
 
@@ -364,36 +362,35 @@ class GuardedConnection(ServerConnection):
         self._take_in()
 
     def _holds(self, nbytes: int) -> None:
-        """Note the stored size of incomplete messages that are not results of tasks."""
+        """Record the stored size of incomplete messages that are not task results."""
         too_much = self._connection_gate.unfinished.holds(self, nbytes, self.loop.time())
         if isinstance(too_much, GuardedConnection):
             most = self._connection_gate.unfinished.most_bytes
             too_much.cut(f"it left a message unfinished while {most} bytes of such lay here")
 
     def eof_received(self) -> None:
-        """Handle that the other side closed the connection."""
+        """Process the remaining data when the other side closes the connection."""
         self._take_last()
         super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle that the connection is gone."""
+        """Process the remaining data when the connection is lost."""
         self._take_last()
         super().connection_lost(exc)
 
     def await_results(self, awaited: Callable[[], AwaitedSizes]) -> None:
-        """Allow messages as long as the awaited results; `awaited` returns their sizes."""
+        """Allow messages up to the size of the awaited results, which `awaited` returns."""
         self._frame_gate.awaited = awaited
 
     def admitted(self, least_bytes: int) -> None:
-        """Note that the hello was accepted: from now on any message may have `least_bytes`
-        bytes."""
+        """Mark the hello as accepted; any message may now have `least_bytes` bytes."""
         self._unadmitted = False
         self._frame_gate.least_bytes = least_bytes
         if self._pending_socket is not None:
             self._pending_socket.admitted()
 
     def cut(self, reason: str) -> None:
-        """End the connection at once, without sending what is queued, and log the reason."""
+        """Abort the connection without sending queued data, and log the reason."""
         if self.cut_because:
             return
         self.cut_because = reason
@@ -402,24 +399,23 @@ class GuardedConnection(ServerConnection):
         self.transport.abort()
 
     def dismissed(self) -> None:
-        """Take in nothing more and end soon: the other side was sent the reason and has time to
-        read it."""
+        """Ignore further data and end soon, once the peer had time to read the reason."""
         self._hear_no_more()
         self._end_soon()
 
     def refused(self, reason: str) -> None:
-        """Turn the connection away, and log the reason."""
+        """Refuse the connection and log the reason."""
         if not self.cut_because:
             self._end_soon()
             self._log(reason)
 
     @property
     def inside(self) -> bool:
-        """Return whether its hello was accepted."""
+        """Return whether the hello was accepted."""
         return not self._unadmitted
 
     async def close(self, code: int = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
-        """Close the connection. If it was turned away, take in nothing more meanwhile."""
+        """Close the connection. If it was refused, ignore data received meanwhile."""
         if not self._ending:
             await close_in_time(self.transport, super().close(code, reason))
             return
@@ -427,7 +423,7 @@ class GuardedConnection(ServerConnection):
             self._hear_no_more()
             self.protocol.fail(code, reason)
             self.send_data()
-            self.transport.resume_reading()  # to see its end
+            self.transport.resume_reading()  # to notice the end
         await asyncio.shield(self.connection_lost_waiter)
 
     def _log(self, reason: str) -> None:
@@ -438,22 +434,22 @@ class GuardedConnection(ServerConnection):
             self._connection_gate.log.refused(str(peer[0]) if peer else "", reason)
 
     def answered(self) -> None:
-        """Note that it was an HTTP request that has been answered."""
+        """Mark the connection as an answered HTTP request."""
         self._end_soon()
         if self._pending_socket is not None:
             self._pending_socket.answered()
 
     def _end_soon(self) -> None:
-        """End the connection after a moment for what is queued; do not wait for the other side."""
+        """End the connection after a moment for queued data, without waiting for the other side."""
         if not self._ending:
             self._ending = True
             deadline_s = self.loop.time() + self.time_left_s
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
 
     def _end(self, deadline_s: float) -> None:
-        """Shut the connection, unless a page is still being sent to a slow peer.
+        """Abort the connection, unless a page is still being sent to a slow peer.
 
-        Such a peer has until its deadline, as any stranger.
+        Such a peer has until its deadline, like any stranger.
         """
         if self.transport.get_write_buffer_size() and self.loop.time() < deadline_s:
             self.loop.call_later(_FAREWELL_S, self._end, deadline_s)
@@ -462,7 +458,7 @@ class GuardedConnection(ServerConnection):
 
     @property
     def time_left_s(self) -> float:
-        """Return the seconds left for its hello; once it is admitted, the seconds for ending it."""
+        """Return the seconds left for the hello or, once admitted, for ending the connection."""
         if self._pending_socket is None or not self._unadmitted:
             return self._connection_gate.allowed.handshake_s
         return max(0.0, self._pending_socket.deadline_s - self.loop.time())
@@ -472,9 +468,9 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
     """Bind all addresses of a host; return a listening socket for each.
 
     Args:
-        host: a name or address; empty for all.
-        port: the port, the same for all addresses; 0 for a free one.
-        gate: decides which connections are accepted.
+        host: name or address; empty for all addresses.
+        port: port for all addresses; 0 for any free one.
+        gate: gate that admits connections.
 
     Raises:
         OSError: when an address cannot be listened on.
@@ -489,7 +485,7 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
             except OSError:
                 if (family, address) == (found[-1][0], found[-1][4]) and not listeners:
                     raise
-                continue  # a name may have an address of a kind that this machine does not know
+                continue  # a name may have an address of an unsupported family
             listeners.append(listener)
             if hasattr(socket, "SO_REUSEADDR") and hasattr(socket, "AF_UNIX"):  # not on Windows
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -505,10 +501,10 @@ def listen(host: str, port: int, gate: ConnectionGate) -> list[Listener]:
 
 
 def allow_many_connections() -> None:
-    """Raise this process's limit of open files as far as the system allows; for commands."""
+    """Raise this process's limit on open files as far as the system allows; for commands."""
     try:
         import resource
-    except ImportError:  # Windows has no such limit
+    except ImportError:  # not on Windows, which has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -516,7 +512,7 @@ def allow_many_connections() -> None:
 
 
 def open_files_limit() -> int | None:
-    """Return how many files and connections this process may have open; None for any number."""
+    """Return how many files and connections this process may open; None for unlimited."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""A limit, per address, on how often something may fail: to be admitted, or to connect at all."""
+"""A limit per address on failures: rejected admissions or failed connections."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 from cleave.transport.connection_limits import home_of
 
 BURST: Final = 10
-"""Failed attempts that an address has at once."""
+"""Failed attempts that an address may make at once."""
 
 REFILL_S: Final = 6.0
-"""Seconds after which it has one more."""
+"""Seconds until an address may fail once more."""
 
 MAX_ADDRESSES: Final = 10_000
-"""Addresses that are remembered; the ones that have failed longest ago go first."""
+"""Number of addresses remembered; those whose last failure is oldest are dropped first."""
 
 
 @dataclass(slots=True)
@@ -25,13 +25,13 @@ class _Bucket:
 
 
 class RateLimit:
-    """A bucket of tokens for each address: a failed attempt takes one, time brings them back.
+    """A token bucket for each address: a failed attempt takes a token, and tokens return with time.
 
     Args:
-        clock: returns seconds that never go back.
+        clock: returns monotonic seconds.
         burst: tokens of a full bucket.
-        refill_s: seconds in which one token comes back.
-        max_addresses: how many addresses are remembered.
+        refill_s: seconds until one token returns.
+        max_addresses: number of addresses remembered.
     """
 
     def __init__(

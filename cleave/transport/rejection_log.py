@@ -1,4 +1,4 @@
-"""The log of refused connections: a few lines, however many are refused."""
+"""Log of refused connections: a few lines, regardless of the number of refusals."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, Final
 _logger = logging.getLogger(__name__)
 
 LINES: Final = 10
-"""So many refusals are told one by one, ..."""
+"""Maximum number of refusals logged one by one in `WINDOW_S` seconds."""
 
 WINDOW_S: Final = 10.0
-"""... in this time; the others are counted, and the count is told when it is over."""
+"""Length of a window in seconds; further refusals in it are counted and logged at its end."""
 
 
 class RejectionLog:
-    """The log of refused connections. Of what strangers sent, a line contains numbers at most.
+    """Log of refused connections. A line contains at most numbers from what strangers sent.
 
     Args:
         now: returns the time of day.
-        call_later: calls a function after so many seconds, as an event loop's method does.
-        lines: how many refusals are written one by one in `WINDOW_S` seconds.
+        call_later: calls a function after a delay in seconds, like an event loop's method.
+        lines: maximum number of refusals logged one by one in `WINDOW_S` seconds.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class RejectionLog:
         self._untold: Counter[str] = Counter()
 
     def refused(self, address: str, reason: str) -> None:
-        """Note that a connection from an address was refused.
+        """Log or count a refused connection.
 
         Args:
-            address: the address that it came from.
-            reason: one of the server's own sentences. For a device that was admitted before, it may
-                follow the device's name and quote what it did wrong. Reasons that differ in numbers
-                only are counted together.
+            address: remote address.
+            reason: one of the server's own sentences. For a formerly admitted device it may name
+                the device and quote its fault. Reasons that differ only in numbers are counted
+                together.
         """
         if not self._open:
             self._open, self._left = True, self._lines
@@ -60,7 +60,7 @@ class RejectionLog:
             self._untold[_without_numbers(reason.replace(address, "there"))] += 1
 
     def flush(self) -> None:
-        """Write what was only counted, and begin a new period."""
+        """Log the counted refusals and start a new window."""
         self._open = False
         if self._untold:
             reasons = "; ".join(f"{n:,} times: {what}" for what, n in self._untold.most_common(5))
@@ -72,6 +72,6 @@ class RejectionLog:
         _logger.warning("%s refused %s", f"{self._now():%Y-%m-%d %H:%M:%S}", what)
 
 
-@lru_cache(maxsize=64)  # most reasons of a flood are the same
+@lru_cache(maxsize=64)  # a flood mostly repeats one reason
 def _without_numbers(reason: str) -> str:
     return re.sub(r"\d+", "…", reason)

@@ -1,9 +1,8 @@
-"""TLS on both sides: a server's certificate, and how a client verifies the server.
+"""TLS on both sides: the server's certificate, and how clients verify the server.
 
-A join URL may name the SHA-256 fingerprint of the server's certificate. A client then accepts that
-certificate and no other, regardless of who signed it and of its dates (a device's clock may be
-wrong, and the fingerprint is stronger evidence than a date). Without a fingerprint, ordinary
-verification applies.
+A join URL may name the SHA-256 fingerprint of the server's certificate. A client then accepts only
+that certificate, regardless of its issuer and dates, because a device's clock may be wrong. Without
+a fingerprint, ordinary verification applies.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ _FINGERPRINT: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class TlsMode(Enum):
-    """Where a server gets its certificate."""
+    """Source of a server's certificate."""
 
     AUTO = "auto"
-    """It makes one itself."""
+    """The server creates its own certificate."""
     OFF = "off"
-    """There is none: plain WebSockets."""
+    """No certificate: plain WebSockets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a server is to be protected.
+    """Requested protection of a server.
 
     Attributes:
-        tls: by default `OFF` on loopback and `AUTO` elsewhere.
-        certificate, key: PEM files of a certificate from elsewhere and its key; both or none.
-        folder: where a certificate made here is kept; if None, it is new at every start.
-        insecure_lan: whether to allow plain WebSockets on other addresses than loopback.
-        allow_origins: origins whose pages may connect, besides the server's own.
+        tls: TLS mode; by default `OFF` on loopback or with `insecure_lan`, and `AUTO` elsewhere.
+        certificate, key: PEM files of an external certificate and its key; both or none.
+        folder: folder for a self-made certificate; if None, every start creates a new one.
+        insecure_lan: whether to allow plain WebSockets on non-loopback addresses.
+        allow_origins: further origins whose pages may connect, besides the server's own.
     """
 
     tls: TlsMode | None = None
@@ -57,14 +56,13 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """How a server is reached, and what its clients verify.
+    """How clients reach a server, and what they verify.
 
     Attributes:
-        context: the TLS context; None for plain WebSockets.
-        host: the host for URLs.
-        names: names and addresses by which the server is reached.
-        fingerprint: the fingerprint that clients are to pin; empty if they verify as usual, or
-            without TLS.
+        context: TLS context; None for plain WebSockets.
+        host: host for URLs.
+        names: names and addresses that reach the server.
+        fingerprint: certificate fingerprint that clients pin; empty if they pin none.
     """
 
     context: ssl.SSLContext | None
@@ -74,12 +72,12 @@ class Exposure:
 
 
 def fingerprint_of(der: bytes) -> str:
-    """Return the fingerprint of a certificate (DER), as join URLs write it."""
+    """Return the fingerprint of a DER certificate, in the format of join URLs."""
     return f"sha256:{hashlib.sha256(der).hexdigest()}"
 
 
 def parse_fingerprint(text: str) -> str:
-    """Read a fingerprint; return it in lower case.
+    """Parse a fingerprint; return it in lower case.
 
     Raises:
         UsageError: when it is not a fingerprint.
@@ -96,10 +94,10 @@ def parse_fingerprint(text: str) -> str:
 
 
 class WrongCertificateError(ssl.SSLCertVerificationError):
-    """The server showed another certificate than the one with the expected fingerprint.
+    """The server's certificate does not have the expected fingerprint.
 
     Attributes:
-        shown: the fingerprint of the certificate that was shown.
+        shown: fingerprint of the certificate that the server showed.
     """
 
     def __init__(self, shown: str) -> None:
@@ -108,7 +106,7 @@ class WrongCertificateError(ssl.SSLCertVerificationError):
 
 
 class _PinningObject(ssl.SSLObject):
-    """A TLS object whose handshake fails on any certificate but one, before data is sent."""
+    """A TLS object that rejects every certificate but one in the handshake, before data is sent."""
 
     def do_handshake(self) -> None:
         super().do_handshake()
@@ -120,14 +118,14 @@ class _PinningObject(ssl.SSLObject):
 
 
 class PinningContext(ssl.SSLContext):
-    """A client's TLS context that accepts only one certificate. Made by `pinning`."""
+    """A client's TLS context that accepts only one certificate. Create it with `pinning`."""
 
     fingerprint = ""
     sslobject_class = _PinningObject
 
 
 def pinning(fingerprint: str) -> ssl.SSLContext:
-    """Make a client's TLS context that accepts only the certificate with this fingerprint."""
+    """Return a client's TLS context that accepts only the certificate with this fingerprint."""
     context = PinningContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -139,16 +137,15 @@ def pinning(fingerprint: str) -> ssl.SSLContext:
 
 
 def expose(host: str, security: Security, now: datetime) -> Exposure:
-    """Decide how a server on a host is reached, and get its certificate.
+    """Choose how clients reach a server on a host, and get its certificate.
 
     Args:
-        host: the host that it listens on.
-        security: the requested protection.
-        now: the time, with its zone: certificates have dates.
+        host: host that the server listens on.
+        security: requested protection.
+        now: current time with its zone, for certificate dates.
 
     Raises:
-        UsageError: when other machines could reach it without TLS, or when something that TLS needs
-            is missing.
+        UsageError: when other machines could reach it without TLS, or TLS lacks something.
     """
     given = security.certificate is not None or security.key is not None
     if given:
@@ -225,7 +222,7 @@ def _with_own(host: str, security: Security, now: datetime) -> Exposure:
 
 
 def _load(context: Any, pem: bytes) -> None:
-    """Load a key that is not kept: OpenSSL reads files only, so write a temporary one."""
+    """Load an unstored key through a temporary file, because OpenSSL only reads files."""
     with private_file(pem, "cleave-tls-") as path:
         context.load_cert_chain(path)
 

@@ -1,4 +1,4 @@
-"""Join URLs in files: a file, unlike a command line, can be hidden from other users."""
+"""Join URLs in files: unlike a command line, a file can be hidden from other users."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _COMMAND: Final = re.compile(r"cleave join '([^']+)'")
 
 @contextmanager
 def url_file(url: str) -> Iterator[str]:
-    """Write a join URL to a file that only this account can read; yield `@FILE`; delete the
-    file."""
+    """Yield `@FILE` for a file with a join URL that only this account can read; delete it after."""
     with private_file(url.encode(), "cleave-join-") as path:
         yield f"@{path}"
 
@@ -26,12 +25,11 @@ def url_file(url: str) -> Iterator[str]:
 def read_url(text: str) -> str:
     """Return a join URL: the text itself, or the content of the file named after an `@`.
 
-    A file, unlike a command line, can be hidden from other users of the machine. It may also hold
-    the `cleave join` command that `cleave pair` prints.
+    The file may also hold the `cleave join` command that `cleave pair` prints.
 
     Raises:
-        UsageError: when the file cannot be read, or holds no URL. What it holds is not shown: it
-            may be a secret of another kind.
+        UsageError: when the file cannot be read, or holds no URL. The message does not show the
+            content, which may be another secret.
     """
     if not text.startswith("@"):
         return text

@@ -1,1 +1,1 @@
-"""Answers to the requests of operators and of the dashboard."""
+"""Answers to requests of operators and the dashboard."""

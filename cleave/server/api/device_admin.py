@@ -1,4 +1,4 @@
-"""Operators' requests about devices: which there are, what they may do, join codes, past jobs."""
+"""Operators' requests about devices, their permissions, join codes and past jobs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cleave.server.store.store import AccessStatus, CodeRecord, DeviceRecord, St
 
 Answer = dict[str, Any]
 
-_MAX_REASON: Final = 200  # characters
-_FLUSH_S: Final = 2.0  # the server's loop waits no longer for a store that cannot be written
+_MAX_REASON: Final = 200
+_FLUSH_S: Final = 2.0  # maximum wait of the server's loop for the store
 _ACTIONS: Final = (
     "pair", "codes", "void", "dashboard", "devices", "revoke", "release", "own", "history",
 )  # fmt: skip
 
 
 class Sessions(Protocol):
-    """The sessions of a running server, as `Server` has them, or of several servers."""
+    """The sessions of a running server, or of several servers. `Server` implements it."""
 
     dashboard_url: str
 
@@ -34,7 +34,7 @@ class Sessions(Protocol):
         ...
 
     def join_url(self, credential: str) -> str:
-        """Return the URL with which a device joins, with this credential or join code."""
+        """Return the join URL for devices with this credential or join code."""
         ...
 
     def join_page_url(self, credential: str) -> str:
@@ -42,32 +42,32 @@ class Sessions(Protocol):
         ...
 
     def end_identity(self, identity: int, code: ErrorCode, reason: str) -> None:
-        """End the sessions of a device, and tell it why."""
+        """End a device's sessions and tell it why."""
         ...
 
     def mark_own(self, identity: int, own: bool) -> None:
-        """Note that a device is the operator's own now, or is that no more."""
+        """Set whether a device belongs to the operator."""
         ...
 
     def credit(self) -> None:
-        """Report to the authenticator what devices have done so far."""
+        """Report the devices' work so far to the authenticator."""
         ...
 
     def progress(self) -> StepProgress | None:
-        """Return how far the step is that is under way, if any."""
+        """Return the current step's progress, if any."""
         ...
 
 
 class DeviceAdmin:
-    """Operators' requests about devices. Called in the server's loop, or where no server runs.
+    """Handles operators' requests about devices. Called in the server's loop, or without a server.
 
     Args:
-        access: admits devices, and knows the stored ones.
+        access: admits devices and knows the stored ones.
         jobs: returns the stored jobs.
         clock: returns Unix time, in seconds.
 
     Attributes:
-        sessions: the sessions of the running server; None if no server runs.
+        sessions: sessions of the running server; None if no server runs.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DeviceAdmin:
         """Carry out an action and return its reply.
 
         Raises:
-            CleaveError: when it cannot be done.
+            CleaveError: when the action fails.
         """
         match action:
             case "pair":
@@ -156,10 +156,10 @@ class DeviceAdmin:
         return {code["id"]: code for code in self._codes()}
 
     def _written(self) -> str:
-        """Have decisions written; return why that is not possible now, or an empty string.
+        """Flush decisions to the store; return why that fails, or an empty string.
 
         Raises:
-            CleaveError: when it is not possible and no server runs that could try again.
+            CleaveError: when it fails and no server runs that could retry.
         """
         self._access.writer.flush(_FLUSH_S if self.sessions is not None else None)
         trouble = self._access.writer.trouble
@@ -175,7 +175,7 @@ class DeviceAdmin:
     def _devices(self) -> Answer:
         here = self._here()
         devices = [self._describe(device, here) for device in self._store.devices()]
-        # Devices that showed the fleet's credential: nothing is stored about them.
+        # Devices with the fleet's credential are not stored.
         strangers = [
             {**session, "id": None}
             for session in (self.sessions.describe_devices() if self.sessions else [])
@@ -269,7 +269,7 @@ class DeviceAdmin:
 
 
 def _state(code: CodeRecord, now_s: float) -> str:
-    """Return whether devices may use a code, as text for people."""
+    """Return a code's state (open, void, used up or expired), as text for people."""
     if code.is_open(now_s):
         return "open"
     if code.void:

@@ -1,4 +1,4 @@
-"""The last events of a server, in order."""
+"""The latest events of a server, in order."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from cleave.scheduler.fleet_events import EventKind
 from cleave.scheduler.sessions.admission import clean_text
 
 KEPT: Final = 2000
-"""Events that are remembered; older ones are forgotten."""
+"""Number of events remembered."""
 
 MAX_TEXT: Final = 200
-"""Characters of an event's text."""
+"""Maximum characters of an event's text."""
 
 
 class Event(NamedTuple):
-    """One event.
+    """An event.
 
     Attributes:
-        id: the event's number, counted from 1.
-        time_s: when it happened, Unix time in seconds.
-        device: the id of the session that it is about; 0 for none.
-        text: a description for people.
+        id: number of the event, counted from 1.
+        time_s: Unix time in seconds.
+        device: session id of the device concerned; 0 for none.
+        text: description for people.
     """
 
     id: int
@@ -35,11 +35,11 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """The last events. Any thread may call its methods.
+    """The latest events. Thread-safe.
 
     Args:
         clock: returns Unix time, in seconds.
-        kept: how many events are remembered.
+        kept: number of events remembered.
     """
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
@@ -49,17 +49,16 @@ class EventLog:
         self._last = 0
 
     def add(self, kind: EventKind, device: int, text: str) -> None:
-        """Add an event that happened now."""
+        """Add an event that happens now."""
         with self._lock:
             self._last += 1
             event = Event(self._last, self._clock(), kind, device, clean_text(text, MAX_TEXT))
             self._events.append(event)
 
     def after(self, id: int, most: int) -> tuple[list[Event], int]:
-        """Return the events whose id is above this one, and the id of the latest event.
+        """Return up to `most` of the latest events with a greater id, and the latest event's id.
 
-        At most `most` events are returned, the latest ones, oldest first. The second value is 0
-        before the first event.
+        Events are in order, oldest first. The second value is 0 before the first event.
         """
         with self._lock:
             wanted = min(most, max(0, self._last - id), len(self._events))

@@ -1,4 +1,4 @@
-"""Overviews of several servers as one. Pure; see `cleave.server.api.overview`."""
+"""Merge the overviews of several servers. Pure; see `cleave.server.api.overview`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
     """Return one overview of several servers.
 
     Args:
-        own: of the server that is asked. Job, events, facts and the latest GEMMs are its own, and
-            its energy is that of all already.
-        others: of the others, whose sessions have other numbers.
+        own: overview of the queried server. The result takes job, events, facts and latest GEMMs
+            from it. Its energy already covers all servers.
+        others: overviews of the other servers, whose session numbers differ.
     """
     every = [own, *others]
     return {
@@ -37,7 +37,7 @@ def merged(own: Answer, others: Sequence[Answer]) -> Answer:
 
 
 def ended(answer: Answer) -> Answer:
-    """Return what is left of the overview of a server that is lost: what it did until then."""
+    """Return the overview of a lost server: only its past work remains."""
     return {
         **answer,
         "card": dict.fromkeys(answer["card"], 0.0),
@@ -52,7 +52,7 @@ def _first(values: Any) -> Any:
 
 
 def _sum(maps: Sequence[Answer]) -> Answer:
-    """Add up the values of maps; one that is unknown anywhere is unknown."""
+    """Add up the values of maps; a value that is unknown in any map is unknown in the sum."""
     return {
         name: None if any(each[name] is None for each in maps) else sum(e[name] for e in maps)
         for name in maps[0]

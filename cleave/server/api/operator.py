@@ -1,4 +1,4 @@
-"""Operators' sessions: submit a job, follow it, stop it, ask for the server's state."""
+"""Operators' sessions: submit, follow and stop jobs, and query the server's state."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from cleave.server.jobs.jobs import Jobs, TrainingJob
 from cleave.transport.connection import Connection, ConnectionLostError
 
 VIEWER_PAUSE_S: Final = 0.25
-"""What a viewer asks next is read so much later."""
+"""Seconds before a viewer's next request is read."""
 
 _RECORDS: Final = 10_000
-"""The most records of a job that one answer has."""
+"""Maximum number of a job's records in one answer."""
 
 _TASKS_EVERY_S: Final = 1.0
-"""Who follows a job is told so often how far its step is."""
+"""Interval in seconds between progress messages to a job's followers."""
 
 _ALL_MAY: Final = ("overview", "status")
-"""What viewers may ask, too."""
+"""Actions that viewers may request, too."""
 
 
 class OperatorSessions:
-    """The connections of operators and viewers, served in the server's loop.
+    """Serves the connections of operators and viewers in the server's loop.
 
     Args:
         device_admin: answers requests about devices; None for a server that stores no devices.
-        overview: answers `overview` requests; None to refuse these.
+        overview: answers `overview` requests; None to refuse them.
 
     Attributes:
-        jobs: the server's jobs; None until the fleet that they train on exists.
-        server: its sessions; None until it listens.
+        jobs: jobs of the server; None until their fleet exists.
+        server: sessions of the server; None until it listens.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class OperatorSessions:
     async def _answer_all(
         self, connection: Connection, access_level: AccessLevel, streams: asyncio.TaskGroup
     ) -> None:
-        """Answer requests, and stream the records of jobs beside that.
+        """Answer requests, and stream job records at the same time.
 
         Raises:
             ConnectionLostError: when the operator leaves, which ends its streams.
-            ProtocolError: when it sends something else than requests.
+            ProtocolError: when the operator sends anything but requests.
         """
         while True:
             message = decode(await connection.receive())
@@ -92,7 +92,7 @@ class OperatorSessions:
     def _answer(
         self, request: messages.Request, access_level: AccessLevel
     ) -> tuple[messages.Reply, TrainingJob | None]:
-        """Return the reply, and the job whose records are to be streamed from now on, if any."""
+        """Return the reply, and the job whose records must be streamed from now on, if any."""
         follow: TrainingJob | None = None
         try:
             if self.jobs is None:
@@ -162,7 +162,7 @@ class OperatorSessions:
         }
 
     async def _stream(self, connection: Connection, job: TrainingJob) -> None:
-        """Send every record of a job, oldest first, until the last."""
+        """Send every record of a job, from the oldest to the last."""
         assert self.jobs is not None
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
@@ -185,7 +185,7 @@ class OperatorSessions:
             self.jobs.unfollow(job, wake)
 
     async def _wait(self, connection: Connection, job: TrainingJob, news: asyncio.Event) -> None:
-        """Wait for new records of a job; tell meanwhile how far its step is."""
+        """Wait for new records of a job, and report the step's progress meanwhile."""
         told: StepProgress | None = None
         while True:
             try:
@@ -201,7 +201,7 @@ class OperatorSessions:
 
 
 def _encoded(reply: messages.Reply) -> list[Buffer]:
-    """Encode a reply; if that is not possible, a reply that says so."""
+    """Encode a reply; if that fails, encode a reply with the error."""
     try:
         return encode(reply)
     except ProtocolError as error:

@@ -1,8 +1,8 @@
-"""What the server is doing, as the dashboard, `cleave status` and `/metrics` show it.
+"""The server's activity, as the dashboard, `cleave status` and `/metrics` show it.
 
-It is computed for each request, in the server's loop, from counters that the fleet keeps anyway. An
-unknown value is None, never a guess. A reply fits into the protocol's largest header, however many
-devices and records there are.
+An overview is computed per request, in the server's loop, from counters that the fleet keeps
+anyway. An unknown value is None, never a guess. A reply fits into the protocol's largest header,
+regardless of the number of devices and records.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEVICE_COLUMNS: Final = (
 )  # fmt: skip
 EVENT_COLUMNS: Final = ("id", "time_s", "kind", "device", "text")
 
-# What a reply has room for; together below the protocol's MAX_HEADER_BYTES.
+# Limits on the parts of a reply; together below the protocol's MAX_HEADER_BYTES.
 MAX_DEVICES_BYTES: Final = 400_000
 MAX_RECORDS_BYTES: Final = 350_000
 MAX_RECORDS: Final = 500
@@ -49,12 +49,12 @@ MAX_TILES: Final = 4000
 MAX_EVENTS: Final = 100
 MAX_STREAMS: Final = 24
 STREAM_S: Final = 30.0
-"""How far back a stream of tasks reaches."""
+"""Seconds covered by a stream of tasks."""
 
 STEP_BYTES: Final = 900
-"""Of a step's record, at most."""
+"""Maximum bytes of a step's record."""
 
-_ROW_BYTES: Final = 173  # of a device's row, without its texts
+_ROW_BYTES: Final = 173  # bytes of a device's row without its texts
 _NAME: Final = DEVICE_COLUMNS.index("name")
 _REASON: Final = DEVICE_COLUMNS.index("reason")
 
@@ -62,30 +62,30 @@ _MAX_REASON: Final = 120
 
 
 class Live(Protocol):
-    """The live fleet, as `LiveRuntime` has it."""
+    """The live fleet, as implemented by `LiveRuntime`."""
 
     manager: SessionManager
 
     def counters(self) -> FleetCounters:
-        """Return what the fleet has done so far."""
+        """Return the fleet's counters."""
         ...
 
     def progress(self) -> StepProgress | None:
-        """Return how far the step is that is under way, if any."""
+        """Return the current step's progress, if any."""
         ...
 
     def timeline(self, session: int) -> list[TimeSpan]:
-        """Return the times of a device's last blocks, on a steady clock."""
+        """Return a device's last time spans, on a monotonic clock."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts about a server that do not change while it runs.
+    """Facts about a server that are constant while it runs.
 
     Attributes:
-        version: Cleave's version.
-        name: the machine's name.
+        version: version of Cleave.
+        name: name of the machine.
         verify: which results are checked, as `--verify` takes it.
         egress_bytes_per_s, ingress_bytes_per_s: rates of the network card; None if not stated.
     """
@@ -99,14 +99,14 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which parts of the overview are wanted.
+    """Selects the requested parts of an overview.
 
     Attributes:
-        after_event: the id of the last event that the client has.
-        job: the id of the job whose records are wanted; empty for the running or the latest job.
-        after_record: how many of the job's records the client has.
-        device: the id of the session whose timeline is wanted; 0 for none.
-        stream: whether it is wanted what all devices did in the last seconds.
+        after_event: id of the last event that the client has.
+        job: id of the job whose records are wanted; empty for the running or latest job.
+        after_record: number of the job's records that the client has.
+        device: session id of the device whose timeline is wanted; 0 for none.
+        stream: whether to include all devices' activity in the last seconds.
     """
 
     after_event: int = 0
@@ -120,7 +120,7 @@ class Question:
         """Read the arguments of a request.
 
         Raises:
-            UsageError: when one has the wrong type or is negative.
+            UsageError: when an argument has the wrong type or is negative.
         """
         job, stream = arguments.get("job", ""), arguments.get("stream", False)
         numbers = [arguments.get(name, 0) for name in ("after_event", "after_record", "device")]
@@ -132,22 +132,22 @@ class Question:
 
 
 class Overview:
-    """The source of overviews of a running server.
+    """Creates overviews of a running server.
 
     Args:
-        facts: what does not change while the server runs.
-        events: the log of events; `happened` and `job_happened` add to it.
+        facts: constant facts about the server.
+        events: log of events; `happened` and `job_happened` add to it.
         profiles: device profiles, by the name that devices state.
         energy: adds up the energy that devices use.
-        clocks: the time; the steady clock is that of the fleet.
-        power: returns the energy that the server's own machine used; None if it is unknown.
-        trouble: returns what is wrong with the server's store; empty if nothing is.
+        clocks: the clocks; the fleet uses the same steady clock.
+        power: returns the energy that the server's machine used; None if unknown.
+        trouble: returns the store's current error; empty if there is none.
 
     Attributes:
-        live: the server's fleet; None until it listens.
-        jobs: the server's jobs; None until the fleet listens.
-        combine: adds to an answer what other servers do, where several train together.
-        energy_elsewhere: returns what devices of those used.
+        live: fleet of the server; None until it listens.
+        jobs: jobs of the server; None until the fleet listens.
+        combine: adds the other servers' data to an answer, if several servers train together.
+        energy_elsewhere: returns the energy used by the other servers' devices.
     """
 
     def __init__(
@@ -179,14 +179,14 @@ class Overview:
         self._present: set[int] = set()
 
     def happened(self, kind: EventKind, session: Session | None, text: str) -> None:
-        """Add an event of a device, and count it; see `EventListener`."""
+        """Count a device's event and log it; see `EventListener`."""
         match kind:
             case EventKind.JOIN if session is not None:
                 self._joined += 1
                 self._present.add(session.id)
                 text = f"{session.name}{f' ({text})' if text else ''}"
             case EventKind.LEAVE | EventKind.QUARANTINE if session is not None:
-                if session.id in self._present:  # else it was turned away while it was probed
+                if session.id in self._present:  # else it was refused during its probe
                     self._present.remove(session.id)
                     self._left += 1
                     self._energy.ended(session, self._clocks.steady())
@@ -199,11 +199,11 @@ class Overview:
         self._events.add(kind, session.id if session is not None else 0, text)
 
     def job_happened(self, kind: EventKind, text: str) -> None:
-        """Add an event of a job. Any thread may call this."""
+        """Add a job's event. Any thread may call this."""
         self._events.add(kind, 0, text)
 
     def happened_elsewhere(self, kind: EventKind, device: int, text: str) -> None:
-        """Add an event of another server, about a device of it. Any thread may call this."""
+        """Add an event of another server, about one of its devices. Any thread may call this."""
         self._events.add(kind, device, text)
 
     def answer(self, question: Question) -> Answer:
@@ -211,7 +211,7 @@ class Overview:
 
         Raises:
             CleaveError: while the server starts.
-            UsageError: when there is no such job.
+            UsageError: when the requested job does not exist.
         """
         live = self.live
         if live is None:
@@ -236,7 +236,7 @@ class Overview:
             },
             "totals": {
                 "blocks": done.results,
-                "flops": float(done.flops),  # msgpack's integers end at 2^64
+                "flops": float(done.flops),  # msgpack integers end at 2^64
                 "down_bytes": counters.downlink_bytes,
                 "up_bytes": counters.uplink_bytes,
                 "reissued": done.reissued + done.speculative + manager.stages.repeated,
@@ -266,7 +266,7 @@ class Overview:
         return self.combine(answer, question)
 
     def energy(self) -> EnergySums:
-        """Return what the devices of this server used; nothing before it listens."""
+        """Return the energy totals of this server's devices; without sessions before it listens."""
         now_s, sessions = self._clocks.steady(), _joined(self.live) if self.live else []
         return self._energy.sums(self._energy.used(session, now_s) for session in sessions)
 
@@ -310,7 +310,7 @@ class Overview:
         }
 
     def _wanted(self, id: str) -> TrainingJob | None:
-        """Return the job with this id; without an id, the running one, or the last that ran."""
+        """Return the job with this id; without an id, the running or else the latest job."""
         if self.jobs is None:
             return None
         if id:
@@ -344,7 +344,7 @@ class Overview:
         }
 
     def _kind(self, session: Session) -> str | None:
-        """Return the kind of device: from its profile, else as the device states it."""
+        """Return the kind of a device: from its profile, else as it states."""
         profile = self._profiles.get(session.profile)
         kind = profile.kind if profile is not None else session.kind
         return kind.value if kind is not None else None
@@ -361,13 +361,13 @@ class Overview:
         did = now.devices[session.id]
         earlier = before.devices.get(session.id, DeviceCounters())
         recent = did - earlier
-        # Since the earlier look, or since it joined.
+        # Since the earlier snapshot, or since the device joined.
         window_s = now.at_s - max(before.at_s, session.opened_s)
         down_per_s = up_per_s = None
         if window_s > 0:
             down_per_s = recent.downlink_bytes / window_s
             up_per_s = recent.uplink_bytes / window_s
-        worked = recent if recent.compute_s > 0 else did  # nothing in the window: since it joined
+        worked = recent if recent.compute_s > 0 else did  # idle window: whole session
         flops_per_s = worked.flops / worked.compute_s if worked.compute_s > 0 else None
         stated = profile.flops_per_s if profile is not None else rates and rates.flops_per_s
         return [
@@ -420,12 +420,12 @@ class Overview:
 
 
 def row_bytes(row: Sequence[object]) -> int:
-    """Return how much of `MAX_DEVICES_BYTES` a device's row takes, at most."""
+    """Return the maximum bytes of a device's row, for `MAX_DEVICES_BYTES`."""
     return _ROW_BYTES + len(f"{row[_NAME]}{row[_REASON]}".encode())
 
 
 def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
-    """Return what devices did in the last seconds: in milliseconds, as there may be many."""
+    """Return the devices' activity in the last seconds, in milliseconds to keep it short."""
     lanes = list(Lane)
     rows = []
     for session in sessions:
@@ -441,7 +441,7 @@ def _stream(live: Live, sessions: Sequence[Session], now_s: float) -> Answer:
 
 
 def _joined(live: Live) -> list[Session]:
-    """Return the sessions of devices that have said who they are."""
+    """Return the sessions of devices past their hello."""
     sessions = live.manager.sessions.values()
     return [session for session in sessions if session.state is not DeviceState.JOINING]
 
@@ -449,7 +449,7 @@ def _joined(live: Live) -> list[Session]:
 def _fleet_rates(before: Look, now: Look) -> Answer:
     window_s = now.at_s - before.at_s
     recent = now.fleet - before.fleet
-    # The scheduler of tiles counts no stages: devices count both.
+    # The tile scheduler does not count stages; devices count both.
     did = [d - before.devices.get(id, DeviceCounters()) for id, d in now.devices.items()]
     counts = {
         "blocks_per_s": sum(each.blocks for each in did),
@@ -472,7 +472,7 @@ def _reputation(session: Session, *, checked: bool) -> str:
 
 
 def _plan(scheduler: Scheduler, now_s: float) -> Answer | None:
-    """Return the plan of the GEMM that has been under way longest."""
+    """Return the plan of the oldest GEMM in flight."""
     job, begun_s = scheduler.oldest or (None, 0.0)
     if not isinstance(job, GemmJob):
         return None

@@ -1,4 +1,4 @@
-"""Rates over the last seconds, from counters that are read from time to time. Pure."""
+"""Rates over the last seconds, from counters that are read at intervals. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final
 from cleave.protocol.device_counters import DeviceCounters
 
 WINDOW_S: Final = 10.0
-"""What rates are taken over, where somebody looks often enough."""
+"""Window of the rates in seconds, if counters are read often enough."""
 
-_APART_S: Final = 0.5  # looks that are closer together are not remembered
+_APART_S: Final = 0.5  # closer snapshots are not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class Look:
     """A snapshot of all counters.
 
     Attributes:
-        at_s: the time, in seconds on a clock that never goes back.
-        fleet: of all sessions together, including those that have ended.
-        devices: of each session, by its id.
+        at_s: time in seconds, on a monotonic clock.
+        fleet: counters of all sessions together, including ended ones.
+        devices: counters of each session, by session id.
     """
 
     at_s: float
@@ -31,11 +31,11 @@ class Look:
 
 
 class Rates:
-    """Earlier looks, as far back as rates need.
+    """Earlier snapshots, as far back as rates need them.
 
     Args:
-        began_s: the time at which all counters were 0.
-        window_s: how far back looks are kept, in seconds.
+        began_s: time at which all counters were 0.
+        window_s: how far back snapshots are kept, in seconds.
     """
 
     def __init__(self, began_s: float, window_s: float = WINDOW_S) -> None:
@@ -43,10 +43,9 @@ class Rates:
         self._looks = deque([Look(began_s)])
 
     def since(self, now: Look) -> Look:
-        """Return the look from which rates until `now` are to be computed, and remember `now`.
+        """Return the snapshot from which to compute rates up to `now`, and remember `now`.
 
-        This is the oldest look within the window. If there is none within the window, it is the
-        last look before.
+        This is the oldest snapshot within the window, or else the latest one before the window.
         """
         while len(self._looks) > 1 and now.at_s - self._looks[0].at_s > self._window_s:
             self._looks.popleft()

@@ -1,4 +1,4 @@
-"""A step by stages as an overview has it."""
+"""The part of an overview about a step by stages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Final
 from cleave.scheduler.stages.view import StageView, StepView
 
 MAX_HOLDERS: Final = 2000
-"""Devices that a reply has room for, those of all stages together; see `Overview`."""
+"""Maximum number of devices in a reply, over all stages; see `Overview`."""
 
 
 def stages_answer(view: StepView | None) -> dict[str, Any] | None:
-    """Return the map that the protocol defines; None where there is no step by stages."""
+    """Return the map that the protocol defines; None without a step by stages."""
     if view is None:
         return None
     stages, room = [], MAX_HOLDERS

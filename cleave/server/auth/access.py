@@ -1,4 +1,4 @@
-"""Admission: a device exchanges a join code for a credential; an operator shows a token."""
+"""Admission: devices exchange join codes for credentials; operators show tokens."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from cleave.transport.rate_limit import RateLimit
 _logger = logging.getLogger(__name__)
 
 FAULTS_COUNT_S: Final = 86400.0
-"""How long a wrong result counts against its device: bits flip now and then on every machine."""
+"""Seconds for which a wrong result counts: bits flip now and then on every machine."""
 
 STORE_RETRY_S: Final = 10.0
-"""When a device is told to try again while the store cannot be used."""
+"""Seconds after which a device should retry while the store is unusable."""
 
 MAX_USES: Final = 100_000
 MAX_LIFE_S: Final = 30 * 86400.0
-"""The most uses and the longest life, in seconds, that a join code may have."""
+"""Maximum number of uses, and maximum lifetime in seconds, of a join code."""
 
 _SERVER_ID_LENGTH: Final = 10
 _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`)"
@@ -60,11 +60,11 @@ _NEW_CODE: Final = "ask the server's operator for a new join code (`cleave pair`
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Holds two clocks.
+    """Two clocks.
 
     Attributes:
         wall: returns Unix time, in seconds.
-        steady: returns seconds that never go back.
+        steady: returns monotonic seconds.
     """
 
     wall: Callable[[], float] = time.time
@@ -73,14 +73,14 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """Holds a new join code, with its record. Only the code's hash is stored."""
+    """A new join code with its record. Only the code's hash is stored."""
 
     text: str
     record: CodeRecord
 
 
 class Redeemed(Protocol):
-    """Is called when a join code was used."""
+    """Callback after a device used a join code."""
 
     def __call__(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None: ...
 
@@ -88,24 +88,25 @@ class Redeemed(Protocol):
 class Access:
     """Admits devices and operators to a server that stores its devices; see `Authenticator`.
 
-    A device shows its own credential, or a join code, for which it gets a credential. A correct
-    credential is accepted however often its address has failed: others may share the address, and a
-    credential cannot be guessed. Wrong credentials and all join codes are limited per address.
+    A device shows its own credential, or a join code that it exchanges for one. A correct
+    credential is accepted even after many failures from its address: others may share the address,
+    and nobody can guess a credential. Wrong credentials and all join codes are rate-limited by
+    address.
 
     Args:
-        store: the stored devices and codes.
-        operator_token, viewer_token: the tokens that operators and viewers must show. No viewer is
-            admitted if theirs is empty.
-        fleet_credential: admits any number of devices, about which nothing is kept; empty for none.
-        clocks: the time.
-        random_bytes: returns a random credential, of so many bytes, as text.
+        store: stored devices and codes.
+        operator_token, viewer_token: tokens of operators and viewers; an empty viewer token admits
+            no viewer.
+        fleet_credential: admits any number of devices, which are not stored; empty to disable.
+        clocks: the clocks to use.
+        random_bytes: returns a random credential with this many bytes, as text.
         choose: picks a random character.
-        retry_s: seconds after which a failed write is tried again.
+        retry_s: seconds after which a failed write is retried.
 
     Attributes:
-        server: the server's id.
+        server: id of the server.
         writer: writes to the store in its own thread.
-        statuses: what devices may do and which codes are void, written or not.
+        statuses: permissions of devices and void codes, written or not.
         on_redeemed: called in the server's loop when a device used a code.
     """
 
@@ -138,7 +139,7 @@ class Access:
     # --- devices ---
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """See `Authenticator.admit`."""
+        """Admit or refuse a device; ask it to retry later if the store is unusable."""
         try:
             return self._admit(hello, address)
         except StoreError as error:
@@ -147,7 +148,7 @@ class Access:
             return Refusal(ErrorCode.LIMIT, reason, STORE_RETRY_S)
 
     def _admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Know a device by its credential, or give it one for a join code."""
+        """Identify a device by its credential, or exchange its join code for one."""
         keys = [key for key in (hello.credential, hello.join_code) if key]
         if self._fleet_credential and one_is(keys, self._fleet_credential):
             return Admission()
@@ -172,7 +173,7 @@ class Access:
 
         Args:
             hello: the device's hello.
-            text: the normalized code; empty if there is none.
+            text: normalized code; empty if there is none.
             device: the device whose credential was shown, if that is revoked.
         """
         code = self.statuses.code_of(hash_secret(text)) if text else None
@@ -184,7 +185,7 @@ class Access:
                 return Refusal(ErrorCode.CREDENTIAL, text)
             return Refusal(ErrorCode.CREDENTIAL, self._what_is_wrong(hello, text, code))
         if hello.measure:
-            # It does no tasks and uses up no code: so many at once as the code has uses left.
+            # Measuring uses up no code. The code's remaining uses limit simultaneous measurements.
             return Admission(measured_by=f"code {code.id}", at_once=code.uses - code.used)
         credential = self._random_bytes(CREDENTIAL_BYTES)
         hashed = hash_secret(credential)
@@ -196,7 +197,7 @@ class Access:
         return self._welcome(new, credential)
 
     def _what_is_wrong(self, hello: Hello, text: str, code: CodeRecord | None) -> str:
-        """Say why neither credential nor join code of a hello lets the device in."""
+        """Return why the credential and join code of a hello do not admit the device."""
         if not hello.credential and not hello.join_code:
             return f"this server wants a join code or a credential, and got neither; {_NEW_CODE}"
         if not text:
@@ -213,7 +214,7 @@ class Access:
         return f"this join code has expired; {_NEW_CODE}"
 
     def _welcome(self, device: DeviceRecord, credential: str = "") -> Admission:
-        """Return the admission of a known device, with what is remembered of it."""
+        """Return the admission of a known device, with its stored history."""
         self.arrived(device.id)
         counted = self.statuses.faults_since(device.id, self._clocks.wall() - FAULTS_COUNT_S)
         return Admission(
@@ -221,50 +222,50 @@ class Access:
         )
 
     def failed(self, address: str) -> bool:
-        """See `Authenticator.failed`."""
+        """Count a failed attempt; return whether the address had an attempt left."""
         had_one = self._attempts.wait_s(address) <= 0
         self._attempts.failed(address)
         return had_one
 
     def arrived(self, identity: int) -> None:
-        """Note that a session of a known device began, here or on another server of a cluster."""
+        """Record that a known device began a session, here or on another server of a cluster."""
         now_s = self._clocks.wall()
         self.writer.soon(lambda: self.store.arrived(identity, now_s))
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """See `Authenticator.departed`."""
+        """Record that a device's session ended, and why."""
         absence, now_s = Departure.LOST if lost else Departure.AWAY, self._clocks.wall()
         self.writer.soon(lambda: self.store.departed(identity, absence, reason, now_s))
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """See `Authenticator.contributed`."""
+        """Add a device's work since the last call."""
         self.writer.add(identity, done)
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """See `Authenticator.conducted`."""
+        """Store how a device works, for its next session."""
         self.writer.soon(lambda: self.store.conducted(identity, conduct))
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """See `Authenticator.faulted`."""
+        """Record a device's wrong result and its penalty points."""
         self.statuses.fault(identity, fault, penalty)
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """See `Authenticator.quarantined`. Effective at once, before it is written."""
+        """Quarantine a device. Effective immediately, before it is written."""
         name = f"device {identity}"
         self.statuses.decide(identity, name, AccessStatus.QUARANTINED, reason)
 
     def codes(self) -> list[CodeRecord]:
-        """Return every join code that is still stored, oldest first."""
+        """Return all stored join codes, oldest first."""
         return [self.statuses.code(code) for code in self.store.codes()]
 
     def void_codes_of(self, device: DeviceRecord) -> list[CodeRecord]:
-        """Make void the join codes that a device used, so that it cannot join again as another one.
+        """Void the join codes that a device used, so that it cannot rejoin as another device.
 
         Returns:
-            The codes that were made void: those that could still be used.
+            The voided codes: those that were still usable.
         """
         now_s = self._clocks.wall()
-        # For a device that joined before its code was stored: all codes that it may have used.
+        # A device from before codes were stored may have used any used code of that time.
         its = [
             code
             for code in self.codes()
@@ -278,7 +279,7 @@ class Access:
     # --- operators ---
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """See `Authenticator.admit_operator`."""
+        """Return the access level of an operator or viewer, or a refusal."""
         operates = same_secret(credential, self._operator_token)
         views = same_secret(credential, self._viewer_token)
         if operates:
@@ -298,12 +299,12 @@ class Access:
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def pair(self, uses: int = 1, life_s: float = CODE_LIFE_S, *, own: bool = False) -> JoinCode:
-        """Make a join code.
+        """Create a join code.
 
         Args:
-            uses: for how many devices.
+            uses: number of devices that may use it.
             life_s: seconds until the code expires.
-            own: whether devices that join with it are the operator's own.
+            own: whether devices that join with it belong to the operator.
 
         Raises:
             UsageError: when a number is out of range.
@@ -322,7 +323,7 @@ class Access:
         return JoinCode(text, record)
 
     def close(self) -> None:
-        """Write to the store what is left, and end the writer's thread."""
+        """Write all pending data to the store and end the writer's thread."""
         self.writer.close()
 
 

@@ -1,4 +1,4 @@
-"""Join codes and credentials: how they are made, read and hashed."""
+"""Create, read and hash join codes and credentials."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 from typing import Final
 
 ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-"""Crockford's base 32: without I, L, O and U, so that nothing looks like something else."""
+"""Crockford's base 32: without I, L, O and U, so that no two characters look alike."""
 
 CODE_LENGTH: Final = 12
-"""Characters of a join code: 60 bits, for minutes."""
+"""Characters of a join code: 60 bits, enough for a lifetime of minutes."""
 
 CODE_LIFE_S: Final = 600.0
-"""How long a join code is valid unless its maker says otherwise."""
+"""Default lifetime of a join code, in seconds."""
 
 CREDENTIAL_BYTES: Final = 32
-"""Random bytes of a credential."""
+"""Number of random bytes in a credential."""
 
 _GROUP: Final = 4
 _READ_AS: Final = str.maketrans("OIL", "011", "- \t")
 
 
 def new_code(choose: Callable[[str], str]) -> str:
-    """Make a join code, in groups: `7KQ4-MWX2-PDH9`.
+    """Create a join code, in groups: `7KQ4-MWX2-PDH9`.
 
     Args:
         choose: picks a random character of a string, as `secrets.choice` does.
@@ -33,7 +33,7 @@ def new_code(choose: Callable[[str], str]) -> str:
 
 
 def read_code(text: str) -> str:
-    """Normalize a join code that somebody typed; return the empty string if it cannot be one."""
+    """Normalize a typed join code; return an empty string if it cannot be one."""
     if len(text) > 4 * CODE_LENGTH:
         return ""
     code = text.upper().translate(_READ_AS)
@@ -43,9 +43,7 @@ def read_code(text: str) -> str:
 def hash_secret(secret: str) -> bytes:
     """Return the SHA-256 hash under which a credential or code is stored.
 
-    It has no salt and is not stretched: these secrets are random, not chosen by people. Nobody can
-    try 2^256 credentials, and a code of 60 bits expires before its hash could be searched. A plain
-    hash can also be looked up in the store: the time of that reveals something about the hash only,
-    and a client cannot choose the hash.
+    These random secrets need no salt or key stretching: codes expire before a search could find
+    them. The lookup's timing only reveals something about the hash, which a client cannot choose.
     """
     return hashlib.sha256(secret.encode()).digest()

@@ -1,1 +1,1 @@
-"""What the server answers to plain HTTP: pages and metrics."""
+"""Plain HTTP answers of the server: pages and metrics."""

@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: the figures of an overview, read at the time of the request."""
+"""`/metrics` for Prometheus: the figures of an overview, read at request time."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ _ENERGY: Final = {
 }
 
 Admit = Callable[[str, str], AccessLevel | Refusal]
-"""See `Authenticator.admit_operator`."""
+"""Admits operators by token and address, as `Authenticator.admit_operator` does."""
 
 
 class _OverviewCollector(Collector):
-    """A Prometheus collector that reads an overview; unknown values are left out."""
+    """A Prometheus collector that reads an overview and omits unknown values."""
 
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as they are now."""
+        """Yield the current metrics."""
         seen = self._overview.answer(Question())
         server = seen["server"]
         facts = {name: str(server[name]) for name in ("version", "name", "verify")}
@@ -120,10 +120,10 @@ def _job(job: dict[str, Any]) -> Iterator[Metric]:
 
 
 class Metrics:
-    """The answer to `/metrics`, for this machine, and for others that show a viewer's token.
+    """Answers `/metrics` for this machine, and for other machines that show a viewer's token.
 
     Args:
-        overview: the source of the figures.
+        overview: source of the figures.
         admit: checks a token; see `Authenticator.admit_operator`.
     """
 
@@ -155,8 +155,8 @@ class Metrics:
 def _is_local(request: HttpRequest) -> bool:
     """Return whether the request comes from a program on this machine.
 
-    A request that a proxy forwards does not count, nor one with another host name: a web page may
-    have made its name point here.
+    Requests that a proxy forwards do not count. Requests for another host name do not count either:
+    a web page may have pointed its own name at this machine.
     """
     if request.forwarded:
         return False

@@ -1,7 +1,7 @@
-"""The web pages of a server: the dashboard at `/`, the join page at `/join`, and their assets.
+"""The server's web pages: the dashboard at `/`, the join page at `/join`, and their assets.
 
-They are built from `web_client/` into `cleave/server/web/`. All files are read once, into a table
-by path, and a request is only looked up in this table: no path can lead to another file.
+They are built from `web_client/` into `cleave/server/web/`. All files are read once into a table by
+path. A request is only looked up in this table, so no path can lead to another file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from cleave.transport.http import NO_SNIFFING, HttpAnswer, HttpRequest
 
 _PAGES: Final = {"index.html": "/", "join.html": "/join"}
-"""Under which path a page is; everything else is under its own."""
+"""URL path of each page; other files are served under their own path."""
 
 _TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -31,19 +31,18 @@ _TYPES: Final = {
     "wasm": "application/wasm",
     "webmanifest": "application/manifest+json",
 }
-_PACKED: Final = ("ico", "png")  # compressing these again gains nothing
+_PACKED: Final = ("ico", "png")  # already compressed
 _GZIP_LEAST_BYTES: Final = 512
 _ZIPPED: Final = ".gz"
-"""What the build compressed has this behind its name: it is large, and no time of a start is spent
-on it."""
+"""Suffix of files that the build compressed: they are too large to compress at every start."""
 
-_FOR_EVER: Final = "public, max-age=31536000, immutable"  # a changed asset has another name
+_FOR_EVER: Final = "public, max-age=31536000, immutable"  # a changed asset gets a new name
 _ASK_AGAIN: Final = "no-cache"
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
-# These two make a page cross-origin isolated: only then it may share memory among workers. Over
-# plain http from another machine browsers ignore the first, and Chromium complains about it.
+# These two isolate a page cross-origin, which lets it share memory among workers. Over plain http
+# from another machine browsers ignore the first, and Chromium complains about it.
 _ISOLATED: Final = ("Cross-Origin-Opener-Policy", "same-origin")
 _SAME_SITE: Final = (
     ("Cross-Origin-Embedder-Policy", "require-corp"),
@@ -87,11 +86,11 @@ class _File:
 
 
 class Pages:
-    """The table of pages and their assets, by path.
+    """Table of pages and their assets, by path.
 
     Args:
-        built: the built files, by their path under `web/`, like `assets/join-Ck3s.js`. If a page is
-            missing, `/` and `/join` say how to get the pages.
+        built: built files by their path under `web/`, such as `assets/join-Ck3s.js`. If a page is
+            missing, `/` and `/join` explain how to get the pages.
 
     Attributes:
         complete: whether both pages were built.
@@ -109,12 +108,12 @@ class Pages:
 
     @classmethod
     def of_package(cls) -> Pages:
-        """Read the pages that this installation contains."""
+        """Read the pages of this installation."""
         folder = files("cleave.server").joinpath("web")
         return cls(dict(_read(folder, "")) if folder.is_dir() else {})
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """Return the file at a path; None if there is none."""
+        """Return the file at a path; None if the path is unknown."""
         file = self._files.get(request.path)
         if file is None:
             return None
@@ -145,10 +144,10 @@ def takes_gzip(accept_encoding: str) -> bool:
 
 
 def _policy(request: HttpRequest) -> str:
-    """Return the Content-Security-Policy: load from this server only, and connect to it only.
+    """Return the Content-Security-Policy: load from and connect to this server only.
 
-    Some browsers do not apply `'self'` to the WebSocket of the same host, so it is named. Threads
-    are started from the script that starts them (`blob:`, see web_client/src/kernels/browser.ts).
+    The WebSocket is named because some browsers do not apply `'self'` to it. Workers start from
+    `blob:` URLs, see web_client/src/kernels/browser.ts.
     """
     scheme = "wss" if request.secure else "ws"
     named = f" {scheme}://{request.host}" if _HOST.fullmatch(request.host) else ""

@@ -1,4 +1,4 @@
-"""The answers of a server to plain HTTP, other than `/healthz`."""
+"""Plain HTTP answers of a server, other than `/healthz`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cleave.transport.http import HttpAnswer, HttpRequest
 
 @dataclass(frozen=True, slots=True)
 class HttpRoutes:
-    """The pages and the metrics, by path."""
+    """Routes requests to the pages and the metrics, by path."""
 
     pages: Pages
     metrics: Metrics
 
     def answer(self, request: HttpRequest) -> HttpAnswer | None:
-        """See `HttpHandler`."""
+        """Return the answer at the request's path; None if the path is unknown."""
         if request.path == metrics.PATH:
             return self.metrics.answer(request)
         return self.pages.answer(request)

@@ -1,4 +1,4 @@
-"""The energy that the devices of a running server have used, and what is unknown of it."""
+"""The energy used by a running server's devices, and the gaps in that knowledge."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Answer = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnergy:
-    """The energy that a session used.
+    """Energy used by a session.
 
     Attributes:
-        energy_j: energy in joules; None if it is unknown.
-        basis: measured by the device itself, modelled, or unknown.
-        gaps: what was assumed, or was stated but not believed.
+        energy_j: energy in joules; None if unknown.
+        basis: measured by the device, modelled, or unknown.
+        gaps: assumptions made, and stated values that were rejected.
     """
 
     energy_j: float | None
@@ -33,13 +33,12 @@ class DeviceEnergy:
 
 @dataclass(frozen=True, slots=True)
 class EnergySums:
-    """What all sessions used, which can be added up over several servers.
+    """Energy totals of all sessions, which can be added up over servers.
 
     Attributes:
-        energy_j: in joules, of those of which it is known.
-        here, here_gaps: how many connected devices there are by how their energy was found, and
-            how many of them lack what.
-        ended, ended_gaps: likewise of sessions that ended.
+        energy_j: known energy, in joules.
+        here, here_gaps: number of connected devices by basis, and by gap.
+        ended, ended_gaps: number of ended sessions by basis, and by gap.
     """
 
     energy_j: float = 0.0
@@ -50,7 +49,7 @@ class EnergySums:
 
     @classmethod
     def of(cls, here: Iterable[DeviceEnergy]) -> EnergySums:
-        """Return what connected devices used."""
+        """Return the totals of connected devices."""
         used = list(here)
         return cls(
             sum(each.energy_j or 0.0 for each in used),
@@ -59,7 +58,7 @@ class EnergySums:
         )
 
     def when_ended(self) -> EnergySums:
-        """Return the same where all these sessions have ended, as at a server that is lost."""
+        """Return the same totals with all sessions counted as ended, as for a lost server."""
         ended, gaps = self.ended + self.here, self.ended_gaps + self.here_gaps
         return EnergySums(self.energy_j, ended=ended, ended_gaps=gaps)
 
@@ -74,20 +73,19 @@ class EnergySums:
 
 
 class EnergyMeter:
-    """The sum of the energy of all sessions, ended and present.
+    """The total energy of all sessions, ended and connected.
 
-    A device that measures itself (`energy_j` in its telemetry) is believed as long as a device of
-    its profile can draw that much. Others are modelled by the profile that they state
-    (`cleave.energy.meter`). Where the profile does not state its power, or the device states no
-    more than its kind, a typical device stands in (`cleave.energy.typical`).
+    A device's own measurement (`energy_j` in its telemetry) counts unless its profile rules out
+    that much power. Otherwise the stated profile models it (`cleave.energy.meter`), or, if that
+    lacks power figures or only a kind is stated, a typical device (`cleave.energy.typical`).
 
     Args:
-        profiles: the profiles that devices may state; other names are unknown.
-        typical: typical power, used where a profile does not state it.
-        grid: the electricity grid that devices are on; None if it was not stated.
+        profiles: profiles that devices may state; other names are unknown.
+        typical: typical power, used where a profile states none.
+        grid: electricity grid that powers the devices; None if not stated.
 
     Attributes:
-        watchers: called with every session that ends, and when.
+        watchers: called with every session that ends, and the time of its end.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class EnergyMeter:
         self._past = EnergySums()
 
     def used(self, session: Session, now_s: float) -> DeviceEnergy:
-        """Return the energy that a session has used until now."""
+        """Return the energy that a session has used so far."""
         own_j = session.measured_j(now_s)
         if own_j is not None:
             return DeviceEnergy(own_j, Basis.MEASURED)
@@ -128,21 +126,21 @@ class EnergyMeter:
         return known
 
     def ended(self, session: Session, now_s: float) -> None:
-        """Add a session that has ended."""
+        """Add an ended session."""
         self._past += EnergySums.of([self.used(session, now_s)]).when_ended()
         for watcher in self.watchers:
             watcher(session, now_s)
 
     def sums(self, here: Iterable[DeviceEnergy]) -> EnergySums:
-        """Return what was used in all, where the connected sessions used this."""
+        """Return the totals of ended sessions plus these connected ones."""
         return self._past + EnergySums.of(here)
 
     def answer(self, sums: EnergySums, ps: Ps | None = None) -> Answer:
-        """Return the part of an overview about energy.
+        """Return the energy part of an overview.
 
         Args:
-            sums: of this server, or of several.
-            ps: the energy of the server's own machine; unknown unless given.
+            sums: totals of this server, or of several.
+            ps: energy of the server's own machine; unknown if None.
         """
         ps = ps or Ps()
         everyone = sums.here + sums.ended

@@ -1,7 +1,7 @@
-"""What devices did for a job, and what the server's machine used: the run's energy record.
+"""A run's energy record: the devices' work for a job, and the server machine's energy.
 
-Sums are read in the server's loop when the job begins and when it ends. The difference is the
-job's, since a server runs one job at a time.
+Totals are read in the server's loop when the job starts and when it ends. The difference belongs to
+the job, because a server runs one job at a time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from profiles.device_profile import DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class SessionWork:
-    """What a session did until some time.
+    """The work of a session up to some time.
 
     Attributes:
-        who: names the device across its sessions; one that nobody knows, in this session alone.
-        goes_on: whether such a device was sent to another server, where it is somebody else.
+        who: identifies a device across its sessions; without an identity, identifies this session.
+        goes_on: whether a device without identity moved to another server, as a new device there.
     """
 
     who: str
@@ -45,10 +45,10 @@ class SessionWork:
     goes_on: bool = False
 
     def since(self, before: SessionWork | None) -> SessionWork:
-        """Return what was done after an earlier reading."""
+        """Return the work done since an earlier reading."""
         if before is None:
             return self
-        own_j = None  # if it was not measured then, the part since is unknown
+        own_j = None  # unknown without an earlier measurement
         if self.measured_j is not None and before.measured_j is not None:
             own_j = max(0.0, self.measured_j - before.measured_j)
         return replace(
@@ -88,11 +88,11 @@ def _of_this_machine(address: str) -> bool:
 
 
 class JobLog:
-    """What sessions did since the log was made. Used in the server's loop only.
+    """Sessions' work since the log was created. Used in the server's loop only.
 
     Args:
-        sessions: the present sessions, by id.
-        now_s: the time on the fleet's clock, in seconds.
+        sessions: connected sessions, by id.
+        now_s: time on the fleet's clock, in seconds.
     """
 
     def __init__(self, sessions: Mapping[int, Session], now_s: float) -> None:
@@ -100,11 +100,11 @@ class JobLog:
         self._past: list[SessionWork] = []
 
     def ended(self, session: Session, now_s: float) -> None:
-        """Add what a session did that has ended."""
+        """Add the work of an ended session."""
         self._past.append(_did(session, now_s).since(self._before.pop(session.id, None)))
 
     def did(self, sessions: Mapping[int, Session], now_s: float) -> list[SessionWork]:
-        """Return what each session did, those that have ended among them."""
+        """Return the work of each session, including ended ones."""
         here = [
             _did(s, now_s).since(self._before.get(s.id)) for s in sessions.values() if _works(s)
         ]
@@ -113,14 +113,14 @@ class JobLog:
     def usages(
         self, sessions: Mapping[int, Session], now_s: float
     ) -> tuple[tuple[DeviceUsage, ...], int]:
-        """Return the usage of devices, and how many devices are on this machine."""
+        """Return the usage of devices, and the number of devices on this machine."""
         return usages_of(self.did(sessions, now_s))
 
 
 def usages_of(did: Sequence[SessionWork]) -> tuple[tuple[DeviceUsage, ...], int]:
-    """Return the usage of devices, and how many devices are on their server's machine.
+    """Return the usage of devices, and the number of devices on their server's machine.
 
-    Devices are grouped by profile and kind; those that measure themselves are groups of their own.
+    Devices are grouped by profile, kind and whether they measure their own energy.
     """
     alike: defaultdict[tuple[str, DeviceKind | None, bool], list[SessionWork]] = defaultdict(list)
     for each in did:
@@ -155,14 +155,14 @@ def _works(session: Session) -> bool:
 
 
 class WorkLog(Protocol):
-    """Counts what sessions do for a job, at one server or at several."""
+    """Counts the sessions' work for a job, at one server or several."""
 
     def begin(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         ...
 
     def did(self) -> list[SessionWork]:
-        """Return what was done since `begin`."""
+        """Return the work done since `begin`."""
         ...
 
     def end(self) -> None:
@@ -171,24 +171,24 @@ class WorkLog(Protocol):
 
 
 class Elsewhere(WorkLog, Protocol):
-    """Counts what sessions at other servers do for a job that several servers train.
+    """Counts the work of sessions at other servers that train the same job.
 
     Attributes:
-        on_one_machine: whether all these servers are on this machine.
+        on_one_machine: whether all these servers run on this machine.
     """
 
     on_one_machine: bool
 
 
 class ServerLog:
-    """Counts what the sessions of one server do for a job; see `WorkLog`.
+    """Counts the work of one server's sessions for a job; see `WorkLog`.
 
-    Its methods may be called in any thread except that of the loop, which must be running.
+    Its methods may be called in any thread except the loop's. The loop must be running.
 
     Args:
         live: the server's runtime.
-        energy: reports sessions that end.
-        steady: the fleet's clock, in seconds.
+        energy: reports ended sessions.
+        steady: clock of the fleet, in seconds.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class ServerLog:
         self._log: JobLog | None = None
 
     def begin(self) -> None:
-        """See `WorkLog.begin`."""
+        """Start counting."""
         self.end()
 
         def opened() -> JobLog:
@@ -212,29 +212,29 @@ class ServerLog:
         self._log = self._live.in_loop(opened)
 
     def did(self) -> list[SessionWork]:
-        """See `WorkLog.did`; nothing where this process began to serve after the job did."""
+        """Return the work done since `begin`; empty if this process never called `begin`."""
         log, live = self._log, self._live
         if log is None:
             return []
         return live.in_loop(lambda: log.did(live.manager.sessions, self._steady()))
 
     def end(self) -> None:
-        """See `WorkLog.end`."""
+        """Stop counting."""
         if (log := self._log) is not None:
             self._log = None
             self._live.in_loop(lambda: self._energy.watchers.remove(log.ended))
 
 
 class JobMeter:
-    """The meter of a job's energy, from when it is made until it is closed.
+    """Measures a job's energy from construction until `close`.
 
-    Its methods may be called in any thread except that of a server's loop.
+    Its methods may be called in any thread except a server's loop.
 
     Args:
-        logs: what counts the sessions' work, of all servers.
-        power: the power of this machine.
-        steady: the clock, in seconds.
-        alone: whether all servers are on this machine; the power of others is unknown.
+        logs: logs of the sessions' work, of all servers.
+        power: power of this machine.
+        steady: clock, in seconds.
+        alone: whether all servers run on this machine; the power of other machines is unknown.
     """
 
     def __init__(

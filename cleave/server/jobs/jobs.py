@@ -1,4 +1,4 @@
-"""Jobs: training runs, one at a time in a thread of their own, whose records can be followed."""
+"""Training jobs: run one at a time in a separate thread; clients can follow their records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 
 class JobState(Enum):
-    """Names the state of a job; users read the values."""
+    """State of a job; users read the values."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -37,22 +37,22 @@ class JobState(Enum):
 FINAL_STATES = (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
 _LAST_EVENTS = ("end", "stopped", "failed")
-"""Events of a job's last record."""
+"""Events that a job's last record can have."""
 
 
 @dataclass
 class TrainingJob:
-    """Holds one training run on this server, and its records.
+    """A training run on this server, and its records.
 
     Attributes:
-        steps: optimizer steps that it will have done at its end.
-        model: that it trains or uses, as it was submitted.
-        started_s: when it started, Unix time in seconds; None before.
-        waits: what it waits for, as a sentence; empty if it does not wait.
-        run_folder: of its results; empty before it has one.
+        steps: total optimizer steps at its end.
+        model: model that the job trains or uses, as submitted.
+        started_s: start, as Unix time in seconds; None before the start.
+        waits: what the job waits for, as a sentence; empty if it does not wait.
+        run_folder: folder of its results; empty until known.
         pauses: whether it was asked to pause.
-        finished: whether it did its last step.
-        place: grows with each time that a job is queued; the one with the least begins first.
+        finished: whether its last step is done.
+        place: position in the queue: the lowest place runs first. Queuing again gives a higher one.
     """
 
     id: str
@@ -73,20 +73,19 @@ class TrainingJob:
 
     @property
     def is_due(self) -> bool:
-        """Say whether it is to begin: it may have been paused meanwhile, or be queued twice."""
+        """Return whether the job waits to run. It may be paused meanwhile, or be queued twice."""
         return self.state is JobState.QUEUED
 
     @property
     def is_running(self) -> bool:
-        """Say whether it is being trained, or waits for devices to go on."""
+        """Return whether the job is training, or waits for devices during training."""
         return self.state is JobState.RUNNING
 
     @property
     def has_last_record(self) -> bool:
-        """Say whether no record follows those that there are.
+        """Return whether no more records will follow.
 
-        A job's state is final a moment before its last record is there, so the state alone must
-        not end who follows the records.
+        Followers must not rely on the state: it becomes final shortly before the last record.
         """
         return (
             self.state in FINAL_STATES
@@ -96,23 +95,21 @@ class TrainingJob:
 
 
 class Runner(Protocol):
-    """Trains, as a server calls it; passed in, so that the server does not import training."""
+    """Runs training for a server; injected, so that the server does not import training code."""
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Return the job's model, and how many steps it will have done at its end.
-
-        A job that cannot be run is refused.
+        """Validate a job; return its model and its total number of steps.
 
         Raises:
-            CleaveError: one sentence that says why.
+            CleaveError: when the job cannot run; one sentence with the reason.
         """
         ...
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse to pause a job that could not go on where it was.
+        """Raise an error if the job could not continue after a pause.
 
         Raises:
-            CleaveError: one sentence that says why.
+            CleaveError: one sentence with the reason.
         """
         ...
 
@@ -126,19 +123,19 @@ class Runner(Protocol):
         """Train until done or asked to stop, and report records.
 
         Raises:
-            CleaveError: when it fails for a reason the user can act on.
+            CleaveError: when it fails for a reason that the user can act on.
         """
         ...
 
 
 class Jobs:
-    """Trains the jobs of a server, in the order in which they were submitted.
+    """Trains a server's jobs in the order in which they were queued.
 
     Args:
-        fleet: the fleet to train on.
-        runner: trains.
-        history: stores the jobs, including those of earlier servers; None to store nothing.
-        listener: called, in any thread, when a job begins, ends, waits or goes on.
+        fleet: fleet to train on.
+        runner: runs the training.
+        history: stores this server's jobs and those of earlier servers; None to store nothing.
+        listener: called from any thread when a job changes state, waits or continues.
         clock: returns Unix time, in seconds.
     """
 
@@ -159,7 +156,7 @@ class Jobs:
         self._numbers = count(history.next_number if history is not None else 1)
         self._places = count(1)
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # held while a job begins, and while one is asked to rest
+        self._turn = threading.Lock()  # held while a job starts or is asked to stop or pause
         self._queue: queue.SimpleQueue[TrainingJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="cleave-training", daemon=True)
         self._thread.start()
@@ -168,7 +165,7 @@ class Jobs:
         """Queue a job and return it.
 
         Raises:
-            CleaveError: when its arguments cannot be run, or a job in the queue has its name.
+            CleaveError: when its arguments are invalid, or a queued job has the same name.
         """
         model, steps = self._runner.check(arguments)
         name = arguments.get("name")
@@ -193,7 +190,7 @@ class Jobs:
             self._queue.put(job)
 
     def ahead(self, job: TrainingJob) -> list[TrainingJob]:
-        """Return the jobs that a queued one waits for, in their order; none if it is not queued."""
+        """Return the jobs that run before a queued one, in order; empty if it is not queued."""
         if not job.is_due:
             return []
         others = [
@@ -204,10 +201,10 @@ class Jobs:
         return sorted(others, key=lambda other: (not other.is_running, other.place))
 
     def stop(self, id: str) -> TrainingJob:
-        """Ask a job to stop, with a checkpoint of its last whole step; return it.
+        """Ask a job to stop after a checkpoint of its last complete step; return it.
 
         Raises:
-            UsageError: when there is none.
+            UsageError: when there is no such job.
         """
         job = self.find(id)
         with self._turn:
@@ -220,12 +217,12 @@ class Jobs:
         return job
 
     def pause(self, id: str) -> TrainingJob:
-        """Ask a job to rest until `resume`; return it.
+        """Ask a job to pause until `resume`; return it.
 
-        One that is running ends its step and writes a checkpoint, and the next in the queue begins.
+        A running job finishes its step and writes a checkpoint; then the next queued job starts.
 
         Raises:
-            CleaveError: when there is none, or it cannot be paused.
+            CleaveError: when there is no such job, or it cannot pause.
         """
         job = self.find(id)
         with self._turn:
@@ -242,12 +239,10 @@ class Jobs:
         return job
 
     def resume(self, id: str) -> TrainingJob:
-        """Queue a job again that was paused, or stopped before its end; return it.
-
-        Also one that a server before this one left.
+        """Queue a paused or stopped job again; return it. Jobs of earlier servers can resume too.
 
         Raises:
-            CleaveError: when there is none, or it cannot go on.
+            CleaveError: when there is no such job, or it cannot continue.
         """
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
@@ -261,22 +256,22 @@ class Jobs:
             raise UsageError(f"{id} is done; train further with `cleave train --resume`")
         if job.run_folder:
             job.arguments = _going_on(job.run_folder)
-            self._runner.check(job.arguments)  # its folder may be gone
+            self._runner.check(job.arguments)  # the run folder may be gone
         job.stop, job.pauses, job.waits = threading.Event(), False, ""
         with self._lock:
             self._jobs[id] = job
             if job.records and job.records[-1].get("event") in _LAST_EVENTS:
-                # whoever follows it from now on must not take this for the end
+                # new followers must not take this record for the end
                 job.records[-1] = {"event": "note", "text": f"was {job.state.value}; goes on"}
         self._enter(job, JobState.QUEUED)
         self._put(job)
         return job
 
     def _left_behind(self, id: str) -> TrainingJob:
-        """Return a job of an earlier server that can go on in its run folder, or had not begun.
+        """Return a job of an earlier server that can continue in its run folder, or never started.
 
         Raises:
-            UsageError: when there is none.
+            UsageError: when there is no such job.
         """
         for past in self._history.all() if self._history is not None else []:
             if id != f"job-{past.number}" or past.state == JobState.DONE.value:
@@ -288,11 +283,11 @@ class Jobs:
                 job = TrainingJob(id, past.number, arguments, steps, past.model)
                 job.run_folder = past.run_folder
                 return job
-        self.find(id)  # says why not
+        self.find(id)  # raises an error with the reason
         raise UsageError(f"{id} cannot be resumed")
 
     def _rest(self, job: TrainingJob) -> None:
-        """Note that a job rests now."""
+        """Mark a job as paused."""
         self._enter(job, JobState.PAUSED)
         text = f"paused; go on with: cleave jobs resume {job.id}"
         self._report(job, {"event": "note", "text": text})
@@ -302,7 +297,7 @@ class Jobs:
         """Return the job with this id.
 
         Raises:
-            UsageError: when there is none.
+            UsageError: when there is no such job.
         """
         id = f"job-{id}" if id.isdigit() else id
         with self._lock:
@@ -322,23 +317,23 @@ class Jobs:
 
     @property
     def running(self) -> TrainingJob | None:
-        """Return the job that is running; None if none is."""
+        """Return the running job; None if no job is running."""
         return next((job for job in self.all() if job.state is JobState.RUNNING), None)
 
     def close(self, timeout_s: float) -> None:
-        """Ask running and queued jobs to stop, and wait for the running one's checkpoint."""
+        """Ask all jobs to stop, and wait up to `timeout_s` for the running job's checkpoint."""
         for job in self.all():
             job.stop.set()
         self._queue.put(None)
         self._thread.join(timeout_s)
 
     def _work(self) -> None:
-        """Train one queued job after another, in the thread `cleave-training`."""
+        """Train queued jobs one after another, in the thread `cleave-training`."""
         while (job := self._queue.get()) is not None:
             with self._turn:
                 if not job.is_due:
                     continue
-                if job.stop.is_set():  # the server ends; its store still has the job as queued
+                if job.stop.is_set():  # the server is ending; the store keeps the job as queued
                     text = (
                         f"the server ends, and the job has not begun; when it runs again, go on "
                         f"with: cleave jobs resume {job.id}"
@@ -352,7 +347,7 @@ class Jobs:
             _logger.log(level, "%s %s", job.id, job.state.value)
 
     def _train(self, job: TrainingJob) -> None:
-        """Train one job to its end, and report how it ended."""
+        """Train one job to its end and report the outcome."""
 
         def report(record: Record) -> None:
             self._report(job, record)
@@ -375,7 +370,7 @@ class Jobs:
         self._report(job, final)
 
     def _enter(self, job: TrainingJob, state: JobState, reason: str = "") -> None:
-        """Note a job's new state, and tell the listener and the store."""
+        """Set a job's state, and notify the listener and the store."""
         if state is JobState.RUNNING:
             job.started_s = self._clock()
         job.state = state
@@ -385,7 +380,7 @@ class Jobs:
             self._history.changed(job.number, state.value, reason)
 
     def _report(self, job: TrainingJob, record: Record) -> None:
-        """Keep a record of a job, and wake those that follow it."""
+        """Add a record to a job and wake its followers."""
         if self._history is not None:
             self._history.reported(job.number, record)
         if (waits := wait_said(record)) is not None:
@@ -410,7 +405,7 @@ class Jobs:
             wake()
 
     def follow(self, job: TrainingJob, wake: Callable[[], None]) -> None:
-        """Call `wake`, from the training thread, whenever the job has a new record."""
+        """Call `wake` for each new record of the job, from the thread that reports it."""
         with self._lock:
             job.followers.append(wake)
 
@@ -421,5 +416,5 @@ class Jobs:
 
 
 def _going_on(run_folder: str) -> dict[str, Any]:
-    """Return the arguments with which a job goes on, or begins if it has not come to a step."""
+    """Return the arguments that continue a job, or start it if it has no finished step."""
     return {"job": {}, "resume": run_folder, "begin": True}

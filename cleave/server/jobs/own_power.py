@@ -1,4 +1,4 @@
-"""The energy of the server's own machine: measured, or from the power that its owner states."""
+"""Energy of the server's machine: measured, or modelled from the stated power."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from cleave.energy.meter import Basis
 from cleave.machine.sensors import PowerMeter
 
 SAMPLE_S = 60.0
-"""How often the counters are looked at, so that none is full twice in between."""
+"""Seconds between samples of the energy counters, so that none overflows twice in between."""
 
 
 class OwnPower:
-    """The energy that this machine has used since this was made. Any thread may call its methods.
+    """The energy that this machine has used since this object was created. Thread-safe.
 
     Args:
-        meter: measures processor and memory of this machine.
-        stated_w: power at the socket in watts, as the owner states it; None if it was not stated.
-            It is used in place of the measured power, which is that of processor and memory only.
+        meter: measures this machine's processor and memory.
+        stated_w: power at the socket in watts, as the owner states it; None if not stated. It
+            replaces the measured power, which covers only processor and memory.
         clock: returns seconds.
     """
 
@@ -37,13 +37,13 @@ class OwnPower:
 
     @property
     def source(self) -> str:
-        """Return what is counted, as text for people."""
+        """Return the source of the figures, as text for people."""
         if self._stated_w is not None:
             return f"{self._stated_w:g} W at the socket, as stated"
         return self._meter.source
 
     def used(self) -> Ps:
-        """Return the energy used until now."""
+        """Return the energy used so far."""
         if self._stated_w is not None:
             return Ps(self._stated_w * (self._clock() - self._began_s), Basis.MODELLED)
         with self._lock:

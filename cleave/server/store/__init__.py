@@ -1,1 +1,1 @@
-"""What the server stores, in its data folder and its SQLite file."""
+"""Stored data of the server, in its data folder and SQLite file."""

@@ -1,10 +1,7 @@
-"""What devices may do and which join codes are void: effective at once, written when possible.
+"""Permissions of devices, own devices and void join codes: effective at once, written later.
 
-Also which devices are the operator's own.
-
-A store that cannot be written (a full disk, a locked file) must not keep a revoked device admitted,
-nor admit a quarantined one again. So a decision is first kept in memory, where it is looked up, and
-is owed to the store until it is written.
+Even while the store is unwritable (a full disk, a locked file), a revoked or quarantined device
+must not be admitted. So a decision takes effect in memory and is owed to the store until written.
 """
 
 from __future__ import annotations
@@ -30,11 +27,11 @@ class _Decision:
 
 
 class AccessStatuses:
-    """Decisions about devices and join codes. Any thread may call its methods.
+    """Decisions about devices and join codes. Thread-safe.
 
     Args:
-        store: where decisions are kept.
-        writer: writes them in its thread.
+        store: where decisions are stored.
+        writer: writes decisions in its thread.
         clock: returns Unix time, in seconds.
     """
 
@@ -44,18 +41,18 @@ class AccessStatuses:
         self._clock = clock
         self._lock = threading.Lock()
         self._last_s = 0.0
-        # What is not written yet.
+        # Decisions not written yet.
         self._decisions: dict[int, _Decision] = {}
         self._void: dict[int, str] = {}
         self._own: dict[int, tuple[bool, float]] = {}
         self._faults: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
 
     def decide(self, device: int, name: str, standing: AccessStatus, reason: str) -> None:
-        """Decide what a device may do from now on.
+        """Set a device's permission from now on.
 
         Args:
-            device, name: the device's identity, and its name for people.
-            standing, reason: what it may do, and why.
+            device, name: identity of the device, and its name for people.
+            standing, reason: new permission and its reason.
         """
         with self._lock:
             decision = _Decision(standing, reason, self._now())
@@ -71,11 +68,11 @@ class AccessStatuses:
         self._writer.owe(("standing", device), write, f"{name} is {standing.value}{why}")
 
     def mark_own(self, device: int, name: str, own: bool) -> None:
-        """Decide whether a device is the operator's own from now on.
+        """Set whether a device belongs to the operator from now on.
 
         Args:
-            device, name: the device's identity, and its name for people.
-            own: whether it is.
+            device, name: identity of the device, and its name for people.
+            own: whether it belongs to the operator.
         """
         with self._lock:
             mark = self._own[device] = own, self._now()
@@ -90,7 +87,7 @@ class AccessStatuses:
         self._writer.owe(("own", device), write, text)
 
     def void(self, code: int, reason: str) -> None:
-        """Make a join code void: from now on no device joins with it."""
+        """Void a join code: from now on no device can join with it."""
         with self._lock:
             self._void[code] = reason
 
@@ -102,7 +99,7 @@ class AccessStatuses:
         self._writer.owe(("code", code), write, f"join code {code} is void ({reason})")
 
     def fault(self, device: int, fault: str, penalty: float) -> None:
-        """Record a wrong result of a device, and the points that it costs."""
+        """Record a device's wrong result and its penalty points."""
         with self._lock:
             at_s = self._now()
             self._faults[device].append((at_s, penalty))
@@ -117,8 +114,8 @@ class AccessStatuses:
         self._writer.owe(("fault", device, at_s), write)
 
     def faults_since(self, device: int, since_s: float) -> tuple[int, float]:
-        """Return number and points of a device's wrong results since then and since its release."""
-        with self._lock:  # before the store: a fault found in both is counted once
+        """Return count and points of a device's wrong results since that time and its release."""
+        with self._lock:  # before the store: a fault in both counts once
             decision = self._decisions.get(device)
             if decision is not None and decision.standing is AccessStatus.ADMITTED:
                 since_s = max(since_s, math.nextafter(decision.at_s, math.inf))
@@ -128,12 +125,12 @@ class AccessStatuses:
         return faults.total(), sum(points * times for (_, points), times in faults.items())
 
     def _now(self) -> float:
-        """Return the time, never the same twice: it identifies a fault, and orders decisions."""
+        """Return the time, never twice the same: it identifies a fault and orders decisions."""
         self._last_s = max(self._clock(), math.nextafter(self._last_s, math.inf))
         return self._last_s
 
     def of(self, device: DeviceRecord) -> DeviceRecord:
-        """Return a device's record with its present status, written or not."""
+        """Return a device's record with its current status, written or not."""
         with self._lock:
             decision = self._decisions.get(device.id)
             own, _ = self._own.get(device.id, (device.own, 0.0))
@@ -143,22 +140,21 @@ class AccessStatuses:
         return replace(device, standing=decision.standing, reason=decision.reason)
 
     def device_of(self, credential_hash: bytes) -> DeviceRecord | None:
-        """Return the device whose credential has this hash, with its present status."""
+        """Return the device whose credential has this hash, with its current status."""
         return self._settled(lambda: self._store.device_of(credential_hash), self.of)
 
     def code_of(self, hash: bytes) -> CodeRecord | None:
-        """Return the join code with this hash, with its present status."""
+        """Return the join code with this hash, with its current status."""
         return self._settled(lambda: self._store.code(hash), self.code)
 
     @staticmethod
     def _settled(
         read: Callable[[], _Record | None], now: Callable[[_Record], _Record]
     ) -> _Record | None:
-        """Return a record of the store, corrected by what is not written yet.
+        """Return a stored record, corrected by unwritten decisions.
 
-        A decision could be written after the store was read, and removed from memory before it is
-        looked up there. Such a decision would be missed. So the store is read until it returns the
-        same twice.
+        A decision could be written after the store was read, and leave memory before it is looked
+        up there. To not miss it, read the store until it returns the same record twice.
         """
         record = read()
         while record is not None:
@@ -169,6 +165,6 @@ class AccessStatuses:
         return None
 
     def code(self, code: CodeRecord) -> CodeRecord:
-        """Return a join code's record with its present status, written or not."""
+        """Return a join code's record with its current status, written or not."""
         with self._lock:
             return replace(code, void=self._void.get(code.id, code.void))

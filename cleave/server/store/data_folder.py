@@ -1,4 +1,4 @@
-"""The folder in which a server keeps its data. One server at a time uses it."""
+"""The folder with a server's data. Only one server at a time may use it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class FolderInUseError(CleaveError):
 
 
 class DataFolder:
-    """A server's data folder, locked until the block ends.
+    """A server's data folder, locked until its block ends.
 
     Args:
-        path: the folder; made if it is missing, accessible to its owner only.
+        path: path of the folder; if missing, it is created with owner-only access.
 
     Raises:
-        FolderInUseError: when another server uses it.
+        FolderInUseError: when another server uses the folder.
         CleaveError: when the folder cannot be used.
     """
 
@@ -69,7 +69,7 @@ class DataFolder:
         return self.path / _URL
 
     def operator_token(self) -> str:
-        """Return the token that operators must show: made once, readable by the owner only.
+        """Return the operator token: created once, readable by the owner only.
 
         Raises:
             CleaveError: when it cannot be read or others can read it.
@@ -77,7 +77,7 @@ class DataFolder:
         return self._token(_OPERATOR_TOKEN, "operator's")
 
     def viewer_token(self) -> str:
-        """Return the token that viewers must show: made once, readable by the owner only.
+        """Return the viewer token: created once, readable by the owner only.
 
         Raises:
             CleaveError: when it cannot be read or others can read it.
@@ -111,12 +111,12 @@ class DataFolder:
             raise _unusable(self.url_path, error) from None
 
     def remove_url(self) -> None:
-        """Remove the file with the operator's URL, as the server ends."""
+        """Remove the file with the operator's URL."""
         self.url_path.unlink(missing_ok=True)
 
 
 def read_operator_url(folder: Path) -> str:
-    """Return the operator's URL of the server that uses a folder; empty if none does.
+    """Return the operator's URL of the server that uses a folder; empty if no server does.
 
     Raises:
         CleaveError: when the file cannot be read.
@@ -131,7 +131,7 @@ def read_operator_url(folder: Path) -> str:
 
 
 def default_folder() -> Path:
-    """Return the default data folder: `cleave/server` in the system's place for user data."""
+    """Return the default data folder: `cleave/server` in the system's folder for user data."""
     from platformdirs import user_data_path
 
     return user_data_path("cleave", appauthor=False) / "server"

@@ -1,4 +1,4 @@
-"""The jobs of a server, past and present, written to the store as they change."""
+"""Past and present jobs of a server, written to the store as they change."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cleave.server.store.store import Store, StoredJob
 from cleave.server.store.writer import StoreWriter
 
 STEPS_WRITTEN_S: Final = 5.0
-"""How often the progress of a running job is written."""
+"""Seconds between writes of a running job's progress."""
 
 _UNFINISHED: Final = ("queued", "running")
 _INTERRUPTED: Final = "interrupted"
 
 
 _WAITING: Final = {"fleet": "absent", "disk": "full", "servers": "waiting"}
-"""By event, the state with which a record says that its job waits."""
+"""For each event, the state of a record whose job waits."""
 
 
 def wait_said(record: Mapping[str, Any]) -> str | None:
-    """Return what a job waits for from this record on; empty if it goes on, None if not said."""
+    """Return what a job waits for after this record; empty if it continues, None if not stated."""
     waiting = _WAITING.get(record.get("event", ""))
     if waiting is None:
         return None
@@ -32,7 +32,7 @@ def wait_said(record: Mapping[str, Any]) -> str | None:
 
 
 def as_without_server(job: StoredJob) -> StoredJob:
-    """Return a stored job as it stands without a server: one that had not ended is interrupted."""
+    """Return a stored job as seen without a server: an unfinished job is interrupted."""
     if job.state not in _UNFINISHED:
         return job
     if job.run_folder or job.request:
@@ -44,15 +44,15 @@ def as_without_server(job: StoredJob) -> StoredJob:
 
 
 class JobHistory:
-    """The history of a server's jobs. Any thread may call its methods.
+    """History of a server's jobs. Thread-safe.
 
     Args:
-        store: where jobs are kept.
-        writer: writes them in its thread.
+        store: where jobs are stored.
+        writer: writes jobs in its thread.
         clock: returns Unix time, in seconds.
 
     Attributes:
-        interrupted: the jobs that were running or queued when the previous server was killed.
+        interrupted: jobs that were running or queued when the previous server was killed.
     """
 
     def __init__(self, store: Store, writer: StoreWriter, clock: Callable[[], float]) -> None:
@@ -70,18 +70,18 @@ class JobHistory:
 
     @property
     def next_number(self) -> int:
-        """Return the number of the next job; no number is used twice."""
+        """Return the number of the next job; numbers are never reused."""
         return max(self._jobs, default=0) + 1
 
     def all(self) -> list[StoredJob]:
-        """Return every job, oldest first."""
+        """Return all jobs, oldest first."""
         with self._lock:
             return [self._jobs[number] for number in sorted(self._jobs)]
 
     def submitted(
         self, number: int, model: str, request: Mapping[str, Any], steps_in_all: int
     ) -> None:
-        """Record that a job was queued, and what was asked for."""
+        """Record that a job was queued, with its request."""
         self._keep(
             StoredJob(
                 number,
@@ -107,7 +107,7 @@ class JobHistory:
         self._keep(replace(job, state=state, reason=reason, started_s=started_s, ended_s=ended_s))
 
     def reported(self, number: int, record: Mapping[str, Any]) -> None:
-        """Take a record that a job reported: its run folder, its last step, what it waits for."""
+        """Update a job from one of its records: run folder, last step, what it waits for."""
         job = self._jobs[number]
         if (waits := wait_said(record)) is not None:
             job = replace(job, reason=waits)
@@ -115,7 +115,7 @@ class JobHistory:
         if "run_folder" in record:
             job = replace(job, run_folder=str(record["run_folder"]))
         if record.get("event") == "step":
-            loss = float(record["loss"])  # NaN and infinity are not stored
+            loss = float(record["loss"])  # NaN and infinity are stored as None
             job = replace(
                 job, steps=int(record["step"]), loss=loss if math.isfinite(loss) else None
             )
@@ -127,7 +127,7 @@ class JobHistory:
             self._keep(job)
         else:
             with self._lock:
-                self._jobs[number] = job  # written with what comes next
+                self._jobs[number] = job  # written with the next change
 
     def _keep(self, job: StoredJob) -> None:
         with self._lock:

@@ -1,11 +1,11 @@
-"""The tables of the store, as a sequence of migrations."""
+"""Tables of the store, as a sequence of migrations."""
 
 from __future__ import annotations
 
 from typing import Final, TypeAlias
 
 Migration: TypeAlias = tuple[str, ...]
-"""SQL statements, carried out together or not at all."""
+"""SQL statements that run in one transaction."""
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (
     (
@@ -63,29 +63,29 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (
             run_folder TEXT NOT NULL DEFAULT ''
         ) STRICT""",
     ),
-    (  # For older devices the code is unknown, and for older codes when they were made.
+    (  # For older devices the code is unknown, for older codes the creation time.
         "ALTER TABLE devices ADD COLUMN code INTEGER",
         "ALTER TABLE codes ADD COLUMN made_s REAL NOT NULL DEFAULT 0",
         "ALTER TABLE codes ADD COLUMN void TEXT NOT NULL DEFAULT ''",
     ),
     (
         "ALTER TABLE faults ADD COLUMN penalty REAL NOT NULL DEFAULT 1",
-        # `failures` counts runs that it could not do, `failure` is the last reason. `setbacks`: how
-        # often it was set aside for that since it did a run. `slowness`, `late_s`: how much slower
-        # (a factor) and later (seconds) it answers than it should.
+        # `failures` counts runs that the device could not do; `failure` is the last reason.
+        # `setbacks` counts how often it was set aside since its last successful run. `slowness` and
+        # `late_s`: how much slower (a factor) and later (seconds) than expected it answers.
         "ALTER TABLE devices ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE devices ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE devices ADD COLUMN setbacks INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE devices ADD COLUMN slowness REAL NOT NULL DEFAULT 1",
         "ALTER TABLE devices ADD COLUMN late_s REAL NOT NULL DEFAULT 0",
     ),
-    (  # `own`: whether a device, or who comes by a code, is the operator's own.
+    (  # `own`: whether a device, or one that joins with a code, belongs to the operator.
         "ALTER TABLE codes ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE devices ADD COLUMN own INTEGER NOT NULL DEFAULT 0",
     ),
-    (  # `request`: what was submitted, as JSON; `steps_in_all`: of it. Unknown of older jobs.
+    (  # `request`: as submitted, in JSON; `steps_in_all`: its steps. Unknown for older jobs.
         "ALTER TABLE jobs ADD COLUMN request TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE jobs ADD COLUMN steps_in_all INTEGER NOT NULL DEFAULT 0",
     ),
 )
-"""Step N leads from version N - 1 to version N. Steps are never changed; new ones follow."""
+"""Migration N leads from version N - 1 to version N. Never change one; append new ones."""

@@ -1,7 +1,7 @@
-"""The server's stored data: devices, credentials, join codes, faults, jobs; in SQLite.
+"""Stored data of the server in SQLite: devices, credentials, join codes, faults, jobs.
 
-Writes are short transactions that survive a kill of the process (WAL). After a power failure the
-last ones may be missing, but the file is consistent.
+Writes are short transactions that survive a kill of the process (WAL). A power failure may lose the
+last ones, but the file stays consistent.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from cleave.scheduler.sessions.conduct import Conduct
 from cleave.server.store.schema import MIGRATIONS, Migration
 
 BUSY_S: Final = 5.0
-"""How long a write waits for another process's."""
+"""Seconds that a write waits for another process to finish writing."""
 
 CODES_KEPT_S: Final = 30 * 86400.0
-"""How long an old join code is known, so that whoever tries it is told what became of it."""
+"""Seconds that an expired join code is kept, so that a late attempt gets the reason."""
 
 _SQLITE: Final = b"SQLite format 3\0"
 
 
 class AccessStatus(Enum):
-    """What a device may do; users read the values."""
+    """Permission of a device; users read the values."""
 
     ADMITTED = "admitted"
     QUARANTINED = "quarantined"
@@ -51,20 +51,20 @@ class StoreError(CleaveError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """A device that the server knows, across all its sessions.
+    """A device known to the server, across all its sessions.
 
     Attributes:
-        id: its identity.
-        name: its unique name, for people.
-        standing, reason: what it may do, and why it may not do more.
-        paired_s, seen_s: when it used its join code, and when it was last heard of (Unix time).
-        absence, absence_reason: how its last session ended.
-        sessions, losses: how many sessions it began, and how many of them were lost.
-        faults: wrong results in all its sessions.
-        code: the id of the join code that it joined with; None if unknown.
-        done: what it did so far.
+        id: identity of the device.
+        name: unique name, for people.
+        standing, reason: permission of the device, and the reason for a restriction.
+        paired_s, seen_s: Unix time of its pairing, and of its last sign of life.
+        absence, absence_reason: how and why its last session ended.
+        sessions, losses: number of sessions it began, and of those that were lost.
+        faults: number of wrong results in all its sessions.
+        code: id of the join code that it used; None if unknown.
+        done: its work so far.
         conduct: how it worked in its last session.
-        own: whether it is the operator's own, and may train whole layers.
+        own: whether it belongs to the operator, and may train whole layers.
     """
 
     id: int
@@ -89,12 +89,12 @@ class CodeRecord:
     """A join code's record, without the code itself.
 
     Attributes:
-        expires_s: when it expires, Unix time in seconds.
-        uses: how many devices may use it.
-        used: how many have used it.
-        made_s: when it was made, Unix time in seconds; 0 if unknown.
-        void: why it was made void; empty if it was not.
-        own: whether devices that join with it are the operator's own.
+        expires_s: expiry, as Unix time in seconds.
+        uses: number of devices that may use it.
+        used: number of devices that have used it.
+        made_s: creation, as Unix time in seconds; 0 if unknown.
+        void: reason why it was voided; empty if it was not.
+        own: whether devices that join with it belong to the operator.
     """
 
     id: int
@@ -112,17 +112,17 @@ class CodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredJob:
-    """A training job as it is stored.
+    """A stored training job.
 
     Attributes:
-        state: as in `cleave.server.jobs.jobs.JobState`.
-        reason: why it failed.
+        state: a value of `cleave.server.jobs.jobs.JobState`, or `interrupted`.
+        reason: why the job failed or was interrupted, or what it waits for; empty if none applies.
         submitted_s, started_s, ended_s: Unix time, in seconds.
-        steps: optimizer steps done so far; for a resumed job, including the earlier ones.
-        loss: loss of the last step.
-        run_folder: the folder of its results; empty if unknown.
-        request: what was submitted, as JSON; empty if unknown.
-        steps_in_all: steps that it is to do; 0 if unknown, or where it trains nothing.
+        steps: optimizer steps done; for a resumed job, including the earlier ones.
+        loss: loss of the last step; None if unknown or not finite.
+        run_folder: folder of its results; empty if unknown.
+        request: submitted request, as JSON; empty if unknown.
+        steps_in_all: total steps; 0 if unknown, or if the job trains nothing.
     """
 
     number: int
@@ -140,16 +140,15 @@ class StoredJob:
 
 
 class Store:
-    """The server's database. Any thread may call its methods; calls wait for one another.
+    """The server's database. Any thread may call its methods; writes wait for one another.
 
     Args:
         path: path of the database; None to keep everything in memory.
-        migrations: the migrations to the present tables.
+        migrations: migrations that lead to the current tables.
         busy_s: see `BUSY_S`.
 
     Raises:
-        StoreError: by every method, when the file cannot be used; by the constructor also when a
-            newer version of Cleave wrote it.
+        StoreError: when the file cannot be used (any method), or a newer Cleave wrote it.
     """
 
     def __init__(
@@ -161,16 +160,16 @@ class Store:
         self._path = path
         self._lock = threading.Lock()
         try:
-            if path is not None:  # made here, so that it is readable to its owner alone
+            if path is not None:  # created here, so that only its owner can read it
                 open_to_change(path, _SQLITE, 0o600).close()
             self._db = self._connect(busy_s)
             self._db.execute("PRAGMA foreign_keys = ON")
             self._db.execute("PRAGMA journal_mode = WAL")
-            # A kill loses nothing, a power failure perhaps the last moments: a device whose
-            # credential is among them asks for another code.
+            # A kill loses nothing; a power failure may lose the last moments. A device that loses
+            # its credential this way asks for another code.
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._migrate(migrations)
-            # Reading never waits for a write that waits for the disk or for another process.
+            # Reads use a second connection, so that they never wait for a slow write.
             alone = path is None
             self._reader = self._db if alone else self._connect(busy_s)
             self._reading = self._lock if alone else threading.Lock()
@@ -181,8 +180,8 @@ class Store:
         return sqlite3.connect(
             self._path or ":memory:",
             timeout=busy_s,
-            isolation_level=None,  # transactions are begun below, in the open
-            check_same_thread=False,  # the locks see to that
+            isolation_level=None,  # transactions begin explicitly below
+            check_same_thread=False,  # the locks allow only one thread at a time
         )
 
     def _failed(self, error: Exception) -> StoreError:
@@ -214,7 +213,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Run the block as one transaction: all of it is written, or nothing."""
+        """Run the block as one transaction."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -238,7 +237,7 @@ class Store:
     # --- facts ---
 
     def fact(self, name: str, otherwise: str) -> str:
-        """Return the value kept under a name; if there is none yet, keep and return `otherwise`."""
+        """Return the value stored under a name; if missing, store and return `otherwise`."""
         with self._writing() as db:
             db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, otherwise))
             (value,) = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
@@ -247,7 +246,7 @@ class Store:
     # --- devices ---
 
     def devices(self) -> list[DeviceRecord]:
-        """Return every device, in the order of joining."""
+        """Return all devices, in the order of joining."""
         return [_device(row) for row in self._rows(f"{_DEVICE} ORDER BY id")]
 
     def device(self, id: int) -> DeviceRecord | None:
@@ -285,7 +284,7 @@ class Store:
             )
 
     def stand(self, device: int, standing: AccessStatus, reason: str, now_s: float) -> None:
-        """Change what a device may do. Its faults before an admission no longer count."""
+        """Change a device's permission. Its faults before an admission no longer count."""
         with self._writing() as db:
             db.execute(
                 "UPDATE devices SET standing = ?, reason = ?, released_s = ? WHERE id = ?",
@@ -298,12 +297,12 @@ class Store:
             )
 
     def mark_own(self, device: int, own: bool) -> None:
-        """Record whether a device is the operator's own."""
+        """Record whether a device belongs to the operator."""
         with self._writing() as db:
             db.execute("UPDATE devices SET own = ? WHERE id = ?", (own, device))
 
     def credit(self, done: Mapping[int, DeviceCounters], now_s: float) -> None:
-        """Add what devices did, by their ids, in one transaction."""
+        """Add the devices' work, by device id, in one transaction."""
         sets = ", ".join(f"{name} = {name} + ?" for name in COUNTER_FIELDS)
         with self._writing() as db:
             db.executemany(
@@ -324,7 +323,7 @@ class Store:
             )
 
     def fault(self, device: int, fault: str, penalty: float, now_s: float) -> None:
-        """Record a wrong result of a device, and the points that it costs."""
+        """Record a device's wrong result and its penalty points."""
         with self._writing() as db:
             db.execute(
                 "INSERT INTO faults (device, at_s, fault, penalty) VALUES (?, ?, ?, ?)",
@@ -345,7 +344,7 @@ class Store:
     def add_code(
         self, hash: bytes, uses: int, expires_s: float, now_s: float, *, own: bool = False
     ) -> CodeRecord:
-        """Keep a new join code, and delete those that expired long ago."""
+        """Store a new join code, and delete codes that expired long ago."""
         with self._writing() as db:
             db.execute("DELETE FROM codes WHERE expires_s < ?", (now_s - CODES_KEPT_S,))
             added = db.execute(
@@ -360,20 +359,20 @@ class Store:
         return _code(found[0]) if found else None
 
     def codes(self) -> list[CodeRecord]:
-        """Return every join code that is still stored, oldest first."""
+        """Return all stored join codes, oldest first."""
         return [_code(row) for row in self._rows(f"SELECT {_CODE} FROM codes ORDER BY id")]
 
     def void(self, code: int, reason: str) -> None:
-        """Make a join code void: no device may use it any more."""
+        """Void a join code: no device can use it any more."""
         with self._writing() as db:
             db.execute("UPDATE codes SET void = ? WHERE id = ?", (reason, code))
 
     def redeem(
         self, code: int, name: str, credential_hash: bytes, now_s: float
     ) -> DeviceRecord | None:
-        """Use a join code: add a device with this credential. Return None if it is not open.
+        """Use a join code: add a device with this credential. Return None if the code is not open.
 
-        The device is the operator's own if the code is for those.
+        The device belongs to the operator if the code is for own devices.
         """
         with self._writing() as db:
             taken = db.execute(
@@ -395,12 +394,12 @@ class Store:
     # --- jobs ---
 
     def jobs(self) -> list[StoredJob]:
-        """Return every job, oldest first."""
+        """Return all jobs, oldest first."""
         found = self._rows(f"SELECT {_JOB} FROM jobs ORDER BY number")
         return [StoredJob(*row) for row in found]
 
     def save_job(self, job: StoredJob) -> None:
-        """Keep a job's present state."""
+        """Store a job's current state."""
         marks = ", ".join("?" * len(StoredJob.__slots__))
         values = [getattr(job, name) for name in StoredJob.__slots__]
         with self._writing() as db:
@@ -433,10 +432,10 @@ def _code(row: Sequence[Any]) -> CodeRecord:
 
 
 def _free_name(db: sqlite3.Connection, wanted: str) -> str:
-    """Return this name, or, if another device has it, this name with a number."""
-    # A name of digits alone would be taken for an id.
+    """Return this name, with a number appended if another device has it."""
+    # A name of only digits would be read as an id.
     base = wanted if wanted and not wanted.isdigit() else f"device {wanted}".strip()
-    # Those with numbers are between `base` and `base.`; counting them saves trying each.
+    # Numbered names sort between `base` and `base.`; counting them avoids trying each one.
     (number,) = db.execute(
         "SELECT COUNT(*) FROM devices WHERE name >= ?1 AND name < ?1 || '.'", (base,)
     ).fetchone()

@@ -1,4 +1,4 @@
-"""A thread that writes to the store: the server's loop does not wait, and owed writes are kept."""
+"""A thread that writes to the store: the server's loop never waits, and owed writes are retried."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cleave.server.store.store import Store, StoreError
 _logger = logging.getLogger(__name__)
 
 WRITE_S: Final = 15.0
-"""How often what devices did is written."""
+"""Seconds between writes of the devices' work."""
 
 RETRY_S: Final = 2.0
-"""How often what could not be written is tried again."""
+"""Seconds between retries of failed writes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,13 +31,13 @@ class _Owed:
 
 
 class StoreWriter:
-    """A thread that writes to the store.
+    """Writes to the store in its own thread.
 
-    A write given to `soon` (such as that a device joined) is dropped when it fails. One given to
-    `owe` is tried again until it succeeds. What devices did is added up until it is written.
+    A write given to `soon` (such as the start of a session) is dropped if it fails. One given to
+    `owe` is retried until it succeeds. The devices' work is added up until it is written.
 
     Args:
-        store: the store to write to.
+        store: store to write to.
         clock: returns Unix time, in seconds.
         retry_s: see `RETRY_S`.
     """
@@ -63,7 +63,7 @@ class StoreWriter:
 
     @property
     def trouble(self) -> str:
-        """Return why the store cannot be written, and what is not written yet; empty if it can."""
+        """Return why the store is unwritable, with the pending writes; empty if it is writable."""
         with self._lock:
             owed = [owed.what for owed in self._owed.values() if owed.what]
             if not self._error:
@@ -71,22 +71,21 @@ class StoreWriter:
             return f"{self._error}{'; not written yet: ' if owed else ''}{'; '.join(owed)}"
 
     def add(self, device: int, done: DeviceCounters) -> None:
-        """Add to what a device did; it is written with the next batch."""
+        """Add to a device's work, which is written with the next batch."""
         with self._lock:
             self._done[device] = self._done.get(device, DeviceCounters()) + done
 
     def soon(self, write: Callable[[], None]) -> None:
-        """Do this write in the writer's thread, after those requested before."""
+        """Do this write in the writer's thread, after earlier requests."""
         self._orders.put(write)
 
     def owe(self, key: Hashable, write: Callable[[], None], what: str = "") -> None:
-        """Do this write next, and again until it succeeds.
+        """Do this write next, and retry it until it succeeds.
 
         Args:
-            key: identifies the write; it replaces an unfinished one with the same key.
+            key: identifies the write; it replaces a pending one with the same key.
             write: raises StoreError when it fails.
-            what: what is written, for the message to people when it cannot be; empty for no
-                message.
+            what: description for messages when the write fails; empty for no message.
         """
         with self._lock:
             self._owed.pop(key, None)
@@ -94,7 +93,7 @@ class StoreWriter:
         self._orders.put(self._write_owed)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until every write so far was tried; return False if the time was over before."""
+        """Wait until every write so far was tried; return False on timeout."""
         tried = threading.Event()
         self._orders.put(self._write_batch)
         self._orders.put(tried.set)
@@ -104,7 +103,7 @@ class StoreWriter:
         return True
 
     def close(self) -> None:
-        """Write what is left, and end the thread."""
+        """Write all pending data and end the thread."""
         self._orders.put(self._write_batch)
         self._orders.put(self._write_owed)
         self._orders.put(None)
@@ -116,7 +115,7 @@ class StoreWriter:
     def _write_on(self) -> None:
         written_s = time.monotonic()
         while True:
-            # Requests may come without end: what is due must not wait until there are none.
+            # Requests may never pause, so due writes must not wait for an empty queue.
             every_s = self._retry_s if self._owed else WRITE_S
             due_s = written_s + every_s - time.monotonic()
             order: Callable[[], None] | None = self._write_all
@@ -127,10 +126,10 @@ class StoreWriter:
                 return
             try:
                 order()
-            except StoreError as error:  # in a write that may be dropped
+            except StoreError as error:  # from a write that may be dropped
                 if not self._error:
                     _logger.error("%s", error)
-            if order == self._write_all:  # counted from its end, so that requests get a turn
+            if order == self._write_all:  # counted from the end, so that requests get a turn
                 written_s = time.monotonic()
 
     def _write_all(self) -> None:
@@ -138,7 +137,7 @@ class StoreWriter:
         self._write_batch()
 
     def _write_owed(self) -> None:
-        with self._lock:  # writes that people are told about go first
+        with self._lock:  # writes with a message for people go first
             waiting = sorted(self._owed.items(), key=lambda item: not item[1].what)
         failure: StoreError | None = None
         for key, owed in waiting:
@@ -168,7 +167,7 @@ class StoreWriter:
         try:
             self._store.credit(done, self._clock())
         except StoreError as error:
-            for device, part in done.items():  # for the next batch
+            for device, part in done.items():  # retry with the next batch
                 self.add(device, part)
             self._failed(error)
         else:
