@@ -457,7 +457,7 @@ def _slice(operation: Operation, given: Given) -> Sized:
 
 
 def _places(start: int, end: int, step: int, size: int) -> range:
-    """Return the indices of a slice. With a negative step, unlike in Python, start is at least 0."""
+    """Return the indices of a slice. With a negative step, unlike Python's, start is at least 0."""
     start, end = (at + size if at < 0 else at for at in (start, end))
     if step > 0:
         return range(min(max(start, 0), size), min(max(end, 0), size), step)

@@ -1,7 +1,7 @@
 """This machine's description and its sensors. Values that the system does not expose are None.
 
-On Linux all values come from `/proc` and `/sys`; a copy of such a tree works too. Elsewhere `psutil`
-and `platform` provide what they can, and there are no sensors.
+On Linux all values come from `/proc` and `/sys`, or a copy of such a tree. Elsewhere `psutil` and
+`platform` provide what they can, and there are no sensors.
 """
 
 from __future__ import annotations
