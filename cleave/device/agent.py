@@ -49,7 +49,6 @@ class Notice:
     """A change of state, to be shown to people.
 
     Attributes:
-        state: the new state.
         reason: readable reason; empty when ready.
         status: status of the session that is ready or was left.
         retry_s: seconds until the next attempt to reach the server; None if none is scheduled.
@@ -299,7 +298,6 @@ class Agent:
             self._say(notice)
 
     def _say(self, notice: Notice) -> None:
-        """Report a change of state."""
         self._said = notice.state
         self._tell(notice)
 

@@ -268,7 +268,6 @@ class DeviceSession:
             self._act(self.core.computed(order.run, *outcome))
 
     def _send(self, message: Message) -> None:
-        """Queue a message."""
         self._outbox.append(message)
         self._wake.set()
 

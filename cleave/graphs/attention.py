@@ -32,7 +32,6 @@ def plain_attention(
     """Make a transformers model use traceable attention within the context.
 
     Args:
-        model: the model.
         blocks: when attention runs over blocks of queries, and the size of a block.
         packed: whether sequences may hold several documents, told apart by their positions. Layers
             then always get a mask, even for a batch without such sequences.

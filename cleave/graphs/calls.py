@@ -23,8 +23,6 @@ class LayerCall:
     """One layer of a model, and how the model calls it.
 
     Attributes:
-        model: the model.
-        layer: the layer.
         x: the layer's input, shape (batch, tokens, width).
         beside: the layer's other tensor arguments (masks, position embeddings), by name.
         y: the layer's output, same shape as `x`.

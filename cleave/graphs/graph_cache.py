@@ -69,7 +69,6 @@ class GraphCache:
             yield
 
     def _keep(self, path: Path, made: Any) -> None:
-        """Write a file atomically."""
         try:
             write_atomically(path, msgspec.msgpack.encode(made), 0o600, sync=False)
         except OSError:

@@ -89,8 +89,6 @@ def export_layer(part: LayerPart) -> LayerGraphs:
 
 @dataclass(frozen=True)
 class _Function:
-    """A layer, or a part of one, as functions of named tensors."""
-
     part: LayerPart
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:

@@ -46,7 +46,6 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
     """Export the graph of everything after a causal language model's last layer.
 
     Args:
-        model: the model.
         calls: how the model calls its layers.
 
     Raises:
@@ -82,8 +81,6 @@ def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Loss:
-    """The loss of the last layer's output, and its gradients."""
-
     outside: OutsideLayers
     trainable: Sequence[str]
 

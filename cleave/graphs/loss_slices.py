@@ -61,7 +61,6 @@ def export_slice(
     """Export the graphs of a slice of a causal language model's loss.
 
     Args:
-        model: the model.
         calls: how the model calls its layers.
         loss: the model's loss in one graph.
         rows: number of LM head rows in the slice.
@@ -105,8 +104,6 @@ def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Slice:
-    """A slice as functions of tensors."""
-
     outside: OutsideLayers
     trainable: Sequence[str]
 

@@ -91,7 +91,6 @@ def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
     It covers neither the model outside its layers nor tensors' values (use `content`).
 
     Args:
-        model: the model.
         layers: its decoder layers.
     """
     describer = _Describer("", _names_of(model))
@@ -150,7 +149,6 @@ def _modules(
     """Describe every module within a module: its class, its code and its attributes.
 
     Args:
-        module: the module.
         describer: describes values.
         left_out: modules to leave out, by their `id`.
         without: names of attributes to leave out.

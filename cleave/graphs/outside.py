@@ -35,7 +35,6 @@ class OutsideLayers:
     """A causal language model without its layers.
 
     Attributes:
-        model: the model.
         calls: how the model calls its layers.
     """
 

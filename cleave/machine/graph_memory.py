@@ -154,7 +154,6 @@ class _Pass:
     """One pass through a graph with inputs of known shapes.
 
     Args:
-        graph: the graph.
         inputs: what is known about its inputs.
         outer: what is known about arrays of the enclosing graphs.
 
@@ -540,7 +539,6 @@ def _attribute(message: memoryview) -> Attribute:
 
 
 def _tensor(message: bytes | memoryview) -> Sized:
-    """Return what is known about a constant."""
     sizes: list[int] = []
     values: list[int] = []
     type, raw = 0, memoryview(b"")

@@ -35,7 +35,6 @@ class ProviderSetup:
     """A provider with its options.
 
     Attributes:
-        provider: the provider.
         options: options by ONNX Runtime's names.
     """
 

@@ -103,7 +103,6 @@ class GraphRun:
 
     Attributes:
         run: id of the run that this order answers.
-        graph: the graph.
         inputs, outputs: arrays in the graph's order; None for an output that is not kept.
         flops: the run's FLOPs, as the PS declared them.
         room: returns the working memory available when the run starts, in bytes.

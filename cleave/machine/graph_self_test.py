@@ -153,7 +153,6 @@ def _exponentials(x: Array) -> Trial:
 
 
 def _curves(x: Array) -> Trial:
-    """Return a trial of activation functions."""
     operations = ("Sigmoid", "Tanh", "Erf")
     width = x.shape[1]
     model = written(
@@ -171,7 +170,6 @@ def _curves(x: Array) -> Trial:
 
 
 def _normalization(x: Array, scale: Array, shift: Array) -> Trial:
-    """Return a trial of LayerNorm, and of RMSNorm's operations."""
     width = x.shape[1]
     model = written(
         [

@@ -106,7 +106,6 @@ class _CountedPass:
         weights: Doubles | None,
         bounds: Bounds | None = None,
     ) -> tuple[Doubles, Doubles]:
-        """Return the products with some vectors, as a `Pass` does."""
         self.read_bytes += matrix.nbytes
         self.flops += 2 * (len(vectors) + (weights is not None)) * matrix.array.size
         return self.project(matrix, vectors, weights, bounds)

@@ -31,8 +31,8 @@ from cleave.verify.projection import Bounds, Pass
 from cleave.verify.rounding import variance
 
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
-"""Number of secret vectors by the operands' dtype. A pair of cancelling errors in a row stays hidden
-if two entries of every vector are equal up to rounding. With 16-bit rounding, two vectors miss some
+"""Number of secret vectors by the operands' dtype. A pair of cancelling errors in a row is missed if
+two entries of every vector are equal up to rounding. With 16-bit rounding, two vectors miss some
 hundredths of a percent of pairs of five root mean squares; four vectors miss the square of that."""
 
 GROUP: Final = 512

@@ -47,7 +47,6 @@ def observe(
 
     Args:
         sensors: the machine's sensors.
-        policy: the policy.
         hour: hour of the day; by default the local clock's.
         data_bytes: bytes sent and received in the span of the cap.
     """
