@@ -38,8 +38,7 @@ from cleave.verify.rounding import Product, variance
 ROW_LIMIT: Final = 6.0
 SPREAD_LIMIT: Final = 1.5
 GROSS: Final = 0.1
-"""Relative error of a whole block, in the Frobenius norm, from which the block counts as wrong as a
-whole (if half of its rows are wrong)."""
+"""A block with half of its rows wrong is wrong as a whole from this error relative to its norm."""
 
 LONE: Final = 2 * ROW_LIMIT
 """A single error of this many standard deviations in a row is always found: the smallest entry of a

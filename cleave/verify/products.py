@@ -31,8 +31,8 @@ from cleave.verify.projection import Bounds, Pass
 from cleave.verify.rounding import variance
 
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
-"""Number of secret vectors by the operands' dtype. A pair of cancelling errors in a row is missed if
-two entries of every vector are equal up to rounding. With 16-bit rounding, two vectors miss some
+"""Secret vectors by the operands' dtype. A pair of cancelling errors in a row stays hidden if two
+entries of every vector are equal up to rounding. With 16-bit rounding, two vectors miss some
 hundredths of a percent of pairs of five root mean squares; four vectors miss the square of that."""
 
 GROUP: Final = 512
@@ -43,7 +43,7 @@ _ENTRY_RANGE: Final = 0.5  # range of the magnitudes above the minimum
 _SAMPLED_ROWS: Final = 16  # rows of A, to estimate the size of C's columns
 _SKETCHES: Final = 4  # random sums of these rows
 _SAMPLED_DEPTH: Final = 64  # minimum depth of B's columns, to estimate their size
-_UNEVEN: Final = 4.0  # ratio of actual to estimated size from which the estimate is repeated
+_UNEVEN: Final = 4.0  # ratio of actual to estimated squares above which the estimate is redone
 _SHARED_PASSES: Final = 1.5  # above it differently cut tiles share reads of A and B
 
 
