@@ -1,1 +1,1 @@
-"""Fewer bytes for floating-point payloads, exact to the bit."""
+"""Lossless compression of floating-point payloads."""

@@ -1,4 +1,4 @@
-"""Messages with coded payloads, from plain ones and back."""
+"""Converts plain messages to messages with compressed payloads, and back."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}
 
 
 def coded_payload(message: Plain, each: Each = map) -> bytes | None:
-    """Return the coded form of a message's array; None where it is to travel as it is.
+    """Return a message's array in compressed form; None if it should travel uncompressed.
 
     Args:
         message: the message; its payload may not be packed yet.
-        each: calls a function for each chunk.
+        each: maps a function over the chunks.
     """
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:  # integers
@@ -35,7 +35,7 @@ def with_coded(message: Put, coded: bytes) -> PutCoded: ...
 @overload
 def with_coded(message: Result, coded: bytes) -> ResultCoded: ...
 def with_coded(message: Plain, coded: bytes) -> Coded:
-    """Return the message that carries the array in its coded form."""
+    """Return the message that carries the array in compressed form."""
     shape = message.rows, message.columns, message.dtype
     if isinstance(message, Put):
         return PutCoded(message.id, *shape, coded)
@@ -43,22 +43,22 @@ def with_coded(message: Plain, coded: bytes) -> Coded:
 
 
 def array_bytes(message: Coded) -> int:
-    """Return the size that the array of a message has when it is decoded.
+    """Return the decompressed size of a message's array in bytes.
 
     Raises:
-        ProtocolError: when its numbers are none that are coded.
+        ProtocolError: when arrays of its dtype are never compressed.
     """
     return message.rows * message.columns * _dtype(message).itemsize
 
 
 def put_of(message: PutCoded, each: Each = map) -> Put:
-    """Return the `put` that a message stands for; see `decode`."""
+    """Decompress a `put_coded` message to a `put`."""
     payload = decode(message.payload, _dtype(message), array_bytes(message), each)
     return Put(message.id, message.rows, message.columns, message.dtype, payload)
 
 
 def result_of(message: ResultCoded, each: Each = map) -> Result:
-    """Return the `result` that a message stands for; see `decode`."""
+    """Decompress a `result_coded` message to a `result`."""
     payload = decode(message.payload, _dtype(message), array_bytes(message), each)
     shape = message.rows, message.columns, message.dtype
     return Result(message.id, *shape, message.compute_s, payload)

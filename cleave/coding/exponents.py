@@ -1,14 +1,14 @@
-"""Coding of what travels: fewer bytes for floating-point payloads, exact to the bit.
+"""Lossless compression of floating-point payloads, for the network.
 
-The exponents of a model's numbers are much alike, while their signs and fractions are as good as
-random. So each 16-bit word (of fp32 the upper half, which is a bf16) is turned left by one bit:
-bf16 then has its exponent in the upper byte and fraction and sign in the lower, fp16 its exponent
-and the top of its fraction in the upper. The upper bytes are deflated with Huffman codes alone,
-because a search for repetitions takes long and finds none; all else travels as it is. What is
-inflated is at most as long as what came plain, so no bomb can be made of it.
+The exponents of a model's numbers are similar, while their signs and fractions are almost random.
+So each 16-bit word (of fp32 the upper half, which is a bf16) is rotated left by one bit. Then bf16
+has its exponent in the upper byte, and fraction and sign in the lower. Fp16 has its exponent and
+the top of its fraction in the upper. The upper bytes are deflated with Huffman codes alone, because
+a search for repetitions is slow and finds none; the rest is not compressed. At most as many bytes
+are inflated as arrived uncompressed, so decompression bombs are impossible.
 
-`docs/protocol.md` has the layout. Everything here is pure; zlib and numpy release the GIL, so that
-chunks can be coded and decoded in several threads.
+`docs/protocol.md` defines the layout. Everything here is pure. Zlib and numpy release the GIL, so
+chunks can be processed in several threads.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
 
 Payload: TypeAlias = bytes | memoryview
 Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-"""Calls a function for each item: `map`, or a thread pool's."""
+"""Maps a function over items: `map`, or a thread pool's."""
 
-_WORTH: Final = 0.95  # of the plain size; above it coding takes time for nearly nothing
+_WORTH: Final = 0.95  # of the plain size; above it compression is not worth its time
 _SAMPLE: Final = 4096  # elements
 _LENGTH_BYTES: Final = 4
-_MEMORY_LEVEL: Final = 9  # codes are made anew after 32768 numbers: fewer headers than with 8
+_MEMORY_LEVEL: Final = 9  # new codes after 32768 numbers: fewer headers than with 8
 
 
 def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
-    """Return the coded form of a payload, whether that is shorter or not.
+    """Compress a payload, even if that does not make it shorter.
 
     Args:
         payload: elements of `dtype`, any number of them.
-        dtype: what they are.
-        each: calls a function for each chunk.
+        dtype: dtype of the elements.
+        each: maps a function over the chunks.
     """
     words = np.frombuffer(payload, "<u2")
     step = CODED_CHUNK * _words(dtype)
@@ -51,7 +51,7 @@ def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
 
 
 def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes | None:
-    """Return the coded form of a payload; None if it is short, or would hardly be shorter."""
+    """Compress a payload; return None if it is short, or would hardly become shorter."""
     if len(payload) < CODED_LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
         return None
     coded = encode(payload, dtype, each)
@@ -59,19 +59,19 @@ def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes
 
 
 def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memoryview:
-    """Return a payload from its coded form.
+    """Decompress a payload.
 
-    It takes memory for the payload once the coded form is seen to have the length that such a
-    payload's has, which is more than half of the payload's.
+    Memory for the payload is allocated only after the compressed length was checked: it is more
+    than half of the payload's size.
 
     Args:
-        coded: as `encode` made it, or whatever a peer sent.
-        dtype: what the elements are.
+        coded: compressed payload from a peer, which may be invalid.
+        dtype: dtype of the elements.
         nbytes: size of the payload.
-        each: calls a function for each chunk.
+        each: maps a function over the chunks.
 
     Raises:
-        ProtocolError: when it is not the coded form of such a payload.
+        ProtocolError: when it is not the compressed form of such a payload.
     """
     chunks = _chunks(memoryview(coded), dtype, nbytes)
     words = np.empty(nbytes // 2, "<u2")
@@ -85,12 +85,12 @@ def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memor
 
 
 def _words(dtype: DType) -> int:
-    """Return how many 16-bit words an element has; the last has the exponent."""
+    """Return the number of 16-bit words in an element; the last has the exponent."""
     return dtype.itemsize // 2
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Return the coded form of at most `CODED_CHUNK` elements, given as 16-bit words."""
+    """Compress at most `CODED_CHUNK` elements, given as 16-bit words."""
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY
@@ -104,10 +104,10 @@ def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
 
 
 def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryview, memoryview]]:
-    """Cut a coded form into its chunks: of each what is deflated, and what is not.
+    """Split a compressed payload into chunks, each with its deflated and its plain part.
 
     Raises:
-        ProtocolError: when its length is not that of a payload of `nbytes` bytes.
+        ProtocolError: when its length does not fit a payload of `nbytes` bytes.
     """
     count, left = divmod(nbytes, dtype.itemsize)
     if left:
@@ -130,10 +130,10 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
 
 
 def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DType) -> None:
-    """Write the 16-bit words of a chunk.
+    """Decompress a chunk into its 16-bit words.
 
     Raises:
-        ProtocolError: when there are not as many exponents as words to be written.
+        ProtocolError: when the number of exponents is not the number of elements.
     """
     deflated, plain = parts
     upper = words[_words(dtype) - 1 :: _words(dtype)]
@@ -154,7 +154,7 @@ def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DTy
 
 
 def _sampled_ratio(payload: Payload, dtype: DType) -> float:
-    """Return the coded size over the plain size, as the entropy of some elements has it."""
+    """Return the estimated ratio of compressed to plain size, from the entropy of a sample."""
     upper = np.frombuffer(payload, "<u2")[_words(dtype) - 1 :: _words(dtype)]
     sample = (upper[:: max(1, upper.size // _SAMPLE)] >> 7).astype(np.uint8)
     shares = np.bincount(sample) / sample.size

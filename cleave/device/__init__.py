@@ -1,1 +1,1 @@
-"""What runs on a device: its state machine, its session with a server, and when it may work."""
+"""The device side: its state machine, its session with a server, and when it may work."""

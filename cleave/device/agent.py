@@ -1,4 +1,4 @@
-"""An agent on a machine: connects while it may work, drains when it may not, and comes back."""
+"""A machine's agent: connects while the machine may work, drains when it may not, reconnects."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from cleave.device.session import DeviceStatus, RefusedError, UnansweredError
 from cleave.errors import CleaveError, ProtocolError, VersionError
 
 LOOK_S: Final = 5.0
-"""Seconds between two looks at the machine, unless a look says when to look again."""
+"""Seconds between two checks of the machine, unless a check sets the time of the next one."""
 
 DRAIN_S: Final = 30.0
-"""Seconds that a device has to answer its runs when the machine may not work any more. What is
-missing then goes to other devices."""
+"""Seconds that a device has to answer its runs once the machine may not work any more. Unanswered
+runs then go to other devices."""
 
 LONGEST_WAIT_S: Final = 300.0
-"""The longest wait between two tries to reach a server, in seconds; the first is at most one
-second."""
+"""Maximum seconds between two attempts to reach a server; the first wait is at most 1 s."""
 
 STEADY_S: Final = 60.0
-"""A session that lasted this many seconds was a success: waits start from a second again."""
+"""After a session of at least this many seconds, waits between attempts start from 1 s again."""
 
 INTERRUPTED: Final = "interrupted"
 ASKED: Final = "asked to stop"
@@ -34,7 +33,7 @@ ASKED: Final = "asked to stop"
 
 
 class State(Enum):
-    """Tells what an agent is doing. `READY` means welcomed: the PS may still probe the device."""
+    """What an agent is doing. `READY` means welcomed: the PS may still probe the device."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -47,13 +46,12 @@ _NOTHING_DONE: Final = DeviceStatus()
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Tells people of a change of state.
+    """A change of state, to be shown to people.
 
     Attributes:
-        state: the new state.
-        reason: for people; empty when ready.
-        status: of the session that is ready or left.
-        retry_s: seconds until the server is tried again, if the agent waits for that.
+        reason: readable reason; empty when ready.
+        status: status of the session that is ready or was left.
+        retry_s: seconds until the next attempt to reach the server; None if none is scheduled.
     """
 
     state: State
@@ -67,25 +65,25 @@ class AgentSession(Protocol):
 
     @property
     def status(self) -> DeviceStatus:
-        """Return how it is doing."""
+        """Return the session's status."""
         ...
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return the least seconds to wait before the next session; None if there is to be none."""
+        """Return the minimum seconds before the next session; None if there must be none."""
         ...
 
     @property
     def moves_to(self) -> str:
-        """Return where the server sent the device, as it ended; empty where it did not."""
+        """Return the address to which the server redirected the device; empty if it did not."""
         ...
 
     def run(self) -> Coroutine[Any, Any, str]:
-        """Serve until the session ends; return why it did."""
+        """Serve until the session ends; return the reason why it ended."""
         ...
 
     def drain(self) -> None:
-        """Answer what was asked, then end."""
+        """Answer the pending requests, then end."""
         ...
 
 
@@ -93,30 +91,30 @@ Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[AgentSession]]
 """Opens a session. The session calls the function with the device's number once it is welcome."""
 
 Look: TypeAlias = Callable[[], Awaitable[Permission]]
-"""Looks at the machine, and returns whether it may work now."""
+"""Checks the machine, and returns whether it may work now."""
 
 
 class Agent:
-    """Keeps a machine connected to a server as long as it may work.
+    """Keeps a machine connected to a server as long as the machine may work.
 
-    With `stays`, it keeps trying a server that cannot be reached, less and less often. Without it,
-    `run` raises unless the first try reaches one, or `known` says that the server welcomes such a
-    device. Either comes back whenever the connection is lost or the server stops, also before the
-    first welcome, until the server has no more use for it or refuses it for good.
+    With `stays`, it retries an unreachable server, less and less often. Without it, `run` raises if
+    the first attempt fails, unless `known` says that the server welcomes such a device. Either way
+    it reconnects when the connection is lost or the server stops, even before the first welcome,
+    until the server does not need it any more or refuses it permanently.
 
     Args:
         connect: opens a session.
         say: called with every change of state.
-        look: says whether the machine may work now; None: always.
-        stays: whether it keeps trying a server that cannot be reached; by default with a `look`.
+        look: returns whether the machine may work now; None if it always may.
+        stays: whether to keep trying an unreachable server; by default True with a `look`.
         once: end after one session.
-        known: says whether the server is known to welcome such a device, so that one that cannot be
-            reached is tried again; by default once it has welcomed this one.
-        drain_s: how long it may finish runs when the machine may not work any more, in seconds;
-            0: it leaves without a word.
-        clock: seconds that never go back.
-        sleep: waits this many seconds.
-        jitter: random numbers from 0 to 1, so that many agents do not come back at once.
+        known: returns whether the server is known to welcome such a device, so that it is worth
+            retrying; by default True once it has welcomed this device.
+        drain_s: seconds to finish runs when the machine may not work any more; 0 to leave without
+            notice.
+        clock: monotonic time in seconds.
+        sleep: waits for a number of seconds.
+        jitter: returns random numbers from 0 to 1, so that agents do not all reconnect at once.
     """
 
     def __init__(
@@ -146,11 +144,11 @@ class Agent:
         self._said: State | None = None
         self._waits_for: Cause | str | None = None
         self._session: AgentSession | None = None
-        self._welcome = False  # whether the session now is
-        self._was_welcome: bool = False  # whether any session was
-        self._draining = ""  # why the session now does
+        self._welcome = False  # whether the current session is welcomed
+        self._was_welcome: bool = False  # whether any session was welcomed
+        self._draining = ""  # why the current session is draining
         self._failures = 0
-        self._told_s = 0.0  # the server said when to come back, at the soonest
+        self._told_s = 0.0  # minimum wait set by the server
         self._stopping = False
         self._work: asyncio.Future[None] | None = None
 
@@ -158,8 +156,8 @@ class Agent:
         """Run until `stop`; without `stays`, at most until the server needs the device no more.
 
         Raises:
-            CleaveError: when the server refuses the device for good; without `stays`, also when no
-                server can be reached at first.
+            CleaveError: when the server refuses the device permanently; without `stays`, also when
+                the first attempt reaches no server.
         """
         self._work = asyncio.ensure_future(self._come_and_go())
         try:
@@ -171,7 +169,7 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """End the agent, draining first if a session is under way; when called again, end at once.
+        """End the agent, draining a running session first; a second call ends it at once.
 
         Call it in the agent's loop.
         """
@@ -182,7 +180,7 @@ class Agent:
             self._work.cancel()
 
     async def _come_and_go(self) -> None:
-        """Run one session after another, while the machine may work, until one is the last."""
+        """Run one session after another while the machine may work, until the last one."""
         permission = ALLOWED
         while not self._stopping:
             if self._look is not None:
@@ -211,7 +209,7 @@ class Agent:
                 if self._draining:
                     continue
                 if session.moves_to:
-                    await self._sleep(self._next_wait_s())  # longer where it is sent on and on
+                    await self._sleep(self._next_wait_s())  # grows with repeated redirects
                     continue
                 if self._once or (not self._stays and session.comes_back_s is None):
                     return
@@ -223,7 +221,7 @@ class Agent:
         """Run a session to its end; return why it ended.
 
         Raises:
-            CleaveError: when the server ended it as an error.
+            CleaveError: when the server ended it with an error.
         """
         self._session, self._welcome, self._draining = session, False, ""
         running = asyncio.ensure_future(session.run())
@@ -240,7 +238,7 @@ class Agent:
             running.cancel()
             await asyncio.wait({running})
             if not running.cancelled():
-                running.exception()  # where this was cancelled, nobody asks for it any more
+                running.exception()  # retrieved to avoid a warning after a cancellation
         self._told_s = session.comes_back_s or 0.0
         if self._draining not in ("", ASKED):
             reason = self._draining
@@ -268,7 +266,7 @@ class Agent:
         await asyncio.wait({running})
 
     async def _sleep_beside(self, running: asyncio.Future[str], wait_s: float) -> None:
-        """Sleep, but no longer than the session runs."""
+        """Sleep, but not longer than the session runs."""
         pause = asyncio.ensure_future(self._sleep(wait_s))
         either: set[asyncio.Future[Any]] = {running, pause}
         try:
@@ -277,42 +275,41 @@ class Agent:
             pause.cancel()
 
     def _until_look_s(self, permission: Permission) -> float:
-        """Return the seconds until the machine is to be looked at again."""
+        """Return the seconds until the next check of the machine."""
         if permission.until_s is None:
             return LOOK_S
         return max(0.0, permission.until_s - self._clock())
 
     def _drain(self, session: AgentSession, reason: str) -> None:
-        """Let a session answer what it was asked, then end; report why."""
+        """Make a session answer its pending requests and end; report why."""
         self._draining = reason
         self._say(Notice(State.DRAINING, reason, session.status))
         session.drain()
 
     def _ready(self, device: int) -> None:
-        """Note that the server welcomed the session, and report it."""
+        """Record that the server welcomed the session, and report it."""
         self._welcome = self._was_welcome = True
         self._say(Notice(State.READY, status=DeviceStatus(device)))
 
     def _wait_for(self, what: Cause | str | None, notice: Notice) -> None:
-        """Report what the agent waits for; if it stays, only when that changes."""
+        """Report what the agent waits for; with `stays`, only if that changed."""
         if what != self._waits_for or not self._stays:
             self._waits_for = what
             self._say(notice)
 
     def _say(self, notice: Notice) -> None:
-        """Report a change of state."""
         self._said = notice.state
         self._tell(notice)
 
     def _is_for_good(self, error: CleaveError) -> bool:
-        """Say whether the server would refuse again; if not, note when it may be tried again."""
+        """Return whether the server would refuse again; if not, record the earliest retry."""
         if not isinstance(error, RefusedError):
             return isinstance(error, VersionError)
         self._told_s = error.comes_back_s or 0.0
         return error.for_good
 
     def _next_wait_s(self) -> float:
-        """Return how long to wait before the next try, longer after each failure."""
+        """Return the seconds to wait before the next attempt, longer after each failure."""
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
         told_s, self._told_s = self._told_s, 0.0
@@ -320,5 +317,5 @@ class Agent:
 
 
 def _answered(error: CleaveError) -> bool:
-    """Say whether a server, or something on the way to it, ended a session that had begun."""
+    """Return whether a server or proxy ended a session that had begun."""
     return isinstance(error, RefusedError | UnansweredError | ProtocolError)

@@ -1,4 +1,4 @@
-"""Computing beside a connection: orders done in a thread of their own."""
+"""Runs computations in a separate thread, so that the connection's loop is not blocked."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
 
 INLINE_FLOPS: Final = 4e6
-"""Multiplications of fewer FLOPs take less time than waking a thread."""
+"""Products with fewer FLOPs take less time than waking a thread."""
 
 Outcome: TypeAlias = tuple[Any, float] | str
-"""A computation's payload and its seconds, or what went wrong."""
+"""A computation's payload and its seconds, or an error message."""
 
 
 class Computer(Protocol):
-    """Does the computations of one device, one after another, without blocking its loop."""
+    """Runs the computations of one device, one after another, without blocking its loop."""
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """Begin a computation; `done` is called in the loop's thread, at once or later."""
+        """Start a computation; `done` is called in the loop's thread, immediately or later."""
         ...
 
     def close(self) -> None:
-        """Cancel computations that have not begun, and return at once."""
+        """Cancel computations that have not begun, and return without waiting."""
         ...
 
 
 class ComputeThread:
-    """Does orders (products, graphs, fetches) in one thread; small products at once.
+    """Executes orders (products, graphs, fetches) in one thread; small products immediately.
 
     Args:
-        backend: what multiplies.
-        inline_flops: computations of at most this many FLOPs run at once, in the caller's thread.
-        make_session: makes graphs ready to be run.
+        backend: multiplies matrices.
+        inline_flops: products with at most this many FLOPs run in the caller's thread.
+        make_session: opens sessions for graphs.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ComputeThread:
         self._computing = 0
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """See `Computer.start`."""
+        """Start a computation; `done` is called in the loop's thread, immediately or later."""
         small = isinstance(order, Compute) and order.flops <= self._inline_flops
         if small and not self._computing:
             done(order, compute(self._backend, order, self._make_session))
@@ -76,14 +76,14 @@ class ComputeThread:
         self._pool.submit(work)
 
     def close(self) -> None:
-        """See `Computer.close`."""
+        """Cancel computations that have not begun, and return without waiting."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def compute(
     backend: MatmulBackend, order: Order, make_session: MakeSession = open_on_cpu
 ) -> Outcome:
-    """Do one order and time it; return an error as text, for the PS gives the work to another.
+    """Execute and time one order; return an error as text, so that the PS can reassign the work.
 
     A graph is checked before anything else reads it.
     """

@@ -1,9 +1,9 @@
 """The device's state machine: arrays in, computations to do, results out.
 
-It uses no socket and no clock, and looks at no element but to decode it. Messages of the PS go in
-with `received`; what comes out are orders (a multiplication, a graph to run, an array to return)
-and messages to send. A finished order comes back through `computed` or `failed`. Orders are to be
-done one after another: a later one may need what an earlier one computes.
+It uses no socket and no clock, and does not read elements except to decompress them. `received`
+takes the PS's messages and returns orders (multiply, run a graph, return an array) and messages to
+send. A finished order comes back through `computed` or `failed`. Orders must be executed in
+sequence: a later one may need the outputs of an earlier one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
 _MOST_FLOPS: Final = 10**15
-"""A PS says what a graph takes, which is shown to people: no device does more than this in a run.
+"""Maximum of a graph's FLOPs as the PS declares them; they are only shown to people.
 
-It is what the fastest GPU does in seconds."""
+The fastest GPU needs seconds for this many."""
 
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
@@ -45,13 +45,13 @@ class DeviceCore:
     """A device's memory and runs.
 
     Args:
-        memory_bytes: what it offered in `hello`; a PS that exceeds it breaks the protocol, which
+        memory_bytes: memory budget from `hello`; a PS that exceeds it breaks the protocol, which
             ends the session.
-        graphs: whether it named the feature `graphs`, which it has once the PS names it as well.
-        coding: likewise, of the feature `coding`.
+        graphs: whether `hello` named the feature `graphs`, which is active once the PS names it.
+        coding: whether `hello` named the feature `coding`, which is active once the PS names it.
 
     Attributes:
-        codes_results: whether the PS wants results coded.
+        codes_results: whether the PS wants compressed results.
     """
 
     def __init__(self, memory_bytes: int, *, graphs: bool = False, coding: bool = False) -> None:
@@ -65,17 +65,17 @@ class DeviceCore:
         self.welcome: messages.Welcome | None = None
         self.blocks = 0
         self.flops = 0
-        self._results_bytes = 0  # of runs not yet answered
+        self._results_bytes = 0  # results of unanswered runs
         self._store: dict[int, Stored] = {}
         self._running: dict[int, Order] = {}
 
     @property
     def idle(self) -> bool:
-        """Say whether every run that the device was given is answered."""
+        """Return whether every run of the device is answered."""
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
-        """Take a message of the PS.
+        """Process a message of the PS.
 
         Raises:
             ProtocolError: for a message that a PS must not send; the session must end.
@@ -122,14 +122,14 @@ class DeviceCore:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
 
     def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
-        """Return the `put` that a message stands for. This may be done in another thread.
+        """Decompress a `put_coded` message. This may run in another thread.
 
         Args:
-            message: of the PS.
-            each: calls a function for each chunk.
+            message: message of the PS.
+            each: maps a function over the chunks.
 
         Raises:
-            ProtocolError: when a PS must not send it; the session must end.
+            ProtocolError: when a PS must not send the message; the session must end.
         """
         if not features.may_send(message, self._features):
             raise _not_agreed(message)
@@ -137,7 +137,7 @@ class DeviceCore:
         return coded.put_of(message, each)
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
-        """Take the result of a run; nothing is sent if the run was cancelled meanwhile."""
+        """Process the result of a run; return no message if the run was cancelled meanwhile."""
         order = self._take(run)
         if order is None:
             return []
@@ -150,7 +150,7 @@ class DeviceCore:
         ]
 
     def failed(self, run: int, reason: str) -> list[Action]:
-        """Note that a run could not be done; nothing is sent if it was cancelled meanwhile."""
+        """Process the failure of a run; return no message if the run was cancelled meanwhile."""
         if self._take(run) is None:
             return []
         return [messages.TaskError(run, reason[: limits.MAX_TEXT])]
@@ -162,7 +162,7 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Tell the PS that the device answers the runs that it has and takes no new ones."""
+        """Tell the PS that the device answers its current runs and takes no new ones."""
         if self.draining:
             return []
         self.draining = True
@@ -222,7 +222,7 @@ class DeviceCore:
             )
 
     def _begin(self, message: _Asking, make: Callable[[_Asking], Order]) -> Action:
-        """Make an order of what is asked for, or say why it cannot be done."""
+        """Return an order for a request, or a `task_error` if it cannot be executed."""
         if message.id in self._running:
             raise ProtocolError(f"run {message.id} was asked for twice")
         if len(self._running) >= limits.MAX_RUNS_IN_FLIGHT:
@@ -239,7 +239,7 @@ class DeviceCore:
         return order
 
     def _free_bytes(self) -> int:
-        """Return what is left of the memory that was offered."""
+        """Return the unused part of the memory budget in bytes."""
         return self.memory_bytes - self.occupied_bytes - self._results_bytes
 
     def _check_room(self, result_bytes: int) -> None:
@@ -264,7 +264,7 @@ class DeviceCore:
                 raise ProtocolError(f"array {name} was sent twice")
         made = dict(zip(kept, map(Kept, message.output_bytes), strict=True))
         found = {name: self._store.get(name) for name in message.inputs}
-        # Whatever becomes of the run, what it was to replace is no more.
+        # The replaced outputs are gone even if the run fails.
         self._store.update((name, made[name]) for name in replaced)
         graph = self._store.get(message.graph)
         if not isinstance(graph, StoredGraph):
@@ -279,7 +279,7 @@ class DeviceCore:
         return GraphRun(message.id, graph, inputs, outputs, flops, self._free_bytes)
 
     def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
-        """Return the outputs of earlier runs, inputs of this one, whose places its outputs take."""
+        """Return the earlier outputs that this run takes as inputs and replaces, by id."""
         found = {}
         for name, nbytes in zip(kept, message.output_bytes, strict=False):
             before = self._store.get(name)
@@ -351,18 +351,18 @@ def _input(name: int, found: Stored | None) -> GraphInput:
 
 
 class _CannotRunError(Exception):
-    """One run cannot be done; the session goes on."""
+    """One run cannot be executed; the session continues."""
 
 
 def _not_agreed(message: Message) -> ProtocolError:
     return ProtocolError(f"{message.TYPE} belongs to a feature that is not part of this session")
 
 
-_DTYPES: Final = {dtype.value: dtype for dtype in DType}  # found faster than by DType(name)
+_DTYPES: Final = {dtype.value: dtype for dtype in DType}  # faster than DType(name)
 
 
 def _array_bytes(message: messages.Put, itemsize: int) -> int:
-    """Return the size of an array as its shape says; its payload must have it."""
+    """Return the size of an array from its shape; raise if its payload has another size."""
     nbytes = message.rows * message.columns * itemsize
     length = payload_bytes(message.payload)
     if length != nbytes:

@@ -1,4 +1,4 @@
-"""What a device keeps between sessions: the credential that a server gave it for a join code."""
+"""Credentials that a device keeps between sessions; a server issues them for join codes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class SavedCredential:
 
     Attributes:
         server: the server's id, from its `welcome`.
-        name: the device's; a machine that is several devices of one server has several names.
-        address: where the server was.
-        credential: what `hello` carries from now on.
+        name: the device's name; a machine with several devices at one server has several names.
+        address: the server's address.
+        credential: the credential for the next `hello`.
     """
 
     server: str
@@ -33,20 +33,20 @@ class SavedCredential:
 
 
 class SavedCredentials:
-    """The credentials in a folder, one per file, which only its owner can read.
+    """The credentials in a folder, one per file, readable only by its owner.
 
     Args:
-        folder: created when the first credential is saved.
+        folder: folder of the files; created when the first credential is saved.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, target: JoinUrl, name: str) -> str:
-        """Return the credential for a server, by its id if the URL has it, else by its address.
+        """Return the credential for a server, by its id if the URL has one, else by its address.
 
-        Returns an empty text where there is none. A file that cannot be read counts as none: the
-        server will say what is missing, and a new join code replaces it.
+        The text is empty if there is no credential. Unreadable files are ignored: the server will
+        report the missing credential, and a new join code replaces it.
         """
         for path in sorted(self.folder.glob("*.json")):
             saved = _read(path)
@@ -63,18 +63,18 @@ class SavedCredentials:
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
         """Return `credential` and `join_code` for `hello`: a saved credential and the URL's.
 
-        Without a saved credential the URL's is the credential, and there is no join code.
+        Without a saved credential, return the URL's as the credential and an empty join code.
         """
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 
     def save(self, credential: SavedCredential) -> None:
-        """Save a credential; an earlier one for the same server and name is replaced.
+        """Save a credential and replace an earlier one for the same server and name.
 
         Raises:
             CleaveError: when it cannot be written.
         """
-        # A server chooses its id freely, so it is hashed, like the name, to be a file's name.
+        # Servers choose their ids, so the id and the name are hashed to get a safe file name.
         key = f"{credential.server}\0{credential.name}".encode()
         path = self.folder / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
         try:
@@ -96,7 +96,7 @@ def _read(path: Path) -> SavedCredential | None:
 
 
 def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of this user's credentials: in $CLEAVE_STATE, or the system's own place."""
+    """Return the folder of this user's credentials, in $CLEAVE_STATE or the system's place."""
     if chosen := environment.get("CLEAVE_STATE"):
         return Path(chosen) / "credentials"
     from platformdirs import user_state_path

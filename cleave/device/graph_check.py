@@ -1,8 +1,8 @@
-"""What a device looks at in a model before it runs it: whether it is a graph, and bounded.
+"""A device's check of a model before it runs it: the model must be a graph, and bounded.
 
-A model comes from outside and goes into a large library. So it is read here first, in place and
-with nothing of it kept: a graph is made of ONNX's own operations, has all that it needs within it,
-and repeats something only for each row of what it is given.
+A model comes from the network and goes into a large library. So it is checked here first, in place
+and without storing any of it: a graph has only ONNX's own operations, contains everything that it
+needs, and repeats operations only for each row of its inputs.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ REFUSED_OPERATIONS: Final = frozenset(
         *("RandomUniformLike", "Dropout", "Loop"),
     }
 )
-"""Operations of ONNX's default domain that graphs do not have: those that draw something at random,
-and the one that may go on for ever."""
+"""Operations of ONNX's default domain that graphs must not have: random ones, and the one that may
+loop forever."""
 
 _DOMAINS: Final = (b"", b"ai.onnx")  # two names of the default domain
-_LONGEST_DOMAIN: Final = 8  # bytes that tell these from all others
+_LONGEST_DOMAIN: Final = 8  # bytes that distinguish these from all others
 _MOST_ELEMENTS_OF_A_BYTE: Final = 2  # of the smallest types
 
 
 def check_graph(model: bytes | memoryview) -> None:
-    """Refuse a model that is no graph as docs/protocol.md (*Graphs*) has it.
+    """Refuse a model that is not a graph as defined in docs/protocol.md (*Graphs*).
 
-    It takes time in proportion to the model's length, and no memory.
+    The check takes time proportional to the model's length, and no extra memory.
 
     Raises:
-        GraphError: when it is no ONNX model, or has what graphs do not have; says what.
+        GraphError: when it is not an ONNX model, or has a forbidden part; says which.
     """
     try:
         _Check().model(memoryview(model))
@@ -54,11 +54,10 @@ def check_graph(model: bytes | memoryview) -> None:
 
 @dataclass(slots=True)
 class _Check:
-    """The check of one model. A field that should come once may come again, and readers then take
-    all of it; so does this.
+    """The check of one model. Readers merge repeated fields, so every occurrence is checked.
 
     Attributes:
-        nodes: how many were met, at any depth.
+        nodes: number of nodes found so far, at any depth.
     """
 
     nodes: int = 0
@@ -149,7 +148,7 @@ def _check_tensor(tensor: memoryview) -> None:
 
 
 def _check_value(value: memoryview) -> None:
-    """Refuse an input or output that is not an array, but a list of them or the like."""
+    """Refuse an input or output that is not an array, such as a list of arrays."""
     for number, of in fields(value):
         if number == ValueField.TYPE:
             for kind, _ in fields(_content(of)):
@@ -172,5 +171,5 @@ def _content(value: int | memoryview) -> memoryview:
 
 
 def _text(value: int | memoryview) -> str:
-    """Return a short text as it may be shown."""
+    """Return a short text that can be shown."""
     return bytes(_content(value)[:60]).decode(errors="replace")

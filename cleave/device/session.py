@@ -1,4 +1,4 @@
-"""A device's session: carries messages between a connection, the core and what does orders."""
+"""A device's session: passes messages between a connection, the core and the computer."""
 
 from __future__ import annotations
 
@@ -29,16 +29,15 @@ VERSIONS: Final = (limits.VERSION,)
 """Versions of the protocol that a device speaks."""
 
 _ANSWER_S: Final = 60.0
-"""How long the PS may take to answer: what it sends first may be long, on a slow link."""
+"""Seconds that the PS may take to answer: on a slow link it may still be sending a long message."""
 
 
 class RefusedError(CleaveError):
-    """Tells that the server ended the session with an error.
+    """The server ended the session with an error.
 
     Attributes:
         code: the error's code.
-        comes_back_s: the earliest time at which the device may be welcome, in seconds from now;
-            None for never.
+        comes_back_s: seconds until the device may be welcome again; None for never.
         for_good: whether it would be refused again: credential, version, quarantine, a second
             session.
     """
@@ -51,19 +50,19 @@ class RefusedError(CleaveError):
 
 
 class UnansweredError(CleaveError):
-    """Tells that the server ended the connection, or fell silent, before it welcomed the device.
+    """The server closed the connection, or fell silent, before it welcomed the device.
 
-    Another try may find it ready.
+    Another attempt may succeed.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """Tells people how a device session is doing.
+    """The status of a device session, to be shown to people.
 
     Attributes:
-        device: its number at the PS; 0 until it is welcome.
-        done: what it did so far.
+        device: the device's number at the PS; 0 until it is welcome.
+        done: what the device did so far.
     """
 
     device: int = 0
@@ -77,23 +76,23 @@ TELEMETRY_S: Final = 30.0
 class DeviceSession:
     """Serves one device on one connection.
 
-    It passes messages to the device's core, and starts and sends what that returns.
+    It passes messages to the device's core, and starts the orders and sends the messages that the
+    core returns.
 
     Args:
-        connection: to the PS.
-        computer: does the orders: products, graphs, fetches.
-        hello: what the device says of itself.
+        connection: connection to the PS.
+        computer: executes the orders: products, graphs, fetches.
+        hello: the device's first message.
         on_welcomed: called with the device's number once the PS has welcomed it.
-        on_idle: called, once a second at most, when the device has dropped what it held.
+        on_idle: called, at most once a second, when the device has dropped its arrays.
         on_welcome: called with the PS's welcome, which may hold a credential to keep.
-        telemetry: called every `TELEMETRY_S` in a thread; what it returns is sent to the PS, if
-            anything.
-        check: called with every message before it is obeyed; what it raises ends the session.
-        silence_s: after so many seconds without a message the PS is asked whether it is there.
+        telemetry: called every `TELEMETRY_S` in a thread; its values, if any, are sent to the PS.
+        check: called with every message before it is processed; its exceptions end the session.
+        silence_s: seconds without a message after which the PS is asked for a sign of life.
 
     Attributes:
         bye: the PS's `bye`, once it ended the session on purpose.
-        measured: what the PS found about the link; a session that asks for it in `hello` ends then.
+        measured: the link's rates from the PS, which end a session that asked for them in `hello`.
     """
 
     def __init__(
@@ -146,23 +145,23 @@ class DeviceSession:
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return the least seconds before the device may come back; None where it should not."""
+        """Return the minimum seconds before the device may come back; None if it should not."""
         return 0.0 if self.bye is None else least_wait_s(self.bye)
 
     @property
     def welcomed(self) -> bool:
-        """Say whether the PS has welcomed the device."""
+        """Return whether the PS has welcomed the device."""
         return self.core.welcome is not None
 
     @property
     def moves_to(self) -> str:
-        """Return the address that the PS sent the device to; empty where it did not."""
+        """Return the address to which the PS redirected the device; empty if it did not."""
         bye = self.bye
         moved = bye is not None and bye.code is ByeCode.MOVED and self.welcomed
         return bye.address if bye is not None and moved else ""
 
     def drain(self) -> None:
-        """Take nothing new, answer what was asked, then end. Call it in the session's loop."""
+        """Answer the pending requests and no new ones, then end. Call it in the session's loop."""
         self._act(self.core.drain())
 
     async def run(self) -> str:
@@ -206,7 +205,7 @@ class DeviceSession:
             raise
 
     async def _receive_all(self) -> str:
-        """Pass each message to the core and do what it says; return why the session ended."""
+        """Pass each message to the core and execute its actions; return why the session ended."""
         while True:
             timeout_s = None if self.core.welcome else limits.HANDSHAKE_S
             try:
@@ -237,7 +236,7 @@ class DeviceSession:
                     self._on_welcomed(message.device)
                     self._welcomed.set()
                 case messages.PutCoded() if payload_bytes(message.payload) >= CODED_LEAST_BYTES:
-                    # What comes next waits, so that the order stays.
+                    # Later messages wait, to keep the order.
                     put = await asyncio.to_thread(self.core.decoded, message)
                     self._act(self.core.received(put))
                 case _:
@@ -246,7 +245,7 @@ class DeviceSession:
                         self._notice_idle()
 
     def _notice_idle(self) -> None:
-        """Say, once a second at most, that the device has dropped what it held."""
+        """Report, at most once a second, that the device has dropped its arrays."""
         now_s = time.monotonic()
         held = self.core.occupied_bytes
         if self.core.idle and held < IDLE_BYTES and now_s - self._idled_s > 1.0:
@@ -254,7 +253,7 @@ class DeviceSession:
             self._on_idle()
 
     def _act(self, actions: list[Action]) -> None:
-        """Start what the core wants computed, and queue the messages that it wants sent."""
+        """Start the core's orders, and queue its messages."""
         for action in actions:
             if isinstance(action, Order):
                 self._computer.start(action, self._answer)
@@ -262,14 +261,13 @@ class DeviceSession:
                 self._send(action)
 
     def _answer(self, order: Order, outcome: Outcome) -> None:
-        """Pass what came of an order to the core, and act on its answer."""
+        """Pass an order's outcome to the core, and execute its actions."""
         if isinstance(outcome, str):
             self._act(self.core.failed(order.run, outcome))
         else:
             self._act(self.core.computed(order.run, *outcome))
 
     def _send(self, message: Message) -> None:
-        """Queue a message."""
         self._outbox.append(message)
         self._wake.set()
 
@@ -285,10 +283,10 @@ class DeviceSession:
                 self._wake.clear()
                 await self._wake.wait()
         except ConnectionLostError:
-            return  # the receiving side learns it too, and says so
+            return  # the receiving side notices it too, and reports it
 
     async def _encoded(self, message: Message) -> list[codec.Buffer]:
-        """Return the parts of a message to send; a large result is coded, if it may be."""
+        """Return the parts of a message to send; large results are compressed if the PS agreed."""
         if (
             isinstance(message, messages.Result)
             and self.core.codes_results
@@ -301,10 +299,10 @@ class DeviceSession:
     async def _watch(self) -> None:
         """End the session when the PS does not answer any more.
 
-        The PS may have nothing to say for long, but answers when asked. If its machine or the
-        network is gone, the system would accept what is sent for a quarter of an hour.
+        The PS may be silent for long, but answers when asked. If its machine or the network is
+        gone, the system would accept sent data for a quarter of an hour.
         """
-        with suppress(ConnectionLostError):  # the receiving side learns it too
+        with suppress(ConnectionLostError):  # the receiving side notices it too
             while True:
                 heard_s = self._heard_s
                 wait_s = heard_s + self._silence_s - time.monotonic()
@@ -318,7 +316,7 @@ class DeviceSession:
                     return
 
     async def _send_telemetry(self) -> None:
-        """Send, every `TELEMETRY_S`, what the device measured."""
+        """Send the device's measurements every `TELEMETRY_S`."""
         await self._welcomed.wait()
         while self._telemetry is not None:
             values = await asyncio.to_thread(self._telemetry)
@@ -327,11 +325,11 @@ class DeviceSession:
             await asyncio.sleep(TELEMETRY_S)
 
     async def _heartbeat(self) -> None:
-        """Send heartbeats, at twice the rate that the PS asks for."""
+        """Send heartbeats at twice the rate that the PS asks for."""
         await self._welcomed.wait()
         while self.core.welcome is not None:
             await asyncio.sleep(max(0.1, self.core.welcome.heartbeat_s / 2))
-            # Ahead of results: on a slow uplink those may take longer than the PS waits.
+            # Before results, which on a slow uplink may take longer than the PS waits.
             self._outbox.appendleft(messages.Heartbeat())
             self._wake.set()
 

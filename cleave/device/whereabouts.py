@@ -1,4 +1,4 @@
-"""Where a device connects: to the server it was told, or to one that this sent it to."""
+"""Which server a device connects to: its home server, or one to which that redirected it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class _Moving(Protocol):
 
 
 class Whereabouts:
-    """Remembers where the last session was, and whether that sent the device elsewhere.
+    """Remembers the last session, and whether its server redirected the device.
 
-    A device stays with the server that it was sent to as long as that welcomes it. Where that does
-    not answer, or has no room, it goes back to the one that it was told, which knows what servers
-    there are. One that refuses it for good ends it, as the first one would.
+    A device stays with that other server as long as it is welcome there. If that server does not
+    answer or has no room, the device returns to its home server, which knows the other servers. A
+    permanent refusal by either server ends the device.
     """
 
     def __init__(self) -> None:
@@ -35,10 +35,10 @@ class Whereabouts:
     async def open(
         self, home: JoinUrl, connect: Callable[[JoinUrl], Awaitable[_Opened]]
     ) -> _Opened:
-        """Open a connection to the server that is due.
+        """Open a connection to the current server.
 
         Args:
-            home: the server that the device was told, with its credential.
+            home: the home server, with the device's credential.
             connect: opens a connection.
 
         Raises:
@@ -48,8 +48,8 @@ class Whereabouts:
         if last is not None and not last.welcomed:
             self._elsewhere = None
         if last is not None and last.moves_to:
-            with suppress(UsageError):  # what is no address moves nobody
-                # The server has this credential already, so that it may say who else takes it.
+            with suppress(UsageError):  # ignore an invalid address
+                # The home server has this credential already, so it may redirect it.
                 moved = parse_join_url(last.moves_to)
                 if moved.address.startswith("wss:") or home.address.startswith("ws:"):
                     self._elsewhere = replace(moved, credential=home.credential)
@@ -60,5 +60,5 @@ class Whereabouts:
             raise
 
     def at(self, session: _Moving) -> None:
-        """Note the session that begins."""
+        """Record the session that begins."""
         self._session = session

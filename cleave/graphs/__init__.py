@@ -1,1 +1,1 @@
-"""Layers of a model as graphs: ONNX that devices run without torch."""
+"""Layers of a model as ONNX graphs, which devices run without torch."""

@@ -1,6 +1,6 @@
-"""Attention in plain arithmetic, for layers that are traced.
+"""Attention in plain operations, for layers that are traced.
 
-torch's fused attention has no decomposition of its backward on a CPU, so a layer that uses it
+torch has no decomposition of its fused attention's backward pass on a CPU, so a layer that uses it
 cannot become a graph. Within `plain_attention` a model uses products and a softmax instead.
 """
 
@@ -20,7 +20,7 @@ from cleave.graphs.errors import LayerGraphError
 
 _NAME: Final = "cleave"
 _KNOWN: Final = frozenset({"position_ids", "cache_position"})
-"""Arguments that change nothing here: the mask says what they say."""
+"""Arguments that can be ignored, because the mask already accounts for them."""
 
 _NAMED: Final = {"s_aux": "sinks (s_aux)", "alibi": "ALiBi slopes (alibi)"}
 
@@ -29,16 +29,15 @@ _NAMED: Final = {"s_aux": "sinks (s_aux)", "alibi": "ALiBi slopes (alibi)"}
 def plain_attention(
     model: nn.Module, blocks: Blocks = BLOCKS, *, packed: bool = False
 ) -> Iterator[None]:
-    """Let a transformers model use attention that can be traced, and undo it at the end.
+    """Make a transformers model use traceable attention within the context.
 
     Args:
-        model: the model.
-        blocks: when it goes by blocks of queries, and by which.
-        packed: whether sequences may hold several documents, which positions tell apart. Layers
-            then always get a mask, whether or not a batch has such a sequence.
+        blocks: when attention runs over blocks of queries, and the size of a block.
+        packed: whether sequences may hold several documents, told apart by their positions. Layers
+            then always get a mask, even for a batch without such sequences.
 
     Raises:
-        LayerGraphError: when the model does not let its attention be chosen.
+        LayerGraphError: when the model's attention implementation cannot be chosen.
     """
     from transformers import AttentionInterface, PreTrainedModel
     from transformers.masking_utils import AttentionMaskInterface
@@ -71,24 +70,24 @@ def attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return what the queries attend to, as transformers' attention functions do.
+    """Compute attention, with the signature of transformers' attention functions.
 
     Args:
-        blocks: when queries go by blocks, and by which.
-        module: the attention module that calls.
+        blocks: when attention runs over blocks of queries, and the size of a block.
+        module: the calling attention module.
         query: shape (batch, heads, queries, width).
         key, value: shape (batch, heads or a divisor of it, keys, width).
-        attention_mask: true, or 0, where a query sees a key; None for all before it.
-        scaling: factor of the products; by default one over the root of the width.
+        attention_mask: true, or 0, where a query sees a key; None for no mask.
+        scaling: factor of the scores; by default 1 / sqrt(width).
         dropout: must be 0.
-        is_causal: whether a query sees only keys before it, where there is no mask.
-        softcap: bound that products are squeezed to, as in Gemma 2.
+        is_causal: whether a query sees only earlier keys; used without a mask.
+        softcap: bound of the scores (tanh), as in Gemma 2.
 
     Returns:
-        Shape (batch, queries, heads, width), and no weights.
+        The output, shape (batch, queries, heads, width), and None in place of the weights.
 
     Raises:
-        LayerGraphError: for dropout, or an argument whose meaning is not known here.
+        LayerGraphError: when dropout is not 0, or an argument is unknown.
     """
     if dropout:
         raise LayerGraphError(f"its attention drops {dropout:g} of the weights at random")
@@ -109,14 +108,13 @@ def attention(
         scores = torch.tanh(scores / softcap) * softcap
     weights = _masked(scores, attention_mask, _causal(module, is_causal)).softmax(-1)
     if attention_mask is not None and attention_mask.dtype is torch.bool:
-        # A query that sees nothing, as one of padding on the left, attends to nothing, as in
-        # torch's own attention.
+        # A query that sees no key (left padding) gets zeros, as in torch's own attention.
         weights = torch.where(attention_mask[..., : scores.shape[-1]], weights, 0.0)
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
 def _mask(*, packed: bool, **how: Any) -> Tensor | None:
-    """Return the mask of a layer: whether there is one does not depend on a batch's values."""
+    """Return a layer's mask. Whether it is None does not depend on the batch's values."""
     from transformers.masking_utils import sdpa_mask
 
     made: Tensor | None

@@ -1,8 +1,8 @@
-"""Attention over blocks of queries, for sequences whose scores are too large to be held at once.
+"""Attention over blocks of queries, for sequences whose scores do not fit in memory at once.
 
-A block's scores are computed, used and forgotten before the next block's. In a graph, blocks are
-the iterations of one `Scan`, whose memory ONNX Runtime uses again in each; without a graph they are
-those of a loop. The backward pass computes the scores again, block by block.
+The scores of one block are computed, used and freed before the next block. In a graph, blocks are
+the iterations of one `Scan`, whose memory ONNX Runtime reuses. Without a graph, they are the
+iterations of a loop. The backward pass recomputes the scores, block by block.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from cleave.graphs.errors import LayerGraphError
 
 @dataclass(frozen=True)
 class Weighing:
-    """How products of queries and keys become weights.
+    """How scores of queries and keys become attention weights.
 
     Attributes:
         rows: queries in a block. The last block may have fewer.
-        factor: of the products.
-        causal: whether a query sees only keys before it, where there is no mask.
-        softcap: bound that products are squeezed to; None for none.
+        factor: factor of the scores.
+        causal: whether a query sees only earlier keys; used without a mask.
+        softcap: bound of the scores (tanh); None for no bound.
     """
 
     rows: int
@@ -38,26 +38,26 @@ class Weighing:
 def attention_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: Weighing
 ) -> Tensor:
-    """Return what queries attend to, shape (batch, queries, heads, width).
+    """Return the attention output, shape (batch, queries, heads, width).
 
     Args:
         query: shape (batch, heads, queries, width).
         key, value: shape (batch, heads, keys, width).
         mask: true, or 0, where a query sees a key, shape (batch or 1, heads or 1, queries or 1,
-            keys); None for none.
-        how: how products become weights.
+            keys); None for no mask.
+        how: how scores become weights.
 
     Raises:
         LayerGraphError: in the backward pass, when the mask is trained.
     """
-    # A scan refuses parts of one tensor, as GPT-2's are. Graphs have no copy of them.
+    # A scan refuses views of one tensor, as in GPT-2. Exported graphs do not contain this copy.
     own = [part.clone(memory_format=torch.contiguous_format) for part in (query, key, value)]
     found: Tensor = _Attention.apply(*own, mask, how)  # type: ignore[no-untyped-call]
     return found.contiguous()
 
 
 class _Attention(torch.autograd.Function):
-    """Attention, whose backward pass is known for `torch.func` and while a function is traced."""
+    """Attention with a custom backward pass that works in `torch.func` and while tracing."""
 
     @staticmethod
     def forward(
@@ -84,7 +84,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward pass of attention. A function of its own, for `torch.func` to let it be."""
+    """The backward pass of attention: a separate function, because `torch.func` requires it."""
 
     @staticmethod
     def forward(
@@ -103,13 +103,13 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep nothing: gradients of gradients are not wanted."""
+        """Save nothing: gradients of gradients are not needed."""
 
 
 def _attend(
     how: Weighing, start: Tensor, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor
 ) -> tuple[Tensor]:
-    """Return a block of what queries attend to, shape (batch, rows, heads, width)."""
+    """Return the attention output of one block, shape (batch, rows, heads, width)."""
     at = _positions(start, query, how)
     weights = _Weights.of(query.index_select(2, at) * how.factor, key, at, mask, how).weights
     return ((weights @ value).transpose(1, 2).contiguous(),)
@@ -127,7 +127,7 @@ def _back(
     dy: Tensor,
     *mask: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add a block to the gradients of keys and values.
+    """Add one block to the gradients of keys and values.
 
     Returns:
         Both sums, and the gradient of the block's queries, shape (batch, rows, heads, width).
@@ -135,7 +135,7 @@ def _back(
     at = _positions(start, query, how)
     block = query.index_select(2, at) * how.factor
     made = _Weights.of(block, key, at, mask, how)
-    # What follows the last query stands for none, and adds nothing.
+    # Rows after the last query are padding, and must add nothing.
     there = (start + torch.arange(how.rows) < query.shape[2])[:, None, None]
     dblock = torch.where(there, dy.index_select(1, at), 0.0)
     common = (dblock * y.index_select(1, at)).sum(-1).transpose(1, 2)[..., None]
@@ -148,12 +148,12 @@ def _back(
 
 @dataclass(frozen=True)
 class _Weights:
-    """The weights of a block's queries, and what their gradient needs.
+    """The attention weights of one block, and what their gradient needs.
 
     Attributes:
         weights: shape (batch, heads, rows, keys).
-        squeezed: scores over their bound, where they have one.
-        seen: whether a query sees a key, where the others' scores were replaced.
+        squeezed: tanh(scores / softcap); None without a softcap.
+        seen: whether a query sees a key; None if no scores were masked out.
     """
 
     weights: Tensor
@@ -180,12 +180,12 @@ class _Weights:
         if seen is not None:
             scores = torch.where(seen, scores, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1)
-        if mask and seen is not None:  # a query that sees nothing attends to nothing
+        if mask and seen is not None:  # a query that sees no key gets zeros
             weights = torch.where(seen, weights, 0.0)
         return cls(weights, squeezed, seen)
 
     def before_softmax(self, gradient: Tensor, how: Weighing) -> Tensor:
-        """Return the gradient of the products, from that of what the softmax was given."""
+        """Return the gradient of the raw scores, from the gradient of the softmax's input."""
         if self.seen is not None:
             gradient = torch.where(self.seen, gradient, 0.0)
         return gradient if self.squeezed is None else gradient * (1 - self.squeezed**2)
@@ -196,10 +196,10 @@ def _starts(query: Tensor, how: Weighing) -> Tensor:
 
 
 def _positions(start: Tensor, query: Tensor, how: Weighing) -> Tensor:
-    """Return which queries a block has; the last one again in place of those that are missing."""
+    """Return the query indices of a block; the last query fills up an incomplete block."""
     return (start + torch.arange(how.rows)).clamp(max=query.shape[2] - 1)
 
 
 def _joined(blocks: Tensor, query: Tensor) -> Tensor:
-    """Join blocks, shape (blocks, batch, rows, heads, width), without what follows the last."""
+    """Join blocks, shape (blocks, batch, rows, heads, width), and drop the rows of padding."""
     return blocks.movedim(0, 1).flatten(1, 2)[:, : query.shape[2]]

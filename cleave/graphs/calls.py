@@ -1,4 +1,4 @@
-"""How a model calls its decoder layers, seen in one forward pass."""
+"""How a model calls its decoder layers, observed in one forward pass."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ class LayerCall:
     """One layer of a model, and how the model calls it.
 
     Attributes:
-        model: the model.
-        layer: the layer.
-        x: its input, shape (batch, tokens, width).
-        beside: the other tensors that it is called with (masks, position embeddings), by name.
-        y: its output, shaped as `x`.
-        in_tuple: whether it returns a tuple whose first element is its output.
-        blocks: when its attention goes by blocks of queries, and by which.
-        hooked: why it cannot become a graph, whatever it computes; empty if it may.
+        x: the layer's input, shape (batch, tokens, width).
+        beside: the layer's other tensor arguments (masks, position embeddings), by name.
+        y: the layer's output, same shape as `x`.
+        in_tuple: whether the layer returns a tuple whose first element is its output.
+        blocks: when attention runs over blocks of queries, and the size of a block.
+        hooked: why the layer's hooks prevent a graph; empty if they do not.
     """
 
     model: nn.Module
@@ -41,13 +39,13 @@ class LayerCall:
     in_tuple: bool
     blocks: Blocks
     hooked: str
-    _leaves: Sequence[object]  # of the other arguments; the name of a tensor in its place
+    _leaves: Sequence[object]  # the other arguments; each tensor is replaced by its name
     _structure: pytree.TreeSpec
 
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
     ) -> Tensor:
-        """Return the layer's output, with other tensors in place of its own."""
+        """Return the layer's output for other parameters, input and tensor arguments."""
         leaves = [beside[n] if isinstance(n, _Name) else n for n in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         with plain_attention(self.model, self.blocks):
@@ -58,7 +56,7 @@ class LayerCall:
         """Return the tensors of another call of the layer by name, without its first argument.
 
         Raises:
-            LayerGraphError: when it is called in another way.
+            LayerGraphError: when the other arguments differ.
         """
         leaves, structure = _named_leaves(args, kwargs)
         found = {leaf.name: leaf.tensor for leaf in leaves if isinstance(leaf, _NamedTensor)}
@@ -68,16 +66,16 @@ class LayerCall:
 
 
 class _Name(str):
-    """The name of a tensor, to be told from a text that a layer is called with."""
+    """The name of a tensor, distinct from a string argument of the layer."""
 
     __slots__ = ()
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the layers of a model: its list of modules with most parameters.
+    """Return the layers of a model: its module list with the most parameters.
 
     Raises:
-        LayerGraphError: when it has none.
+        LayerGraphError: when the model has no module list.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
@@ -101,15 +99,15 @@ def layer_calls(
     """Return how a model calls its layers, in order.
 
     Args:
-        model: a causal language model of transformers. It is used with `plain_attention`.
+        model: a causal language model of transformers, run with `plain_attention`.
         ids: tokens, shape (batch, tokens).
-        mask: see `called_with`.
-        blocks: when attention goes by blocks of queries, and by which.
-        positions: of each token in its document, shaped alike; None where a sequence is one.
+        mask: padding or document mask, see `called_with`.
+        blocks: when attention runs over blocks of queries, and the size of a block.
+        positions: each token's position in its document, shaped as `ids`; None for one document.
 
     Raises:
-        LayerGraphError: when the layers are not called one after another, each once with the output
-            of the one before; or when one cannot be called by itself.
+        LayerGraphError: when the model does not call each layer once, in order, with the output of
+            the previous layer; or when a layer cannot be called alone.
     """
     layers = decoder_layers(model)
     if len(set(layers)) < len(layers):
@@ -169,7 +167,7 @@ class _NamedTensor(NamedTuple):
 def _named_leaves(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[object], pytree.TreeSpec]:
-    """Return all arguments beside the first, tensors with their names, and their structure."""
+    """Return all arguments after the first, tensors with their names, and their structure."""
     paths, structure = pytree.tree_flatten_with_path((args, kwargs))
     leaves: list[object] = []
     for path, leaf in paths:
@@ -182,21 +180,20 @@ def _named_leaves(
 
 
 def _without_tensors(leaves: Sequence[object]) -> list[object]:
-    """Return arguments with the names of tensors in their places."""
+    """Return arguments with tensors replaced by their names."""
     return [_Name(leaf.name) if isinstance(leaf, _NamedTensor) else leaf for leaf in leaves]
 
 
 def _hooked(layer: nn.Module) -> str:
-    """Say which module within a layer has hooks, of which a graph knows nothing; empty for none.
+    """Return which module within a layer has hooks, which a graph would ignore; empty for none.
 
     Raises:
-        LayerGraphError: when the layer itself has some: they would run where its input is only
-            looked at.
+        LayerGraphError: when the layer itself has hooks: they would run in the observing pass.
     """
     for name, module in layer.named_modules():
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         hooks += len(module._backward_hooks) + len(module._backward_pre_hooks)
-        if module is layer and hooks > 1:  # this pass has one of its own
+        if module is layer and hooks > 1:  # one hook belongs to the observing pass
             raise LayerGraphError(f"there are hooks on its layer {type(layer).__name__}")
         if module is not layer and hooks:
             return f"there are hooks on its module {name}"

@@ -1,4 +1,4 @@
-"""Graphs kept on disk between runs, because making one takes seconds."""
+"""Graphs cached on disk between runs, because exporting one takes seconds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SUFFIX: Final = ".graphs"
 
 
 class GraphCache:
-    """A folder of graphs by the digest of what they were made from.
+    """A folder of graphs, keyed by the digest of everything that they depend on.
 
-    A file that cannot be read or is damaged is made anew. Where the folder cannot be written,
-    graphs are made each time.
+    Unreadable or damaged files are rebuilt. If the folder cannot be written, graphs are exported
+    each time.
 
     Args:
-        folder: where they are kept; it is made when the first is.
+        folder: folder of the cache; created with the first graph.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,18 +33,18 @@ class GraphCache:
 
     @classmethod
     def of_user(cls) -> GraphCache:
-        """Return the cache in the user's folder for such files."""
+        """Return the cache in the user's cache folder."""
         return cls(cache_folder() / "graphs")
 
     def get(self, key: str, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-        """Return what is kept under a key, or make it and keep it.
+        """Return the object cached under a key, or make and cache it.
 
-        Of several processes that want the same one makes it, and the others wait.
+        If several processes want the same object, one makes it and the others wait.
 
         Args:
             key: a digest, as hexadecimal digits.
-            kind: the dataclass that is kept.
-            make: makes one.
+            kind: the dataclass of the object.
+            make: makes the object.
         """
         path = self._folder / f"{key}{_SUFFIX}"
         if (kept := _read(path, kind)) is not None:
@@ -58,7 +58,7 @@ class GraphCache:
 
     @contextmanager
     def _alone(self, path: Path) -> Iterator[None]:
-        """Keep other processes from making the same; without a lock where none can be had."""
+        """Lock a file against other processes; run without a lock if locking fails."""
         try:
             make_folder(self._folder)
             lock = Lock(path.with_name(f"{path.name}.lock"), wait_s=math.inf)
@@ -69,7 +69,6 @@ class GraphCache:
             yield
 
     def _keep(self, path: Path, made: Any) -> None:
-        """Write a file at once: a reader sees all of it or none."""
         try:
             write_atomically(path, msgspec.msgpack.encode(made), 0o600, sync=False)
         except OSError:
@@ -79,5 +78,5 @@ class GraphCache:
 def _read(path: Path, kind: type[Kept]) -> Kept | None:
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=kind)
-    except (OSError, ValueError):  # of which msgspec's errors are a kind
+    except (OSError, ValueError):  # msgspec's errors are ValueErrors
         return None

@@ -1,9 +1,9 @@
-"""A function and its gradient, traced together and split: a forward and a backward graph.
+"""A function and its gradient, traced together and split into forward and backward graphs.
 
-The forward graph also returns *activations*, which one backward graph takes; another one takes none
-and computes them again. Activations are the results of products, which cost most; what lies between
-them (norms, additions, softmax) is cheap and computed again in any case. So is a product that is
-larger than what it is made of, as the scores of attention are.
+The forward graph also returns *activations*. One backward graph takes them; another one recomputes
+them. Activations are the results of matrix products, the costliest operations. Cheap operations
+between them (norms, additions, softmax) are always recomputed. So is a batched product that is
+larger than its operands, such as attention scores.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Part:
     """One of the graphs.
 
     Attributes:
-        graph: as core ATen operations.
+        graph: the graph in core ATen operations.
         inputs: examples by name, in order.
-        batch_dims: which dimension of an input is the batch; inputs without one are not in it.
+        batch_dims: the batch dimension of each input that has one, by name.
         outputs: names of the outputs.
     """
 
@@ -43,13 +43,13 @@ class Part:
 
 @dataclass(frozen=True)
 class SplitGraph:
-    """The graphs.
+    """The forward graph and both backward graphs.
 
     Attributes:
-        forward: returns the activations as well.
-        backward: computes what it needs of the forward pass again.
-        from_activations: takes it from the forward graph.
-        activations: the elements for each sample of what it takes, by name.
+        forward: returns the outputs and the activations.
+        backward: recomputes the activations.
+        from_activations: takes the activations of the forward graph.
+        activations: elements of each activation per sample, by name.
     """
 
     forward: Part
@@ -68,19 +68,19 @@ def split(
     of_forward: int,
     name: Callable[[int], str],
 ) -> SplitGraph:
-    """Split a graph where the gradient of its output comes in.
+    """Split a graph at the input that is the gradient of its output.
 
     Args:
-        joint: the graph, as core ATen operations.
+        joint: the graph in core ATen operations.
         inputs: examples of its inputs by name, in order.
-        batched: names of those whose first dimension is the batch.
+        batched: names of the inputs whose first dimension is the batch.
         outputs: names of its outputs.
-        batch_of: the name of the gradient that comes in; its first dimension is the batch.
-        of_forward: how many of the outputs do not depend on it.
-        name: names an activation by its number.
+        batch_of: name of the output's gradient; its first dimension is the batch.
+        of_forward: number of leading outputs that do not depend on that gradient.
+        name: returns the name of an activation, given its number.
 
     Raises:
-        LayerGraphError: when an activation has no batch, or more than one.
+        LayerGraphError: when an activation does not have exactly one batch dimension.
     """
     return _Splitter(joint, inputs, batched, batch_of, name).split(outputs, of_forward)
 
@@ -119,7 +119,7 @@ class _Splitter:
         return SplitGraph(forward, backward, from_activations, sizes)
 
     def _needed(self, outputs: Iterable[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
-        """Return what is to be kept for some outputs, in order, and what is computed again."""
+        """Return the activations that some outputs need, in order, and the nodes to recompute."""
         kept: set[fx.Node] = set()
         reached: set[fx.Node] = set()
         ahead = list(outputs)
@@ -210,16 +210,16 @@ class _Splitter:
 def _call(
     graph: fx.Graph, target: Callable[..., Any], given: tuple[Any, ...], result: Any
 ) -> fx.Node:
-    """Add a call to a graph, with a stand-in of its result as tracing would leave one."""
+    """Add a call to a graph, with its result's metadata as tracing would set it."""
     node = graph.call_function(target, given)
     node.meta["val"] = result
     return node
 
 
 def _is_costly(node: fx.Node) -> bool:
-    """Say whether a node is kept for the backward pass rather than computed again."""
+    """Return whether a node's result is kept for the backward pass, not recomputed."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return False  # what is taken out of its results is
+        return False  # its extracted results (getitem) are kept instead
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and isinstance(
             node.args[0].target, torch._ops.HigherOrderOperator
@@ -227,7 +227,7 @@ def _is_costly(node: fx.Node) -> bool:
     if node.target not in (*_PRODUCTS, *_BATCHED_PRODUCTS):
         return False
     if all(isinstance(size, int) for size in _sizes(node)):
-        return False  # it is made of parameters alone, as in DoRA, and is no activation
+        return False  # it depends on parameters only, as in DoRA, and is no activation
     if node.target in _PRODUCTS:
         return True
     made_of = sum(prod(_known(given)) for given in node.all_input_nodes)
@@ -235,7 +235,7 @@ def _is_costly(node: fx.Node) -> bool:
 
 
 def _known(node: fx.Node) -> list[int]:
-    """Return a node's sizes, for one sample where they depend on the batch."""
+    """Return a node's sizes, per sample where they depend on the batch."""
     return [size if isinstance(size, int) else _times(size) for size in _sizes(node)]
 
 
@@ -244,7 +244,7 @@ def _sizes(node: fx.Node) -> list[Any]:
 
 
 def _times(size: torch.SymInt) -> int:
-    """Return how many times the batch a size is."""
+    """Return a size as a multiple of the batch size."""
     expression: Any = size.node.expr
     times = expression / next(iter(expression.free_symbols))
     if not times.is_Integer:
@@ -253,7 +253,7 @@ def _times(size: torch.SymInt) -> int:
 
 
 def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
-    """Return which dimension of an activation depends on the batch, and how many times it is it.
+    """Return the batch dimension of an activation, and its size as a multiple of the batch size.
 
     Raises:
         LayerGraphError: when there is no such dimension, or several.
@@ -265,7 +265,7 @@ def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
 
 
 def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
-    """Return an activation's sizes with the batch as a dimension of its own."""
+    """Return an activation's sizes with the batch as a separate dimension."""
     dim, times = _batch_dim(node, batch)
     sizes = _sizes(node)
     return [*sizes[:dim], batch, *([times] if times > 1 else []), *sizes[dim + 1 :]]

@@ -1,4 +1,4 @@
-"""A decoder layer as graphs: forward, and backward with and without its forward computed again.
+"""A decoder layer as graphs: forward, and backward with and without recomputation.
 
 Graphs are pure functions of arrays, with a batch of any size:
 
@@ -6,9 +6,9 @@ Graphs are pure functions of arrays, with a batch of any size:
     backward          x, dy, parameters, others, sums               -> dx, sums + gradients
     from_activations  x, dy, parameters, others, sums, activations  -> dx, sums + gradients
 
-Where activations are kept between the passes, the last one spares most of the forward pass that
-`backward` does again. Inputs and outputs are named as `names` says. All floating-point arrays are
-fp32.
+If activations are kept between the passes, `from_activations` avoids most of the forward
+recomputation of `backward`. `names` defines the names of inputs and outputs. All floating-point
+arrays are fp32.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class LayerGraphs:
 
     Attributes:
         forward, backward, from_activations: ONNX models.
-        activations: the elements for each sample of what the forward pass returns for the last of
-            them, by name.
-        parameters: names of its parameters and buffers, within the layer.
-        trainable: those that get a gradient.
+        activations: elements per sample of each activation that `forward` returns, by name.
+        parameters: names of the layer's parameters and buffers, within the layer.
+        trainable: names of the parameters that get a gradient.
     """
 
     forward: bytes
@@ -46,10 +45,10 @@ class LayerGraphs:
 
 
 def export_layer(part: LayerPart) -> LayerGraphs:
-    """Make the graphs of a layer, or of a part of one, as the model calls it.
+    """Export the graphs of a layer or a part of a layer, as the model calls it.
 
     Raises:
-        LayerGraphError: when it cannot become a graph; says why.
+        LayerGraphError: when the layer cannot become a graph; the message says why.
     """
     batch = part.x.shape[0]
     if part.x.dim() != 3 or batch < 2 or batch in part.x.shape[1:]:
@@ -61,14 +60,14 @@ def export_layer(part: LayerPart) -> LayerGraphs:
     varying = part.varying() | {names.DY}
     module = part.call.layer
     was_training = module.training
-    module.train()  # what drops at random is to be found, not left out
+    module.train()  # so that dropout is in the trace and refused
     try:
         found = names.DX, *(names.new_total(n) for n in trainable)
         given = {**inputs, names.DY: part.x, **sums}
         both = TracedGraph(layer.both, given, (names.Y, *found), varying)
         try:
             models = to_onnx_split(both, names.DY, 1, names.activation)
-        except LayerGraphError:  # the gradient of what drops at random fails for other reasons
+        except LayerGraphError:  # with dropout the gradient fails first, for another reason
             alibi = part.call.beside.get("alibi")
             if alibi is not None and alibi.shape[0] != batch:
                 raise LayerGraphError(
@@ -91,8 +90,6 @@ def export_layer(part: LayerPart) -> LayerGraphs:
 
 @dataclass(frozen=True)
 class _Function:
-    """A layer, or a part of one, as functions of named tensors."""
-
     part: LayerPart
     trainable: tuple[str, ...]
 

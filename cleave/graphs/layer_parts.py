@@ -1,8 +1,8 @@
-"""Layers in two parts, for devices that cannot hold a whole one.
+"""Layers in two parts, for devices that cannot hold a whole layer.
 
-Most layers add what attention makes to their input, and what an MLP makes of the sum to that. The
-sum between the two is all that goes from one to the other, so each can be a stage by itself. Such a
-place is found in a trace of the layer, whatever its modules are called.
+Most layers add attention's output to their input, then add the MLP's output to that sum. Only the
+sum passes between the two, so each can be a stage. The place to cut is found in a trace of the
+layer, independent of its modules' names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cleave.graphs.calls import LayerCall
 from cleave.graphs.tracing import TracedGraph, core_aten
 
 _LEAST_SHARE: Final = 1 / 8
-"""Of a layer's parameters; smaller parts are not worth a run of their own."""
+"""Smallest share of a layer's parameters that is worth a separate pass."""
 
 _ATEN: Final = torch.ops.aten
 _SCORES: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
@@ -34,13 +34,13 @@ class LayerPart:
     Attributes:
         call: how the model calls the layer.
         layer: the layer's number.
-        x, y: an example of its input and of its output, shape (batch, tokens, width).
-        held: its parameters and buffers, by their names within the layer.
-        attends: whether attention is in it.
-        first, last: of the layer's results that are shaped as `x`, the number of that which is its
-            input and of that which is its output; None for those of the layer itself.
-        pieces: into how many runs each sequence is cut; `x` and `y` have as many times more rows of
-            as many times fewer tokens then.
+        x, y: example input and output of the part, shape (batch, tokens, width).
+        held: the part's parameters and buffers, by their names within the layer.
+        attends: whether the part contains attention.
+        first, last: numbers of the results that are the part's input and output, among the layer's
+            results shaped as `x`; None for the layer's own input or output.
+        pieces: number of chunks of each sequence. `x` and `y` then have `pieces` times more rows
+            of `pieces` times fewer tokens.
     """
 
     call: LayerCall
@@ -55,17 +55,17 @@ class LayerPart:
 
     @classmethod
     def whole(cls, call: LayerCall, layer: int) -> LayerPart:
-        """Return a whole layer."""
+        """Return a whole layer as one part."""
         return cls(call, layer, call.x, call.y, tensors_of(call.layer))
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return examples of all that it is a function of, by name, with all of the layer's."""
+        """Return examples of all inputs by name, with all tensors of the whole layer."""
         found = {names.X: self.x}
         found |= {names.parameter(n): t for n, t in tensors_of(self.call.layer).items()}
         return found | {names.beside(n): t for n, t in self.call.beside.items()}
 
     def varying(self) -> set[str]:
-        """Return the names of those inputs that have as many rows as the batch has samples."""
+        """Return the names of the inputs whose first dimension is the batch."""
         samples = self.x.shape[0]
         of_batch = {names.X}
         if self.pieces == 1:
@@ -77,16 +77,16 @@ class LayerPart:
         }
 
     def parameters(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the layer's parameters and buffers among some inputs, by their own names."""
+        """Return the layer's parameters and buffers from named inputs, by their own names."""
         return {n: given[names.parameter(n)] for n in tensors_of(self.call.layer)}
 
     def beside(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the layer is called with beside its input, likewise."""
+        """Return the layer's other tensor arguments (masks, position embeddings), by name."""
         return {n: given[names.beside(n)] for n in self.call.beside}
 
     @property
     def is_whole(self) -> bool:
-        """Say whether it is the whole layer."""
+        """Return whether the part is the whole layer."""
         return self.first is None and self.last is None
 
     def trainable(self) -> tuple[str, ...]:
@@ -123,13 +123,13 @@ class LayerPart:
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
     ) -> Tensor:
-        """Return the part's output, with other tensors in place of the layer's own.
+        """Return the part's output, for other parameters, input and tensor arguments.
 
-        Operations of the layer that are not in the part may run, too: nothing depends on them.
+        Operations of the layer outside the part may also run; nothing depends on them.
         """
         if self.is_whole:
             return self.call.run(parameters, x, beside)
-        # Before its input is replaced the layer needs one of whole sequences.
+        # Until its input is replaced, the layer needs an input of whole sequences.
         given = x if self.first is None else x.new_zeros(self.call.x.shape, dtype=x.dtype)
         given = x if self.pieces == 1 else given
         results = _Replaced(x, given, self.first, self.last)
@@ -140,15 +140,15 @@ class LayerPart:
                 return results.reached
 
     def in_pieces(self, pieces: int) -> LayerPart:
-        """Return the part for sequences that are cut in pieces.
+        """Return the part for sequences that are cut into chunks.
 
-        Its outputs are the same only if its tokens do not depend on each other.
+        Outputs are the same only if the tokens do not depend on each other.
         """
         shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
         return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 
     def cut(self) -> list[LayerPart]:
-        """Return the layer in two parts, or in one where it cannot be cut."""
+        """Return the layer in two parts, or as one part if it cannot be cut."""
         trace = _Trace.of(self)
         best: tuple[int, _Cut] | None = None
         for number, cut in trace.cuts():
@@ -165,7 +165,7 @@ class LayerPart:
         )
 
     def cut_as(self, parts: Sequence[LayerPart]) -> list[LayerPart]:
-        """Return the layer in the same parts as another layer of its kind."""
+        """Return the layer cut as another layer of its kind was cut."""
         found: list[LayerPart] = []
         for part in parts:
             x = found[-1].y if found else self.x
@@ -187,16 +187,16 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 class _ReachedError(Exception):
-    """The result that was asked for is there; what the layer does after it is not wanted."""
+    """The wanted result was computed; the rest of the layer must not run."""
 
 
 class _Replaced(TorchFunctionMode):
-    """Numbers results that are shaped as a layer's input; replaces one of them, and ends at one.
+    """Numbers results shaped as the layer's input, replaces result `first`, stops at `last`.
 
     Args:
-        x: what takes the place of the result number `first`.
+        x: replacement of the result number `first`.
         given: the layer's input.
-        first, last: see `LayerPart`.
+        first, last: numbers of results, see `LayerPart`.
     """
 
     def __init__(self, x: Tensor, given: Tensor, first: int | None, last: int | None) -> None:
@@ -220,7 +220,7 @@ class _Replaced(TorchFunctionMode):
         return self._x if number == self._first else result
 
     def _is_alike(self, result: object) -> bool:
-        # The batch is not looked at: its size is unknown while a layer is traced.
+        # The batch size is unknown while a layer is traced.
         return (
             isinstance(result, Tensor)
             and result.is_floating_point()
@@ -231,11 +231,11 @@ class _Replaced(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Cut:
-    """What is before and after a place where a layer may be cut.
+    """The two parts of a layer at a possible cut.
 
     Attributes:
-        first, second: parameters and buffers of both parts, by name.
-        attends_first, attends_second: whether attention is in them.
+        first, second: parameters and buffers of each part, by name.
+        attends_first, attends_second: whether each part contains attention.
     """
 
     first: Mapping[str, Tensor]
@@ -245,12 +245,12 @@ class _Cut:
 
     @property
     def larger(self) -> int:
-        """Return the elements of the larger part."""
+        """Return the number of elements of the larger part."""
         return max(_elements(self.first), _elements(self.second))
 
     @property
     def smaller(self) -> int:
-        """Return those of the smaller part."""
+        """Return the number of elements of the smaller part."""
         return min(_elements(self.first), _elements(self.second))
 
 
@@ -260,7 +260,7 @@ def _elements(held: Mapping[str, Tensor]) -> int:
 
 @dataclass(frozen=True)
 class _Trace:
-    """The forward pass of a layer as a graph, with every result that is shaped as its input."""
+    """The forward pass of a layer as a graph, with every result shaped as its input."""
 
     held: Mapping[str, Tensor]
     inputs: Mapping[fx.Node, str]
@@ -281,7 +281,7 @@ class _Trace:
         return cls(part.held, inputs, y, results)
 
     def cuts(self) -> Iterable[tuple[int, _Cut]]:
-        """Yield the numbers of the results through which alone the output depends on the input."""
+        """Yield possible cuts: results through which alone the output depends on the input."""
         x = next(node for node, name in self.inputs.items() if name == names.X)
         for number, node in enumerate(self.results):
             after = _needed(self.y, without=node)
@@ -298,7 +298,7 @@ class _Trace:
 
 
 def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
-    """Return a node and all that it is made of, but for another node and what that is made of."""
+    """Return a node and its ancestors, stopping at the node `without`, which is left out."""
     found: set[fx.Node] = set()
     ahead = [node]
     while ahead:
@@ -310,7 +310,7 @@ def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Say whether a node is the size of a tensor, which is no reason to need the tensor."""
+    """Return whether a node is a tensor's size, which does not need the tensor itself."""
     return isinstance(node.meta.get("val"), int | torch.SymInt)
 
 

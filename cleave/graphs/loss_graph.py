@@ -1,10 +1,10 @@
-"""What follows a model's last layer, with the loss, as one graph.
+"""Everything after a model's last layer, including the loss, as one graph.
 
     x, targets, scale, parameters, sums -> loss, dx, sums + gradients
 
-Norm, LM head and cross-entropy look at one token at a time, so the graph's batch is tokens: `x` has
-the shape (tokens, 1, width) and `targets` (tokens,). Its caller chooses how many tokens it gives at
-once, which bounds the memory that logits take.
+Norm, LM head and cross-entropy process each token independently, so the graph's batch is tokens:
+`x` has the shape (tokens, 1, width) and `targets` (tokens,). The caller chooses the tokens per run,
+which bounds the memory of the logits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cleave.graphs.outside import OutsideLayers
 from cleave.graphs.tracing import TracedGraph, core_aten, to_onnx
 
 IGNORED: Final = -100
-"""A target that counts for nothing."""
+"""The target of tokens that do not count in the loss."""
 
 _EXAMPLE_TOKENS: Final = 2
 
@@ -33,8 +33,8 @@ class LossGraph:
 
     Attributes:
         graph: an ONNX model.
-        parameters: names of the parameters and buffers that it takes, within the model.
-        trainable: those that get a gradient.
+        parameters: names of the graph's parameters and buffers, within the model.
+        trainable: names of the parameters that get a gradient.
     """
 
     graph: bytes
@@ -43,14 +43,13 @@ class LossGraph:
 
 
 def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
-    """Make the graph of what a causal language model does after its last layer.
+    """Export the graph of everything after a causal language model's last layer.
 
     Args:
-        model: the model.
-        calls: how it calls its layers.
+        calls: how the model calls its layers.
 
     Raises:
-        LayerGraphError: when it cannot become a graph; says why.
+        LayerGraphError: when this part cannot become a graph; the message says why.
     """
     outside = OutsideLayers(model, calls)
     held = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -75,15 +74,13 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
 
 
 def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters among a graph's inputs, by their names in the model."""
+    """Return the parameters from a graph's inputs, by their names in the model."""
     prefix = names.parameter("")
     return {n.removeprefix(prefix): t for n, t in given.items() if n.startswith(prefix)}
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """The loss of what the last layer returns, and its gradients."""
-
     outside: OutsideLayers
     trainable: Sequence[str]
 

@@ -1,19 +1,19 @@
-"""The loss cut by vocabulary, for an LM head that no device holds: a pair of graphs for a slice.
+"""Vocabulary-parallel loss, for an LM head that no device can hold: two graphs per slice.
 
-A *slice* is some rows of the LM head, with all that comes before it:
+A *slice* is some rows of the LM head, with the modules between the last layer and the head:
 
-    forward    x, targets, first, parameters -> y: of each token its log-sum-exp over the slice, and
-                                                the logit of its target, 0 where that is elsewhere
+    forward    x, targets, first, parameters -> y: each token's log-sum-exp over the slice, and its
+                                                target's logit, 0 if the target is elsewhere
     backward   x, targets, first, scale, dy, parameters, sums -> dx, sums + gradients
 
-`dy` is the log-sum-exp over the whole vocabulary, which the PS makes of those of all slices
-(`combined`). With it each slice has its own part of the loss's gradient,
+`dy` is the log-sum-exp over the whole vocabulary, which the PS computes from all slices
+(`combined`). With it, each slice computes its own part of the loss's gradient,
 
     dlogits = scale (exp(logits - log-sum-exp) - [the target's column]),
 
-so logits never travel. As the loss in one graph (`loss_graph`) it takes tokens one by one: `x` has
-the shape (tokens, 1, width). Gradients of what comes before the head, `dx` too, are those of the
-slice's part alone: their sum over all slices is the gradient.
+so logits never travel. As in `loss_graph`, the batch is tokens: `x` has the shape
+(tokens, 1, width). Gradients of `x` and of everything before the head cover the slice only: sum
+them over all slices for the full gradient.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _EXAMPLE_TOKENS: Final = 2
 
 @dataclass(frozen=True)
 class SliceGraphs:
-    """The graphs of a slice of a model's loss, with so many rows of the LM head.
+    """The graphs of a slice of a model's loss, for a given number of LM head rows.
 
     Attributes:
         forward, backward: ONNX models.
-        parameters: names of the parameters and buffers that they take, within the model.
-        trainable: those that get a gradient.
-        cut: those of which a slice has some rows; of the others it has all.
+        parameters: names of the graphs' parameters and buffers, within the model.
+        trainable: names of the parameters that get a gradient.
+        cut: parameters of which a slice has only some rows; it has all rows of the others.
     """
 
     forward: bytes
@@ -58,16 +58,15 @@ class SliceGraphs:
 def export_slice(
     model: nn.Module, calls: Sequence[LayerCall], loss: LossGraph, rows: int
 ) -> SliceGraphs:
-    """Make the graphs of a slice of what a causal language model does after its last layer.
+    """Export the graphs of a slice of a causal language model's loss.
 
     Args:
-        model: the model.
-        calls: how it calls its layers.
-        loss: its loss in one graph.
-        rows: of the LM head that the slice has.
+        calls: how the model calls its layers.
+        loss: the model's loss in one graph.
+        rows: number of LM head rows in the slice.
 
     Raises:
-        LayerGraphError: when its loss cannot be cut; says why.
+        LayerGraphError: when the loss cannot be cut; the message says why.
     """
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     cut = rows_of_head(model, loss)
@@ -93,7 +92,7 @@ def export_slice(
 def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
     """Return the names of the parameters that have a row for each token of the vocabulary.
 
-    There are none where the LM head is no plain Linear: then the loss cannot be cut.
+    The tuple is empty if the LM head is not a plain Linear; the loss cannot be cut then.
     """
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     if type(head) is not nn.Linear:
@@ -105,19 +104,17 @@ def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Slice:
-    """A slice as functions of tensors."""
-
     outside: OutsideLayers
     trainable: Sequence[str]
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the log-sum-exp and the target's logit, shape (tokens, 2)."""
+        """Return each token's log-sum-exp and target logit, shape (tokens, 2)."""
         logits = self._logits(given, parameters_in(given), given[names.X])
         own = torch.where(_is_target(given, logits), logits, 0.0).sum(1)
         return (torch.stack([torch.logsumexp(logits, 1), own], 1),)
 
     def backward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the gradients of the input and, added to the sums, of the parameters."""
+        """Return the input's gradient, and the sums with the parameters' gradients added."""
         held = parameters_in(given)
 
         def logits_of(x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
@@ -135,7 +132,7 @@ class _Slice:
 
 
 def _is_target(given: Mapping[str, Tensor], logits: Tensor) -> Tensor:
-    """Say of each logit whether it is the target's."""
+    """Return a mask of the target's logits, shape (tokens, rows)."""
     column = torch.arange(logits.shape[1]) + given[names.FIRST]
     return column[None] == given[names.TARGETS][:, None]
 
@@ -144,12 +141,12 @@ def combined(of_slices: Sequence[Array], targets: Array, scale: float) -> tuple[
     """Return the loss, and the log-sum-exp over the whole vocabulary, shape (tokens, 1).
 
     Args:
-        of_slices: what the forward pass of each slice returned, shape (tokens, 2).
-        targets: shape (tokens,); -100 where none is expected.
-        scale: what each token's loss counts.
+        of_slices: forward output of each slice, shape (tokens, 2).
+        targets: target tokens, shape (tokens,); -100 for ignored tokens.
+        scale: factor of each token's loss.
     """
     parts = np.stack([part.astype(np.float64) for part in of_slices])
-    with np.errstate(invalid="ignore"):  # of a run that diverges
+    with np.errstate(invalid="ignore"):  # a diverging run has infinities
         total = np.logaddexp.reduce(parts[:, :, 0], axis=0)
     each = np.where(targets >= 0, total - parts[:, :, 1].sum(axis=0), 0.0)
     return float(each.sum() * scale), total[:, None].astype(np.float32)

@@ -1,4 +1,4 @@
-"""All graphs of a model: one pair for each kind of layer, and the loss."""
+"""All graphs of a model: forward and backward graphs for each kind of layer, and the loss."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _OURS: Final = (
     tracing,
 )
 _EXAMPLE_SAMPLES: Final = 2
-_MOST_OFF: Final = 1e-4  # of the largest element; a right graph is off by 1e-6
+_MOST_OFF: Final = 1e-4  # relative to the largest element; correct graphs are off by 1e-6
 _MOST_OFF_16_BIT: Final = 0.05
-_MOST_OFF_GRADIENT: Final = 1e-2  # of its norm: at a kink rounding turns single elements to zero
+_MOST_OFF_GRADIENT: Final = 1e-2  # relative to the norm: rounding at a kink zeroes single elements
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class ModelGraphs:
 
     Attributes:
         calls: how the model calls its layers.
-        parts: the layers that can become graphs, or, in order, their parts.
-        layers: the graphs of each of these; those of one kind have the same.
-        loss: what follows the last layer, with the loss; None where the caller computes that.
-        slice_of_loss: returns the graphs of a slice of the loss with so many rows of the LM head,
-            which are made then; None where the loss cannot be cut.
-        refused: why the other layers cannot become graphs, by their numbers.
+        parts: the layers that can become graphs, or their parts, in order.
+        layers: the graphs of each part; parts of one kind share the same graphs.
+        loss: the loss and everything after the last layer; None if the caller computes the loss.
+        slice_of_loss: exports the graphs of a slice of the loss, given its number of LM head rows;
+            None if the loss cannot be cut.
+        refused: why the other layers cannot become graphs, by layer number.
     """
 
     calls: Sequence[LayerCall]
@@ -93,31 +93,30 @@ def model_graphs(
     with_loss: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
-    """Return the graphs of a model, from the cache or made anew, which takes seconds for each.
+    """Return the graphs of a model, from the cache or exported, which takes seconds per graph.
 
     Args:
         model: a causal language model of transformers.
         tokens: length of its sequences.
         cache: keeps graphs between runs.
-        padded: whether batches come with a mask of padding.
-        packed: what tells documents of one sequence apart; None where a sequence is one.
-        in_parts: make graphs of two parts of each layer, where it can be cut.
-        pieces: into how many runs sequences are cut in those parts of layers whose tokens do not
-            depend on each other.
-        with_loss: whether what follows the last layer becomes a graph as well.
-        progress: called with what is made, before it is.
+        padded: whether batches have a padding mask.
+        packed: how documents of one sequence are told apart; None for one document per sequence.
+        in_parts: whether layers that can be cut get graphs of two parts.
+        pieces: number of sequence chunks in parts whose tokens do not depend on each other.
+        with_loss: whether to export the loss and everything after the last layer as well.
+        progress: called with a description before each export.
 
     Raises:
-        LayerGraphError: when no layer, or not the loss, can become a graph; says why.
+        LayerGraphError: when no layer can become a graph, or the loss cannot; says why.
     """
     _refuse_auxiliary_loss(model)
     samples = _EXAMPLE_SAMPLES if tokens != _EXAMPLE_SAMPLES else _EXAMPLE_SAMPLES + 1
-    # Different tokens: one alone may be embedded as zeros, of which every layer makes zeros.
+    # Different tokens: a single one may be embedded as zeros, and then every layer returns zeros.
     ids = torch.arange(samples * tokens).reshape(samples, tokens) % _vocabulary(model)
     mask = torch.ones_like(ids) if padded else None
     if mask is not None:
-        mask[1:, tokens // 2 :] = 0  # a mask without padding is left out by transformers
-    # One sequence of one document, the others of two.
+        mask[1:, tokens // 2 :] = 0  # transformers drops a mask without padding
+    # The first sequence has one document, the others have two.
     positions = torch.arange(tokens).repeat(samples, 1) if packed else None
     if positions is not None:
         positions[1:, tokens // 2 :] -= tokens // 2
@@ -166,13 +165,13 @@ def model_graphs(
 
 
 class _Kinds:
-    """Graphs of layers, made once for each kind.
+    """Graphs of layers, exported once for each kind.
 
     Args:
-        cache: keeps them between runs.
-        progress: called with what is made, before it is.
-        pieces: see `model_graphs`.
-        in_parts: whether layers are cut, where they can be.
+        cache: keeps graphs between runs.
+        progress: called with a description before each export.
+        pieces: number of sequence chunks in parts whose tokens do not depend on each other.
+        in_parts: whether layers that can be cut get graphs of two parts.
     """
 
     def __init__(
@@ -188,10 +187,10 @@ class _Kinds:
 
         Args:
             whole: the layer.
-            path: its name in the model.
+            path: the layer's name in the model.
 
         Raises:
-            LayerGraphError: when it cannot become a graph.
+            LayerGraphError: when the layer cannot become a graph.
         """
         call = whole.call
         if call.hooked:
@@ -203,9 +202,9 @@ class _Kinds:
         return [self._checked(part, kind) for part in parts]
 
     def _checked(self, part: LayerPart, kind: str) -> tuple[LayerPart, LayerGraphs]:
-        """Return a layer or a part of one, in pieces where that changes nothing, and its graphs."""
+        """Return a part and its graphs, in sequence chunks where that keeps its outputs."""
         if self._pieces > 1 and not (part.is_whole or part.attends):
-            with suppress(LayerGraphError):  # its tokens may depend on each other all the same
+            with suppress(LayerGraphError):  # its tokens may still depend on each other
                 in_pieces = part.in_pieces(self._pieces)
                 graphs = self._graphs_of_kind(in_pieces, kind)
                 _refuse_other_outputs(in_pieces, graphs)
@@ -228,7 +227,7 @@ class _Kinds:
 
             try:
                 self._graphs[key] = self._cache.get(key, LayerGraphs, made)
-            except LayerGraphError as error:  # as of other layers of this kind
+            except LayerGraphError as error:  # other layers of this kind fail the same way
                 self._graphs[key] = error
         graphs = self._graphs[key]
         if isinstance(graphs, LayerGraphError):
@@ -237,10 +236,10 @@ class _Kinds:
 
 
 def _refuse_auxiliary_loss(model: Any) -> None:
-    """Ensure that the model's loss is that of its logits alone.
+    """Ensure that the model's loss depends on its logits alone.
 
     Raises:
-        LayerGraphError: when it is not.
+        LayerGraphError: when the loss includes an auxiliary loss.
     """
     if getattr(model.config, "output_router_logits", False):
         raise LayerGraphError(
@@ -256,10 +255,10 @@ def _vocabulary(model: Any) -> int:
 def _refuse_other_attention(
     model: nn.Module, calls: Sequence[LayerCall], called: Mapping[str, Any]
 ) -> None:
-    """Ensure that the model's own attention is what `plain_attention` computes in its place.
+    """Ensure that the model's own attention gives the same output as `plain_attention`.
 
     Raises:
-        LayerGraphError: when its layers return something else.
+        LayerGraphError: when the last layer's output differs.
     """
     found: list[Tensor] = []
 
@@ -283,10 +282,10 @@ def _refuse_other_attention(
 
 
 def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
-    """Ensure that a layer's graph returns what the layer did: it may be another layer's graph.
+    """Ensure that a graph returns the layer's output; it may come from another layer of the kind.
 
     Raises:
-        LayerGraphError: when it does not.
+        LayerGraphError: when the outputs differ.
     """
     session = GraphSession(graphs.forward, shares_memory=False)  # used once
     found, wanted = session.run(_feed(part))[names.Y], _fp32(part.y)
@@ -300,7 +299,7 @@ def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
     """Ensure that a layer's graphs return the gradients that PyTorch computes.
 
     Raises:
-        LayerGraphError: when they do not.
+        LayerGraphError: when the gradients differ.
     """
     dy = torch.randn(part.x.shape, generator=torch.Generator().manual_seed(0))
     wanted = {n: _fp32(t) for n, t in part.gradients(graphs.trainable, dy).items() if t is not None}
@@ -313,7 +312,7 @@ def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
         found = GraphSession(graph, shares_memory=False).run(feed)
         for name, each in wanted.items():
             off = float(np.linalg.norm(found[name] - each))
-            # The gradient of a key's bias is zero but for rounding: others are its measure.
+            # A key bias's gradient is only rounding error, so compare it with the largest one.
             scale = max(float(np.linalg.norm(each)), 1e-3 * largest)
             if not off <= _MOST_OFF_GRADIENT * scale:
                 raise LayerGraphError(
@@ -322,7 +321,7 @@ def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
 
 
 def _feed(part: LayerPart) -> dict[str, Array]:
-    """Return what a layer's forward graph takes."""
+    """Return the inputs of a layer's forward graph."""
     feed = {names.X: _fp32(part.x)}
     feed |= {names.parameter(n): _fp32(t) for n, t in part.held.items()}
     return feed | {names.beside(n): _fp32(t) for n, t in part.call.beside.items()}

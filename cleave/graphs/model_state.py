@@ -1,7 +1,7 @@
-"""What graphs follow from: a key for graphs on disk, and a way to notice that a model changed.
+"""What graphs depend on: the key of a cached graph, and a way to detect that a model changed.
 
-A graph is what a module computed when it was traced. It holds while the module's code, plain
-attributes, tensors' shapes, `requires_grad`, mode (training or not) and hooks stay as they were.
+A graph is a module's computation when it was traced. It stays valid while the module's code, plain
+attributes, tensor shapes, `requires_grad`, training mode and hooks stay the same.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import xxhash
 from torch import Tensor, nn
 
 EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
-"""Packages whose version changes what a graph is."""
+"""Packages whose version changes the exported graphs."""
 
 _DEPTH: Final = 6
-"""Of what a module's attributes hold; what is deeper is described by its address."""
+"""How deep a module's attributes are described; deeper values are described by their address."""
 
 _INTERNAL: Final = frozenset(vars(nn.Module())) - {"training"}
 _HOOKS: Final = (
@@ -36,7 +36,7 @@ _HOOKS: Final = (
 _NOT_OF_THE_FUNCTION: Final = frozenset(
     {"layer_idx", "gradient_checkpointing", "_gradient_checkpointing_func"}
 )
-"""Attributes that say where a layer stands or what it keeps, and not what it computes."""
+"""Attributes that give a layer's position or what it keeps, and do not affect its output."""
 
 
 def graph_key(
@@ -49,16 +49,16 @@ def graph_key(
     path: str = "",
     without: Iterable[nn.Module] = (),
 ) -> str:
-    """Return a digest of all that a module's graph follows from.
+    """Return a digest of everything that a module's graph depends on.
 
-    Layers that differ only in their number have the same key, and so has a layer in training and
-    out of it: graphs are made in training, and compared with what the layer returns as it is.
+    Layers that differ only in their number have the same key. Training mode does not change the
+    key: graphs are exported in training mode, and compared with the layer's output as it is.
 
     Args:
         module: the module that becomes a graph.
-        held: its parameters and buffers by name.
-        x: its input, shape (batch, tokens, width).
-        beside: the other tensors that it is called with, by name.
+        held: the module's parameters and buffers by name.
+        x: the module's input, shape (batch, tokens, width).
+        beside: the module's other tensor arguments, by name.
         sources: modules of Cleave whose code makes the graph.
         path: the module's name in the model, which adapters store.
         without: modules within it that the graph does not compute.
@@ -68,7 +68,7 @@ def graph_key(
         "modules": _modules(
             module, _Describer(path, _names_of(module)), left_out=left_out, without={"training"}
         ),
-        # Graphs take numbers of every floating-point dtype as fp32.
+        # Graphs take every floating-point dtype as fp32.
         "held": [
             [name, list(t.shape), t.is_floating_point() or str(t.dtype), t.requires_grad]
             for name, t in held.items()
@@ -86,13 +86,11 @@ def graph_key(
 
 
 def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
-    """Return a digest of everything about a model that the graphs of its layers rest on.
+    """Return a digest of everything about a model that the graphs of its layers depend on.
 
-    What the model does outside its layers is left out, and so are the values of tensors: see
-    `content` for those.
+    It covers neither the model outside its layers nor tensors' values (use `content`).
 
     Args:
-        model: the model.
         layers: its decoder layers.
     """
     describer = _Describer("", _names_of(model))
@@ -115,25 +113,25 @@ def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
 def content(tensor: Tensor) -> bytes:
     """Return a digest of a tensor's values.
 
-    It is no cryptographic digest: nobody else chooses the values.
+    The digest is not cryptographic: nobody else chooses the values.
     """
     plain = tensor.detach().contiguous()
     return xxhash.xxh3_128_digest(plain.view(-1).view(torch.uint8).numpy().data)
 
 
 def digest(text: str) -> str:
-    """Return a digest of a text, as hexadecimal digits."""
+    """Return the SHA-256 digest of a text, as hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _all_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return parameters and buffers by name; a tied one has several names."""
+    """Return parameters and buffers by name; a tied tensor has several names."""
     parameters: list[tuple[str, Tensor]] = list(model.named_parameters(remove_duplicate=False))
     return parameters + list(model.named_buffers(remove_duplicate=False))
 
 
 def _tied(held: Mapping[str, Tensor], module: nn.Module) -> list[list[str]]:
-    """Return the names of those parameters that have several."""
+    """Return the names of each tied tensor of `held`."""
     names: dict[int, list[str]] = {id(tensor): [] for tensor in held.values()}
     for name, tensor in _all_tensors(module):
         if id(tensor) in names:
@@ -151,10 +149,9 @@ def _modules(
     """Describe every module within a module: its class, its code and its attributes.
 
     Args:
-        module: the module.
         describer: describes values.
-        left_out: modules that are not described, by their `id`.
-        without: attributes that are not described.
+        left_out: modules to leave out, by their `id`.
+        without: names of attributes to leave out.
     """
     without = without | _INTERNAL | _NOT_OF_THE_FUNCTION
     return [
@@ -175,7 +172,7 @@ def _modules(
 
 
 def _attention(model: Any, describer: _Describer) -> Any:
-    """Describe what computes a model's attention, if that can be chosen."""
+    """Describe the function that computes a model's attention, if it can be chosen."""
     from transformers import AttentionInterface
 
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
@@ -187,22 +184,22 @@ def _names_of(module: nn.Module) -> dict[int, str]:
 
 
 class _Describer:
-    """Describes values as JSON has them: equal descriptions mean that the values do the same.
+    """Describes values as JSON: values with equal descriptions behave the same.
 
     A value that cannot be described otherwise is described by its address.
 
     Args:
-        path: the name of a module, which is left out of texts.
-        known: the names of modules that are described elsewhere, by their `id`.
+        path: name of a module, which is removed from texts.
+        known: names of modules that are described elsewhere, by their `id`.
     """
 
     def __init__(self, path: str, known: Mapping[int, str]) -> None:
         self._path, self._known = path, known
-        self._made: dict[int, tuple[object, Any]] = {}  # of what many modules hold
-        self._under_way: list[int] = []  # what holds itself is described once
+        self._made: dict[int, tuple[object, Any]] = {}  # values that many modules share
+        self._under_way: list[int] = []  # ids of the enclosing values, to end recursion
 
     def of(self, held: Any, depth: int) -> Any:
-        """Describe a value."""
+        """Return a value's description."""
         if isinstance(held, bool | int | float | None):
             return held
         if isinstance(held, str):
@@ -216,11 +213,11 @@ class _Describer:
         self._under_way.append(id(held))
         described = self._described(held, depth - 1) if depth else _address(held)
         self._under_way.pop()
-        self._made[id(held)] = held, described  # the address stays this value's
+        self._made[id(held)] = held, described  # a reference keeps the id from being reused
         return described
 
     def source(self, kind: Any) -> str:
-        """Return a digest of the file that a class or a function comes from."""
+        """Return a digest of the source file of a class or function."""
         return _source(kind.__module__) or str(kind.__qualname__)
 
     def _described(self, held: Any, depth: int) -> Any:
@@ -250,7 +247,7 @@ class _Describer:
         return self._without_path(repr(held))
 
     def _function(self, held: Any, depth: int) -> Any:
-        """Describe a function with all that it has caught; None for another callable."""
+        """Describe a function with its closure and defaults; None for other callables."""
         if isinstance(held, functools.partial):
             parts = [held.func, held.args, held.keywords]
             return ["partial", *(self.of(part, depth) for part in parts)]
@@ -271,7 +268,7 @@ class _Describer:
         ]
 
     def _called(self, function: FunctionType) -> list[list[str]]:
-        """Return which functions a function's names stand for: others may have replaced them."""
+        """Return the functions that a function's global names refer to, which may be patched."""
         found = []
         for name in _names(function.__code__):
             called = function.__globals__.get(name)
@@ -286,12 +283,12 @@ class _Describer:
 def _cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing is in it yet
+    except ValueError:  # the cell is empty
         return None
 
 
 def _names(code: CodeType) -> list[str]:
-    """Return the global names that a function's code uses, those of functions in it included."""
+    """Return the global names that a function's code uses, including nested functions."""
     inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _names(part)]
     return sorted({*code.co_names, *inner})
 
@@ -302,7 +299,7 @@ def _address(held: object) -> str:
 
 @functools.cache
 def _source(name: str) -> str:
-    """Return a digest of a module's text; an empty one where it has none."""
+    """Return a digest of a module's source; an empty string if there is no source."""
     module = sys.modules.get(name)
     try:
         return digest(inspect.getsource(module)) if module is not None else ""

@@ -1,8 +1,8 @@
-"""Graphs whose operations round more coarsely than devices do: what rounding does to a result.
+"""Graphs with added rounding noise, coarser than on devices, to measure the effect of rounding.
 
-An error of a result says nothing by itself. Where numbers cancel, all of a result may be rounding:
-the gradient of a key projection's bias is zero in exact arithmetic. So rounding is measured where
-it arises, in each operation that sums or approximates, as stochastic arithmetic does it (Vignes,
+The error of a result alone says little. Where numbers cancel, the whole result may be rounding
+error: a key projection's bias has a gradient of zero in exact arithmetic. So noise is added where
+rounding occurs, in each operation that sums or approximates, as in stochastic arithmetic (Vignes,
 "A stochastic arithmetic for reliable scientific computation", 1993).
 """
 
@@ -15,23 +15,23 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 _EXACT: Final = frozenset((
-    # Moves numbers, or makes none of its own.
+    # Moves numbers, or computes none itself.
     "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather",
     "GatherElements", "GatherND", "Identity", "If", "Loop", "Pad", "Reshape", "Scan",
     "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Trilu",
     "Unsqueeze", "Where",
-    # Rounds each number once, everywhere alike.
+    # Rounds each number once, the same on every device.
     "Abs", "Add", "Ceil", "Clip", "Div", "Floor", "LeakyRelu", "Max", "Min", "Mul", "Neg", "Relu",
     "Round", "Sign", "Sub",
 ))  # fmt: skip
 
 
 def noisy(model: bytes, amplitude: float) -> bytes:
-    """Return a graph that differs at random in each run from what a graph computes.
+    """Return a graph with random noise in each run.
 
     Args:
         model: the graph, of fp32 numbers.
-        amplitude: how far each result of an operation is off at most, relative to itself.
+        amplitude: maximum relative error of each noisy operation's result.
     """
     typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
     _disturb(typed.graph, amplitude)
@@ -40,7 +40,7 @@ def noisy(model: bytes, amplitude: float) -> bytes:
 
 
 def _disturb(graph: GraphProto, amplitude: float) -> None:
-    """Add noise to a graph and to the graphs in it."""
+    """Add noise to a graph and to its subgraphs."""
     floats = {
         value.name
         for value in (*graph.value_info, *graph.output)

@@ -1,4 +1,4 @@
-"""What a model does outside its layers: before the first, and after the last."""
+"""A model's computation outside its layers: before the first, and after the last."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Embedded:
 
     Attributes:
         x: the first layer's input, shape (batch, tokens, width), with its autograd graph.
-        beside: by layer, the other tensors that it is called with (see `LayerCall.beside`).
+        beside: each layer's other tensor arguments by name (see `LayerCall.beside`).
     """
 
     x: Tensor
@@ -35,8 +35,7 @@ class OutsideLayers:
     """A causal language model without its layers.
 
     Attributes:
-        model: the model.
-        calls: how it calls its layers.
+        calls: how the model calls its layers.
     """
 
     model: nn.Module
@@ -45,7 +44,7 @@ class OutsideLayers:
     def embed(
         self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Embedded:
-        """Do what the model does before its first layer; see `called_with`."""
+        """Run the model up to its first layer. `called_with` describes the arguments."""
         given: list[tuple[Tensor, dict[str, Tensor]]] = []
 
         def take(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
@@ -69,18 +68,18 @@ class OutsideLayers:
         """Return the logits of single tokens, shape (tokens, 1, vocabulary).
 
         Args:
-            parameters: in place of the model's own, by name.
-            x: what the last layer returns, shape (tokens, 1, width).
+            parameters: replacements of the model's parameters, by name.
+            x: output of the last layer, shape (tokens, 1, width).
         """
 
         def give(call: LayerCall, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
             return (x,) if call.in_tuple else x
 
-        ids = torch.zeros(x.shape[:2], dtype=torch.long)  # nothing of them reaches the logits
+        ids = torch.zeros(x.shape[:2], dtype=torch.long)  # the logits do not depend on them
         how = {
             "input_ids": ids,
             "position_ids": ids,
-            # A mask that is made already: making one looks at values, which cannot be traced.
+            # A ready-made mask: making one depends on values, which cannot be traced.
             "attention_mask": torch.ones(x.shape[0], 1, 1, 1, dtype=torch.bool),
             "use_cache": False,
         }
@@ -93,10 +92,10 @@ class OutsideLayers:
 
     @contextmanager
     def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Let a function of the first layer's input take the place of all layers.
+        """Replace all layers by one function of the first layer's input within the context.
 
         Args:
-            forward: returns what the last layer would; it may call layers.
+            forward: returns the last layer's output; it may call layers.
 
         Raises:
             LayerGraphError: when the model does not call each layer once, in order.
@@ -118,7 +117,7 @@ class OutsideLayers:
 
     @contextmanager
     def _layers_replaced(self, forward: Callable[..., object]) -> Iterator[None]:
-        """Let a function take the place of every layer, and undo it at the end."""
+        """Replace every layer's `forward` by a function within the context."""
         for call in self.calls:
             vars(call.layer)["forward"] = partial(forward, call)
         try:
@@ -129,7 +128,7 @@ class OutsideLayers:
 
     @contextmanager
     def _layers_put_back(self) -> Iterator[None]:
-        """Undo `_layers_replaced` for a while."""
+        """Undo `_layers_replaced` within the context."""
         replaced = [vars(call.layer).pop("forward") for call in self.calls]
         try:
             yield
@@ -139,4 +138,4 @@ class OutsideLayers:
 
 
 class _AllCalledError(Exception):
-    """The last layer was called; what the model does after it is not wanted."""
+    """The last layer was called; the rest of the model must not run."""

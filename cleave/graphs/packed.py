@@ -1,4 +1,4 @@
-"""Sequences of several documents that do not see one another, for models of transformers."""
+"""Sequences of several documents that cannot see one another, for models of transformers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from cleave.errors import UsageError
 
-_LENGTHS: Final = 3, 5  # of two documents
+_LENGTHS: Final = 3, 5  # tokens of two documents
 _MOST_OFF: Final = 1e-3
 _MOST_OFF_16_BIT: Final = 0.1
 
 
 class PackedBy(Enum):
-    """What tells a model where documents begin.
+    """How a model finds where documents begin.
 
-    POSITIONS: it makes its masks of positions, which begin anew. MASK: its masks ignore positions,
-    but it takes one that is made already.
+    POSITIONS: it derives its masks from positions, which restart in each document. MASK: its masks
+    ignore positions, but it accepts a ready-made mask.
     """
 
     POSITIONS = "positions"
@@ -27,15 +27,15 @@ class PackedBy(Enum):
 
 
 def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
-    """Return what a causal language model of transformers is called with.
+    """Return the arguments for a causal language model of transformers.
 
     Args:
         ids: tokens, shape (batch, tokens).
-        mask: 0 where a token is padding, shaped alike; or see `document_mask`; None for neither.
-        positions: of each token in its document, shaped alike; None where a sequence is one.
+        mask: padding mask (0 for padding), shaped as `ids`; or a `document_mask`; None for no mask.
+        positions: each token's position in its document, shaped as `ids`; None for one document.
     """
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
-    if positions is not None:  # not every model takes some
+    if positions is not None:  # not every model accepts positions
         given["position_ids"] = positions
     return given
 
@@ -44,7 +44,7 @@ def document_mask(positions: Tensor) -> Tensor:
     """Return which tokens see which, shape (batch, 1, tokens, tokens).
 
     Args:
-        positions: of each token in its document, shape (batch, tokens).
+        positions: each token's position in its document, shape (batch, tokens).
     """
     document = (positions == 0).cumsum(1)
     together = document[:, None, :, None] == document[:, None, None, :]
@@ -52,29 +52,29 @@ def document_mask(positions: Tensor) -> Tensor:
 
 
 def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None:
-    """Return the mask that a model has to be called with beside positions, if any."""
+    """Return the mask that a model needs in addition to positions, or None."""
     if packed is not PackedBy.MASK or positions is None:
         return None
     return document_mask(positions)
 
 
 def packed_by(model: nn.Module) -> PackedBy:
-    """Try out what keeps a model's documents apart.
+    """Test how a model keeps documents apart.
 
-    That is tried and not looked up: some models take positions and see across all the same.
+    A test is needed because some models accept positions and still see across documents.
 
     Args:
-        model: a causal language model of transformers; it is left as it was.
+        model: a causal language model of transformers; left unchanged.
 
     Raises:
-        UsageError: when nothing does.
+        UsageError: when neither way keeps documents apart.
     """
     training = model.training
     model.eval()
     try:
         if _apart(model, PackedBy.POSITIONS):
             return PackedBy.POSITIONS
-        # A mask that is given takes the place of all, so no layer would see a window only.
+        # A given mask replaces all of the model's masks, so sliding windows would be lost.
         if not _has_windows(model) and _apart(model, PackedBy.MASK):
             return PackedBy.MASK
     finally:
@@ -86,7 +86,7 @@ def packed_by(model: nn.Module) -> PackedBy:
 
 
 def _apart(model: nn.Module, packed: PackedBy) -> bool:
-    """Say whether the second document of a sequence gets the logits that it gets alone."""
+    """Return whether the second document's logits are the same as without the first document."""
     first, second = _LENGTHS
     ids = torch.arange(1, 1 + first + second)[None] % _vocabulary(model)
     positions = torch.cat([torch.arange(first), torch.arange(second)])[None]
@@ -94,7 +94,7 @@ def _apart(model: nn.Module, packed: PackedBy) -> bool:
         alone = model(**called_with(ids[:, first:], None, None)).logits.float()
         try:
             both = model(**called_with(ids, mask_for(packed, positions), positions)).logits
-        except (TypeError, ValueError, RuntimeError, IndexError):  # it takes none of that shape
+        except (TypeError, ValueError, RuntimeError, IndexError):  # unsupported mask shape
             return False
     off = float((both[:, first:].float() - alone).abs().max() / alone.abs().max().clamp(min=1e-30))
     narrow = any(p.dtype is not torch.float32 for p in model.parameters())

@@ -1,4 +1,4 @@
-"""Graphs of core ATen operations as the programs that torch's exporter to ONNX takes."""
+"""Graphs of core ATen operations as programs for torch's ONNX exporter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MOST_SAMPLES: Final = 65536
 
 
 class CoreAtenProgram(torch.export.ExportedProgram):
-    """A program of core ATen operations, which the exporter would else trace twice more."""
+    """A program of core ATen operations, which the exporter would otherwise trace twice more."""
 
     @classmethod
     def of(cls, part: Part) -> CoreAtenProgram | None:
-        """Return a part as it is; None where only tracing it again makes a program of it.
+        """Return a part as a program without tracing it again; None if it must be traced again.
 
-        That is where it changes tensors in place, or a loop in it holds tensors of its own.
+        That is when it changes tensors in place, or the body of a loop holds tensors.
         """
         nodes = list(all_nodes(part.graph))
         held = [node for node in nodes if _is_tensor_held(node, part.graph)]
@@ -50,7 +50,7 @@ class CoreAtenProgram(torch.export.ExportedProgram):
 
     @classmethod
     def traced(cls, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-        """Return a program as one of these, or as it is where it changes tensors in place."""
+        """Return a program as a `CoreAtenProgram`, or unchanged if it changes tensors in place."""
         if any(changes_its_input(node) for node in all_nodes(program.graph_module)):
             return program
         return cls(
@@ -70,10 +70,10 @@ class CoreAtenProgram(torch.export.ExportedProgram):
 
 
 def traced_again(part: Part) -> torch.export.ExportedProgram:
-    """Return a part as the program that tracing it makes.
+    """Trace a part again and return the program.
 
     Raises:
-        LayerGraphError: when it changes its inputs.
+        LayerGraphError: when the part changes its inputs.
     """
     batch = torch.export.Dim("batch", min=1, max=_MOST_SAMPLES)
     dims = part.batch_dims
@@ -88,21 +88,21 @@ def traced_again(part: Part) -> torch.export.ExportedProgram:
 
 
 def all_nodes(module: fx.GraphModule) -> Iterator[fx.Node]:
-    """Yield a graph's nodes, and those of the bodies of its loops."""
+    """Yield the nodes of a graph and of its loop bodies."""
     for each in module.modules():
         if isinstance(each, fx.GraphModule):
             yield from each.graph.nodes
 
 
 def changes_its_input(node: fx.Node) -> bool:
-    """Say whether a node changes a tensor in place."""
+    """Return whether a node changes a tensor in place."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _with_constants(
     module: fx.GraphModule, names: Sequence[str]
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
-    """Return a module that takes the tensors that it holds as its first inputs, and these."""
+    """Return a module that takes its held tensors as its first inputs, and these tensors."""
     if not names:
         return module, {}
     mode = module.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode
@@ -136,7 +136,7 @@ def _output(name: str) -> signatures.OutputSpec:
 
 
 def _whole(example: tuple[Any, ...], results: int) -> torch.export.ModuleCallEntry:
-    """Return how the program is called as a whole."""
+    """Return the signature of the program's top-level call."""
     given = pytree.tree_structure((example, {}))
     returned = pytree.tree_structure((0,) * results)
     return torch.export.ModuleCallEntry(

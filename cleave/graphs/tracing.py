@@ -1,4 +1,4 @@
-"""Tracing a function of tensors to ONNX, for batches of any size."""
+"""Tracing functions of tensors to ONNX, for batches of any size."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 MAX_GRAPH_BYTES: Final = 4 * 2**20
-"""A larger graph holds tables of constants, which belong into its inputs."""
+"""Maximum size of a graph. A larger one holds tables of constants, which should be inputs."""
 
 MAX_GRAPH_NODES: Final = 4096
-"""Devices take no graphs of more operations, those of graphs inside it counted."""
+"""Maximum operations of a graph, including its subgraphs; devices refuse larger graphs."""
 
 _KINDS: Final = {
     "Expert|Moe|MoE|MOE|Router": "it has experts ({0}), and tokens choose which of them compute",
     "Rotary|Rope": "its position embeddings ({0}) depend on how long the sequence is",
     "Mamba|Mixer|Recurrent|Rwkv|DeltaNet|Ssm|SSM": "it keeps a state along the sequence ({0})",
 }
-"""Reasons by the class of the module that was at work."""
+"""Reasons by the class of the module that raised."""
 
 _LOGGERS: Final = ("torch.onnx", "torch._subclasses", "onnxscript", "onnx_ir")
 
@@ -48,7 +48,7 @@ class TracedGraph:
     """A function to be traced.
 
     Attributes:
-        function: from tensors by name to the outputs, in order.
+        function: maps tensors by name to the outputs, in order.
         inputs: examples; their values are not used, and floating-point ones become fp32.
         outputs: names of the outputs.
         varying: names of the inputs whose first dimension is the batch.
@@ -61,10 +61,10 @@ class TracedGraph:
 
 
 def to_onnx(traced: TracedGraph) -> bytes:
-    """Return the ONNX model of a function. Inputs that it does not use are left out.
+    """Return the ONNX model of a function, without unused inputs.
 
     Raises:
-        LayerGraphError: when it cannot be traced, or is not a function of its inputs alone.
+        LayerGraphError: when the function cannot be traced, or draws random numbers.
     """
     with _reasons():
         graph, inputs = _core_aten(traced)
@@ -75,7 +75,7 @@ def to_onnx(traced: TracedGraph) -> bytes:
 
 @dataclass(frozen=True)
 class SplitModels:
-    """The ONNX models of a function and its gradient; see `SplitGraph`."""
+    """The ONNX models of a function and its gradient, as in `SplitGraph`."""
 
     forward: bytes
     backward: bytes
@@ -89,13 +89,13 @@ def to_onnx_split(
     """Return the ONNX models of a function and its gradient, forward and backward.
 
     Args:
-        traced: both together.
-        gradient: the input with which the backward pass begins.
-        of_forward: how many of the outputs are the forward pass's.
-        name: names an array that goes from one to the other, by its number.
+        traced: the function and its gradient together.
+        gradient: name of the output's gradient, an input of the backward pass.
+        of_forward: number of leading outputs that belong to the forward pass.
+        name: returns the name of an activation, given its number.
 
     Raises:
-        LayerGraphError: see `to_onnx`.
+        LayerGraphError: when the function cannot be traced, or draws random numbers.
     """
     with _reasons():
         graph, inputs = _core_aten(traced)
@@ -122,11 +122,11 @@ def _to_onnx(part: Part) -> bytes:
         try:
             return _checked(_translated(known, part).model_proto, part)
         except torch.onnx.OnnxExporterError:
-            pass  # what it lacks may have come apart when it is traced again
+            pass  # tracing again may decompose the operation that has no translation
     program = traced_again(part)
     try:
         model = _translated(CoreAtenProgram.traced(program), part)
-    except torch.onnx.OnnxExporterError:  # of some operations ONNX has only the parts
+    except torch.onnx.OnnxExporterError:  # ONNX has some operations only after decomposition
         model = _translated(program, part)
     return _checked(model.model_proto, part)
 
@@ -146,10 +146,7 @@ def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx
 
 @contextmanager
 def _reasons() -> Iterator[None]:
-    """Turn whatever tracing raises into the reason why a layer cannot become a graph.
-
-    What torch raised is the cause of the error.
-    """
+    """Turn any exception of tracing into a `LayerGraphError` that it caused."""
     try:
         with _quiet():
             yield
@@ -160,7 +157,7 @@ def _reasons() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Say why something cannot become a graph, by what torch raised."""
+    """Return why something cannot become a graph, from the exception that torch raised."""
     name = _innermost(error)
     for part, kind in _KINDS.items():
         if re.search(part, name):
@@ -174,7 +171,7 @@ def _reason(error: Exception) -> str:
 
 
 def _innermost(error: Exception) -> str:
-    """Return the class of the innermost module of a model that was at work, in a text."""
+    """Return the class name of the innermost model module in an error's traceback."""
     found = "code"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
@@ -184,7 +181,7 @@ def _innermost(error: Exception) -> str:
 
 
 def _chain(error: BaseException) -> str:
-    """Return the texts of an error and of those that led to it."""
+    """Return the messages of an error and its causes, the root cause first."""
     texts = []
     while error is not None:
         texts.append(str(error))
@@ -193,10 +190,10 @@ def _chain(error: BaseException) -> str:
 
 
 def refuse_chance(traced: TracedGraph) -> None:
-    """Ensure that a function is one of its inputs alone: that it drops nothing at random.
+    """Ensure that a function draws no random numbers (dropout).
 
     Raises:
-        LayerGraphError: when it cannot be traced, or is not a function of its inputs alone.
+        LayerGraphError: when the function cannot be traced, or draws random numbers.
     """
     with _reasons():
         _refuse_chance(_core_aten(traced)[0])
@@ -206,14 +203,13 @@ def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
     """Return a function as core ATen operations, and the inputs that it uses, in order.
 
     Raises:
-        LayerGraphError: when it cannot be traced.
+        LayerGraphError: when the function cannot be traced.
     """
     with _reasons():
         return _core_aten(traced)
 
 
 def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
-    """Return the function as core ATen operations, and the inputs that it uses."""
     inputs = _examples(traced.inputs, traced.varying)
 
     def function(*given: Tensor) -> tuple[Tensor, ...]:
@@ -222,7 +218,7 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
 
     graph = _made(function, inputs, traced.varying)
     if any(map(changes_its_input, graph.graph.nodes)):
-        # What is kept for the backward pass would be what it was changed to.
+        # Activations would otherwise hold the changed values.
         graph = _made(torch.func.functionalize(function), inputs, traced.varying)
         if any(map(changes_its_input, graph.graph.nodes)):
             raise LayerGraphError("it changes tensors that it was given")
@@ -238,7 +234,7 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
 
 
 def _refuse_unknown_parameters(graph: fx.GraphModule) -> None:
-    """Ensure that everything trained is an input: what a graph holds gets no gradient."""
+    """Ensure that every trained tensor is an input: tensors inside a graph get no gradient."""
     for node in graph.graph.find_nodes(op="get_attr"):
         held = getattr(graph, str(node.target), None)
         if isinstance(held, Tensor) and held.requires_grad:
@@ -248,7 +244,7 @@ def _refuse_unknown_parameters(graph: fx.GraphModule) -> None:
 def _made(
     function: Callable[..., Any], inputs: Mapping[str, Tensor], varying: Set[str]
 ) -> fx.GraphModule:
-    """Return a function as core ATen operations, with few that change a tensor in place."""
+    """Return a function as core ATen operations, with few in-place operations."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with _without_values(inputs, varying) as (given, shapes):
@@ -261,9 +257,9 @@ def _made(
 
 
 def _make_functional(graph: fx.Graph) -> None:
-    """Let operations that change a tensor make another one, where nothing else sees the change.
+    """Replace in-place operations by out-of-place ones, where nothing else sees the change.
 
-    Some of PyTorch's own gradients hold such operations, which no decomposition takes out.
+    Some of PyTorch's own gradients contain in-place operations that no decomposition removes.
     """
     for node in graph.nodes:
         if not changes_its_input(node):
@@ -276,7 +272,7 @@ def _make_functional(graph: fx.Graph) -> None:
 
 
 def _shares(node: fx.Node) -> bool:
-    """Say whether a node's result may be memory of another one."""
+    """Return whether a node's result may share memory with another tensor."""
     target = node.target
     return not isinstance(target, torch._ops.OpOverload) or any(
         result.alias_info for result in target._schema.returns
@@ -284,7 +280,7 @@ def _shares(node: fx.Node) -> bool:
 
 
 class _PlainLinear(TorchFunctionMode):
-    """Linear layers as a product and a sum: torch's own with a bias fixes the size of the batch."""
+    """Computes linear layers as a product and a sum: torch's linear with bias fixes batch sizes."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -295,7 +291,7 @@ class _PlainLinear(TorchFunctionMode):
 
 
 class _NoLayerDrop(TorchFunctionMode):
-    """Draws of one number as `_Draw`: some models draw one for each layer, to skip the layer."""
+    """Replaces draws of one random number by `_Draw`: some models draw one per layer to skip it."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -306,7 +302,7 @@ class _NoLayerDrop(TorchFunctionMode):
 
 
 class _Draw:
-    """A number from 0 to 1 that is not known while a function is traced."""
+    """A random number from 0 to 1 that is unknown during tracing."""
 
     def __lt__(self, probability: float) -> bool:
         if probability > 0:
@@ -320,9 +316,9 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tensor]:
-    """Return inputs of another batch, whose size is none of the function's own sizes.
+    """Return examples with another batch size, different from all other sizes.
 
-    Sizes that are equal in the examples count as the same size for every batch.
+    Sizes that are equal in the examples are treated as equal for every batch.
     """
     own = {n for name, t in inputs.items() for n in t.shape[name in varying :]}
     samples = next(n for n in count(3) if n not in own)
@@ -330,7 +326,7 @@ def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tens
     for name, tensor in inputs.items():
         shape = (samples, *tensor.shape[1:]) if name in varying else tensor.shape
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-        found[name] = torch.zeros(shape, dtype=dtype)  # takes no memory until it is written to
+        found[name] = torch.zeros(shape, dtype=dtype)  # takes no memory until it is written
     return found
 
 
@@ -338,7 +334,7 @@ def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tens
 def _without_values(
     inputs: Mapping[str, Tensor], varying: Set[str]
 ) -> Iterator[tuple[list[Tensor], ShapeEnv]]:
-    """Yield stand-ins of the inputs without values, and what is assumed of their batch's size."""
+    """Yield fake tensors for the inputs, and the recorded assumptions about the batch size."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -354,7 +350,7 @@ def _without_values(
     for name, tensor in inputs.items():
         sizes = [DimDynamic.STATIC] * tensor.dim()
         if name in varying:
-            sizes[0] = DimDynamic.DUCK  # inputs with equally many samples share one symbol
+            sizes[0] = DimDynamic.DUCK  # inputs with equal batch sizes share one symbol
         context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
         source = ConstantSource(name)
         found.append(mode.from_tensor(tensor, symbolic_context=context, source=source))
@@ -388,7 +384,7 @@ def _empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **how: 
 
 
 def _squeeze(tensor: Tensor, dims: Sequence[int]) -> Tensor:
-    """Remove dimensions of one element as a view, which the exporter knows."""
+    """Remove dimensions of size 1 as a view, which the exporter supports."""
     gone = {dim % tensor.dim() for dim in dims if tensor.shape[dim] == 1}
     return tensor.view([size for dim, size in enumerate(tensor.shape) if dim not in gone])
 
@@ -396,10 +392,10 @@ def _squeeze(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 def _slice_backward(
     grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Tensor:
-    """Return the gradient of a slice by padding, for which no index tensors become constants."""
+    """Return the gradient of a slice by padding, which needs no constant index tensors."""
     dim %= grad.dim()
     before = min(start, sizes[dim]) if start >= 0 else start + sizes[dim]
-    if step > 1:  # zeros behind every element
+    if step > 1:  # zeros after each element
         grad = _padded(grad.unsqueeze(dim + 1), dim + 1, 0, step - 1).flatten(dim, dim + 1)
         grad = grad.narrow(dim, 0, min(grad.shape[dim], sizes[dim] - before))
     return _padded(grad, dim, before, sizes[dim] - before - grad.shape[dim])
@@ -415,11 +411,11 @@ def _padded(tensor: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 
 def _checked(model: Any, part: Part) -> bytes:
-    """Return a model's bytes, without notes about its source.
+    """Return the serialized model, without metadata about its source.
 
     Raises:
-        LayerGraphError: when it holds large constants, too many operations, some that only torch
-            knows, or some whose memory a device could not tell before a run.
+        LayerGraphError: when the model has too many bytes or operations, operations that ONNX does
+            not have, or memory needs that a device cannot compute before a run.
     """
     if any(domain.domain for domain in model.opset_import):
         raise LayerGraphError("it needs operations that ONNX does not have")
@@ -455,12 +451,12 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks, which are for its developers, from the user's terminal."""
+    """Silence the exporter's warnings and logs, which are meant for its developers."""
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in levels:
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised as well
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are also raised
         try:
             yield
         finally:

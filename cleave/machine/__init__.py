@@ -1,1 +1,1 @@
-"""This machine: what multiplies on it, what its sensors show, how a process holds memory."""
+"""This machine: its compute backends, its sensors, and the memory of its processes."""

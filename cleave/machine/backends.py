@@ -1,4 +1,4 @@
-"""Backends: what multiplies. Chosen by what is installed and what is faster here."""
+"""Matmul backends, chosen by what is installed and what is faster on this machine."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class MatmulBackend(Protocol):
 
 
 class NumpyBackend:
-    """Multiplies with numpy alone: 16-bit inputs are widened exactly, products are rounded once."""
+    """Multiplies with numpy alone: 16-bit inputs are upcast exactly, products are rounded once."""
 
     name = "numpy"
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `MatmulBackend.matmul`."""
+        """Compute out = a @ b, or out += a @ b."""
         left, right = a.float32(), b.float32()
         if accumulate:
             out.array[...] += left @ right
@@ -55,15 +55,15 @@ class NumpyBackend:
 class TorchBackend:
     """Multiplies with torch.
 
-    On the CPU it works in place. Any other device has memory of its own: operands are copied there
-    and the result is copied back, because tiles arrive in the host's memory and leave from it.
+    On the CPU it works in place. For other devices it copies operands to the device and results
+    back, because tiles arrive in and leave from host memory.
 
     Args:
         device: `cpu`, `cuda`, `mps` or `xpu`.
-        by_copies: copy on the CPU too, so that this can be tested without an accelerator.
+        by_copies: copy on the CPU too, so that copying can be tested without an accelerator.
 
     Raises:
-        ImportError: where torch is not installed.
+        ImportError: when torch is not installed.
     """
 
     def __init__(self, device: str = "cpu", *, by_copies: bool = False) -> None:
@@ -73,12 +73,12 @@ class TorchBackend:
         self._torch = torch
         self._device = torch.device(device)
         self._by_copies = by_copies or device != "cpu"
-        # Received arrays are views of read-only bytes, of which torch warns once. They are only
-        # read, so the warning is spent here.
+        # Received arrays are read-only views, for which torch warns once. They are never written,
+        # so trigger the warning here and suppress it.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.from_numpy(np.frombuffer(b"\0", np.uint8))
-        if device == "cuda":  # sums are kept in fp32, and fp32 inputs whole: no TF32
+        if device == "cuda":  # full fp32: no TF32, and sums in fp32
             torch.backends.cuda.matmul.allow_tf32 = False
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -86,7 +86,7 @@ class TorchBackend:
             torch.set_float32_matmul_precision("highest")
 
     def matmul(self, a: Buffer, b: Buffer, out: Buffer, *, accumulate: bool = False) -> None:
-        """See `MatmulBackend.matmul`."""
+        """Compute out = a @ b, or out += a @ b."""
         torch = self._torch
         left, right, target = (arrays.to_torch(x) for x in (a, b, out))
         with torch.inference_mode():
@@ -117,10 +117,10 @@ def backend_named(name: str) -> MatmulBackend:
 
 
 def torch_devices() -> list[str]:
-    """Return the devices that torch can multiply on here; none where it is not installed."""
+    """Return the devices that torch can use here; an empty list if torch is not installed."""
     try:
         import torch
-    except (ImportError, OSError):  # not installed, or a library of it is missing
+    except (ImportError, OSError):  # not installed, or one of its libraries is missing
         return []
     there = {
         "cuda": torch.cuda.is_available(),
@@ -131,14 +131,14 @@ def torch_devices() -> list[str]:
 
 
 def as_buffer(array: StoredArray) -> Buffer:
-    """Return a device's stored array as a matrix, as a view of the stored bytes."""
+    """Return a device's stored array as a matrix, a view of the stored bytes."""
     if isinstance(array.payload, Buffer):
         return array.payload
     return arrays.unpack(array.payload, array.rows, array.columns, array.dtype)
 
 
 def execute(backend: MatmulBackend, order: Compute) -> Buffer:
-    """Do one computation: add up the products of its pairs in fp32.
+    """Execute one computation: add up the products of its pairs in fp32.
 
     Returns:
         A new matrix of shape (order.rows, order.columns) and dtype `order.out`.
@@ -172,7 +172,7 @@ def measure(
     dtype: DType = DType.FP32,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
-    """Time a few square multiplications (some tens of milliseconds on a laptop)."""
+    """Time a few square multiplications (tens of milliseconds on a laptop)."""
     rng = np.random.default_rng(0)
     a, b = (
         Buffer(arrays.narrow(rng.standard_normal((side, side), np.float32), dtype), dtype)
@@ -189,20 +189,20 @@ def measure(
 
 
 _ROUNDING: Final = {DType.FP32: 2e-6, DType.BF16: 2**-8, DType.FP16: 2**-11}
-"""Largest relative error of one rounding; fp32 itself is allowed its accumulation."""
+"""Largest relative error of one rounding; for fp32, of its accumulation."""
 
 _CHECKED_SHAPES: Final = ((17, 33, 65), (3, 1, 7), (5, 3, 4096))
-"""Rows, columns, depth: odd sides, a single column, and a sum that no 16-bit register holds."""
+"""Rows, columns, depth: odd sides, a single column, and a sum that needs more than 16 bits."""
 
 
 def self_check(backend: MatmulBackend) -> str | None:
-    """Compare small products with those in float64: every dtype, orientation, and accumulating.
+    """Compare small products with float64, for every dtype, orientation, and accumulation.
 
-    It finds backends that silently calculate with less precision than their inputs have, as TF32
-    and 16-bit sums do.
+    This finds backends that silently compute with less precision than their inputs have, such as
+    TF32 and 16-bit sums.
 
     Returns:
-        What is wrong, for people; None when nothing is.
+        A readable description of the fault; None if there is no fault.
     """
     rng = np.random.default_rng(1)
     results = [(dtype, dtype, False) for dtype in DType]
@@ -225,7 +225,7 @@ def self_check(backend: MatmulBackend) -> str | None:
                 sums = np.abs(left) @ np.abs(right) + accumulate
                 allowed = _ROUNDING[out_dtype] * np.abs(exact) + 2e-6 * sums
                 wrong = np.abs(out.float32() - exact) / allowed
-                if not (wrong <= 1).all():  # so that NaN is wrong, too
+                if not (wrong <= 1).all():  # NaN also counts as wrong
                     verb = "added to" if accumulate else "as"
                     return (
                         f"its {dtype.value} products {verb} {out_dtype.value} are wrong: "
@@ -236,7 +236,7 @@ def self_check(backend: MatmulBackend) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that could be used here."""
+    """A backend that could be used on this machine."""
 
     name: str
     make: Callable[[], MatmulBackend]
@@ -247,7 +247,7 @@ _SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 
 
 def candidates(*, torch: bool = True) -> list[Candidate]:
-    """Return what could multiply here; torch is only loaded when it is asked for."""
+    """Return the backends available here; `torch=False` does not import torch."""
     devices = torch_devices() if torch else []
     return [
         Candidate("numpy", NumpyBackend),
@@ -256,7 +256,7 @@ def candidates(*, torch: bool = True) -> list[Candidate]:
 
 
 def known_name(name: str) -> str:
-    """Return a backend's name, spelled out.
+    """Return a backend's full name, with short names expanded.
 
     Raises:
         UsageError: when no backend has that name.
@@ -274,20 +274,20 @@ def choose(
     notify: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
-    """Return the fastest backend that computes right, with its measured speed, transfers included.
+    """Return the fastest correct backend, with its measured speed, including transfers.
 
-    The fastest is the one that needs least time for a product in fp32 and one in bf16 together:
-    numpy, for example, may be faster in fp32 and ten times slower in bf16.
+    The fastest backend needs the least time for one fp32 and one bf16 product together: numpy, for
+    example, may be faster in fp32 and ten times slower in bf16.
 
     Args:
         name: `auto`, `numpy`, `torch` (on any device), `torch:DEVICE`, or `cuda`, `mps`, `xpu`.
-        available: what to choose from; what is found here unless given.
-        notify: called with the reason for every backend that was found and does not compute right.
-        clock: seconds.
+        available: candidates; by default the backends found here.
+        notify: called with the reason for every available backend that does not compute correctly.
+        clock: current time in seconds.
 
     Raises:
-        UsageError: for an unknown name, or a backend that is not there.
-        CleaveError: when what is there does not work.
+        UsageError: for an unknown name, or a backend that is not available.
+        CleaveError: when no available backend works.
     """
     name = known_name(name)
     if available is None:
@@ -315,7 +315,7 @@ def choose(
 
 
 def _time_in_both(speed: Speed, clock: Callable[[], float]) -> float:
-    """Return a quantity in proportion to the time of one FLOP in fp32 and one in bf16 together."""
+    """Return a value proportional to the time of one fp32 FLOP plus one bf16 FLOP."""
     in_bf16 = measure(speed.backend, dtype=DType.BF16, clock=clock)
     return 1 / speed.flops_per_s + 1 / in_bf16.flops_per_s
 

@@ -1,4 +1,4 @@
-"""Where this machine's user keeps what can be made again: graphs, tokenizers, encoded text."""
+"""Where this machine's user caches graphs, tokenizers and encoded text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return $CLEAVE_CACHE, or `cleave` in the system's folder for caches of this user."""
+    """Return $CLEAVE_CACHE, or `cleave` in the user's cache folder of the system."""
     from platformdirs import user_cache_path
 
     chosen = os.environ.get("CLEAVE_CACHE")

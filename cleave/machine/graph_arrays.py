@@ -1,4 +1,4 @@
-"""Arrays and operations of a graph, as far as the sizes of what it computes follow from them."""
+"""Arrays and operations of a graph, as needed to compute the sizes of its results."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from cleave.machine.graph_session import GraphError
 Shape: TypeAlias = tuple[int, ...]
 
 LARGEST_NUMBER: Final = 2**53
-"""Numbers from here on are not told apart: JavaScript has no larger whole numbers."""
+"""Numbers of this size or more are not distinguished: JavaScript's integers end here."""
 
 LARGEST_RANK: Final = 32
 MOST_VALUES: Final = 64
-"""Arrays of more elements are never followed by value."""
+"""Maximum elements of an array whose values are tracked."""
 
 FLOAT32, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # ONNX's numbers of types
 ITEM_BYTES: Final[Mapping[int, int]] = {FLOAT32: 4, UINT8: 1, INT32: 4, INT64: 8, BOOL: 1}
-"""Bytes of an element by ONNX's number of its type; graphs have no others."""
+"""Bytes of an element by ONNX's number of its type; graphs have no other types."""
 
 FOLLOWED: Final = (INT32, INT64, BOOL)
-"""Types of arrays that are followed by value."""
+"""Types of arrays whose values are tracked."""
 
 
 class Refusal(StrEnum):
-    """Why the memory of a run is not known before it."""
+    """Why the memory of a run cannot be computed before the run."""
 
     OPSET = "opset"
     OPERATION = "operation"
@@ -39,10 +39,10 @@ class Refusal(StrEnum):
 
 
 class UnboundedError(GraphError):
-    """The memory of a run is not known before it.
+    """The memory of a run cannot be computed before the run.
 
     Attributes:
-        refusal: why.
+        refusal: the reason.
     """
 
     def __init__(self, refusal: Refusal, text: str) -> None:
@@ -52,13 +52,13 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """What is known of an array before a run.
+    """What is known about an array before a run.
 
     Attributes:
-        shape: its sizes.
-        type: ONNX's number of the type of its elements.
-        values: its elements, of an array of integers or truth values with at most one dimension;
-            None where they are not known.
+        shape: the array's sizes.
+        type: ONNX's number of the element type.
+        values: the elements of an integer or boolean array with at most one dimension; None if
+            they are unknown.
     """
 
     shape: Shape
@@ -82,22 +82,22 @@ class Sized:
 
     @property
     def elements(self) -> int:
-        """Return how many elements it has."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Return its size."""
+        """Return the array's size in bytes."""
         return self.elements * ITEM_BYTES[self.type]
 
 
 @dataclass(slots=True)
 class Attribute:
-    """An attribute of an operation.
+    """An attribute of an operation. The field of its type holds the value.
 
     Attributes:
-        integer, integers, text: its value, where it is one of these.
-        tensor, graph: its value's bytes, where it is one of these.
+        integer, integers, text: value of the attribute.
+        tensor, graph: serialized value of the attribute.
     """
 
     integer: int = 0
@@ -112,9 +112,9 @@ class Operation:
     """An operation of a graph.
 
     Attributes:
-        name: of ONNX's default domain.
-        inputs, outputs: names of arrays; empty where an optional one is left out.
-        attributes: by name.
+        name: name of the operation in ONNX's default domain.
+        inputs, outputs: names of arrays; empty for an omitted optional array.
+        attributes: attributes by name.
     """
 
     name: str = ""
@@ -123,15 +123,15 @@ class Operation:
     attributes: dict[str, Attribute] = field(default_factory=dict)
 
     def integer(self, name: str, default: int) -> int:
-        """Return an attribute that is an integer."""
+        """Return an integer attribute, or the default if it is missing."""
         found = self.attributes.get(name)
         return default if found is None else found.integer
 
     def integers(self, name: str) -> Sequence[int] | None:
-        """Return an attribute that is a list of integers."""
+        """Return an attribute that is a list of integers, or None if it is missing."""
         found = self.attributes.get(name)
         return None if found is None else found.integers
 
     def refused(self, what: str) -> UnboundedError:
-        """Return the error for something that makes the size of what it computes unknown."""
+        """Return the error for an operation whose result has an unknown size."""
         return UnboundedError(Refusal.SHAPE, f"{self.name[:60]}: {what[:400]}")

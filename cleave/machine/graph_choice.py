@@ -1,4 +1,4 @@
-"""Which provider computes a machine's graphs: the best that is there and computes exactly."""
+"""Which provider runs a machine's graphs: the best available one that computes exactly."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cleave.machine.graph_self_test import LARGEST_ERROR, accuracy
 from cleave.machine.graph_session import GraphError, GraphSession
 
 OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]
-"""Makes a graph ready to be run with a setup; it raises GraphError where that fails."""
+"""Opens a session for a graph with a setup; raises GraphError if that fails."""
 
 _HEAVY: Final = ("MatMul", "Gemm", "Einsum", "Conv", "Attention", "Scan", "If")
-"""Operations that do most of a layer's work, or hold those that do; fused ones have longer names
-with these in them."""
+"""Operations that do most of a layer's work, or whose subgraphs do. Fused operations have these
+names within theirs."""
 
 
 def installed() -> tuple[str, ...]:
-    """Return ONNX Runtime's names of the providers that it has here.
+    """Return ONNX Runtime's names of the providers that are installed.
 
     Raises:
         GraphError: when ONNX Runtime is not installed.
@@ -33,21 +33,20 @@ def installed() -> tuple[str, ...]:
 
 
 def open_session(model: bytes, setup: ProviderSetup) -> GraphSession:
-    """Make a graph ready with as many threads as the environment asks for; see `GraphSession`."""
+    """Open a session with the number of threads that the environment sets (see `GraphSession`)."""
     return GraphSession(model, setup=setup)
 
 
 class GraphChoice:
-    """Makes graphs ready with the best provider, which is chosen at the first graph.
+    """Opens sessions with the best provider, which is chosen at the first graph.
 
-    Not before, because most devices are never sent one: looking for providers imports ONNX Runtime.
-    One thread at a time may call it.
+    The choice imports ONNX Runtime, and most devices never receive a graph. Not thread-safe.
 
     Args:
-        asked: the provider to use, if it is there and exact, else the CPU; None for the best.
-        notify: called with a sentence for whatever was chosen, or passed over, and why.
-        available: returns ONNX Runtime's names of the providers that are there.
-        open_with: makes a graph ready.
+        asked: the provider to use if it is available and exact, else the CPU; None for the best.
+        notify: called with a sentence for each provider that was chosen or rejected, and why.
+        available: returns ONNX Runtime's names of the available providers.
+        open_with: opens a session.
     """
 
     def __init__(
@@ -63,17 +62,17 @@ class GraphChoice:
         self._available = available
         self._open = open_with
         self._chosen: ProviderSetup | None = None
-        self._fault = ""  # of the last setup that was tried
+        self._fault = ""  # of the last rejected setup
 
     def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
-        """Make a graph ready to be run. A provider that cannot run all of it leaves it to the CPU.
+        """Open a session for a graph. The CPU runs graphs and operations that the provider cannot.
 
         Args:
             model: the graph.
-            given: the dtypes of its inputs' arrays, which the CPU takes as they are.
+            given: dtypes of the graph's input arrays; the CPU takes 16-bit arrays without upcast.
 
         Raises:
-            GraphError: when the CPU cannot run it either, or nothing computes exactly here.
+            GraphError: when the CPU cannot run the graph either, or no provider computes exactly.
         """
         setup = self._setup()
         if setup == CPU_SETUP:
@@ -101,7 +100,7 @@ class GraphChoice:
         """Return the first setup that computes exactly.
 
         Raises:
-            GraphError: when there is none.
+            GraphError: when no setup does.
         """
         setups = setups_of(self._asked, self._available())
         if self._asked and setups[0].provider is not self._asked:
@@ -118,7 +117,7 @@ class GraphChoice:
         raise GraphError(self._fault)
 
     def _fault_of(self, setup: ProviderSetup) -> str | None:
-        """Return why a setup is not to be used, or None."""
+        """Return why a setup must not be used, or None."""
         try:
             found = accuracy(lambda model: self._open(model, setup))
         except GraphError as error:
@@ -136,7 +135,7 @@ class GraphChoice:
 
 
 def _heavy(operations: Mapping[str, int]) -> str:
-    """Return the operations that take long, as text."""
+    """Return the slow operations and their counts, as text."""
     return ", ".join(
         f"{count} {name}"
         for name, count in sorted(operations.items())

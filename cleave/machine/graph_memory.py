@@ -1,9 +1,8 @@
-"""The memory that a run of a graph works in, found before it runs.
+"""The working memory of a graph's run, computed before the run.
 
-A small model may make large arrays. So its operations are gone through with the shapes of its
-inputs, as docs/protocol.md (*Working memory*) has it: the size of every array, in the order in
-which operations run, and which of them are there at the same time. Models are those that
-`check_graph` accepted.
+A small model may create large arrays. So the sizes of all arrays are computed from the shapes of
+the inputs, as docs/protocol.md (*Working memory*) specifies, and the arrays held at the same time
+are added up, in the order of the operations. Models are those that `check_graph` accepted.
 """
 
 from __future__ import annotations
@@ -48,19 +47,19 @@ from cleave.machine.onnx_graph import text
 from cleave.machine.protobuf import ProtobufError, fields, integers
 
 OPSETS: Final = range(18, 24)
-"""Versions of ONNX's operations that the sizes of arrays are known for."""
+"""ONNX operator set versions for which the sizes of arrays are known."""
 
 _VIEWS: Final = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-"""Operations whose output is their input's memory."""
+"""Operations whose output shares their input's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenInput:
-    """What a run gives to an input.
+    """The array that a run passes to an input.
 
     Attributes:
-        elements: how many; None for zeros.
-        narrow: whether they have 16 bits each, and are widened.
+        elements: number of elements; None for zeros.
+        narrow: whether elements have 16 bits, and are upcast.
     """
 
     elements: int | None
@@ -69,14 +68,13 @@ class GivenInput:
 
 @dataclass(slots=True)
 class _Graph:
-    """A graph as its bytes say it, with its own arrays and operations.
+    """A graph parsed from its bytes, with its own arrays and operations.
 
     Attributes:
-        inputs: by name, in order, the type of the elements and the sizes; those that are not fixed
-            have a name.
+        inputs: element type and sizes of each input, by name, in order; a dynamic size is a name.
         outputs: names in order.
-        constants: by name.
-        operations: in order.
+        constants: constants by name.
+        operations: operations in order.
     """
 
     inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
@@ -86,15 +84,14 @@ class _Graph:
 
 
 class GraphMemory:
-    """Finds the working memory of runs of one graph.
+    """Computes the working memory of runs of one graph.
 
     Args:
         model: a model that `check_graph` accepted.
 
     Raises:
-        UnboundedError: when it has another version of ONNX's operations, or types that graphs do
-            not have.
-        GraphError: when it is no model.
+        UnboundedError: when the model has an unsupported operator set or element type.
+        GraphError: when the bytes are not a model.
     """
 
     def __init__(self, model: bytes | memoryview) -> None:
@@ -106,14 +103,14 @@ class GraphMemory:
         self._found: dict[tuple[object, ...], int] = {}
 
     def peak_bytes(self, given: Sequence[GivenInput], kept: Sequence[bool]) -> int:
-        """Return the memory that a run works in, beside its inputs and the outputs that are kept.
+        """Return a run's working memory in bytes, without its inputs and kept outputs.
 
         Args:
-            given: for each input of the graph, in order; constants are no inputs.
-            kept: for each output, in order.
+            given: the array of each graph input, in order; constants are not inputs.
+            kept: whether each output is kept, in order.
 
         Raises:
-            UnboundedError: when it is not known before the run, or inputs do not fit.
+            UnboundedError: when it is unknown before the run, or inputs do not fit the graph.
         """
         key = (*given, *kept)
         if key not in self._found:
@@ -121,7 +118,7 @@ class GraphMemory:
                 self._found.clear()
             try:
                 self._found[key] = self._peak(given, kept)
-            except ProtobufError as error:  # in a graph inside it
+            except ProtobufError as error:  # in a subgraph
                 raise GraphError(f"it is no ONNX model: {error}") from None
         return self._found[key]
 
@@ -149,21 +146,20 @@ class GraphMemory:
         return held + found.peak_bytes(wanted, widened)
 
 
-_MOST_KEPT: Final = 16  # micro-batches of a step have two sizes at most
-_MOST_INTEGERS: Final = 4096  # of an attribute
+_MOST_KEPT: Final = 16  # a step's micro-batches have at most two sizes
+_MOST_INTEGERS: Final = 4096  # per attribute
 
 
 class _Pass:
-    """One way through a graph with inputs of known shapes.
+    """One pass through a graph with inputs of known shapes.
 
     Args:
-        graph: the graph.
-        inputs: what is known of its inputs.
-        outer: what is known of arrays of graphs around it.
+        inputs: what is known about its inputs.
+        outer: what is known about arrays of the enclosing graphs.
 
     Attributes:
-        known: what is known of each array, by name.
-        enclosed: names of arrays that graphs inside operations use.
+        known: what is known about each array, by name.
+        enclosed: names of arrays that subgraphs use.
     """
 
     def __init__(
@@ -172,8 +168,8 @@ class _Pass:
         self.known: dict[str, Sized] = {**outer, **graph.constants, **inputs}
         self.enclosed: set[str] = set()
         self._graph = graph
-        self._free = {*graph.constants, *inputs}  # names of what the run does not make
-        self._taken: list[set[str]] = []  # by operation, what it takes
+        self._free = {*graph.constants, *inputs}  # names of arrays that the run does not compute
+        self._taken: list[set[str]] = []  # inputs of each operation
         self._maker: dict[str, int] = {}
         self._working: list[int] = []
         for number, operation in enumerate(graph.operations):
@@ -214,7 +210,7 @@ class _Pass:
         return found
 
     def _inside(self, operation: Operation, name: str, inputs: Sequence[Sized]) -> _Pass:
-        """Go through a graph that an operation holds."""
+        """Return a pass through a subgraph of an operation."""
         attribute = operation.attributes.get(name)
         if attribute is None:
             raise operation.refused(f"it has no graph {name}")
@@ -267,9 +263,9 @@ class _Pass:
         return self._graph.outputs
 
     def is_added_to(self, name: str, wanted: Set[str]) -> bool:
-        """Say whether an output that is kept is an input plus something, and nothing else takes it.
+        """Return whether a kept output is this input plus something, and nothing else uses it.
 
-        Then it is written in the input's memory.
+        The output is then written to the input's memory.
         """
         takers = [number for number, taken in enumerate(self._taken) if name in taken]
         if len(takers) != 1 or name in self.outputs:
@@ -283,14 +279,14 @@ class _Pass:
         )
 
     def peak_bytes(self, kept: Set[str], widened: Mapping[str, int]) -> int:
-        """Return the most bytes that are there at the same time.
+        """Return the largest number of bytes held at the same time.
 
-        In the order of the model, or two thirds of those in the order of ONNX Runtime, which runs
-        what it needs as late as it can. The latter order is another one once operations are fused.
+        This is the larger of the peak in the model's order and 2/3 of the peak in ONNX Runtime's
+        order, which runs each operation as late as possible. Fusing operations changes that order.
 
         Args:
             kept: names of outputs that do not count.
-            widened: by input, its bytes in each operation that takes it.
+            widened: bytes of each upcast input, in each operation that uses it.
         """
         memory = self._memory(kept)
         as_written = self._most(range(len(self._taken)), memory, kept, widened)
@@ -304,10 +300,10 @@ class _Pass:
         kept: Set[str],
         widened: Mapping[str, int],
     ) -> int:
-        """Return the most bytes that are there where operations run in some order."""
+        """Return the largest number of bytes held if operations run in a given order."""
         owners = [{memory[name] for name in taken if name in memory} for taken in self._taken]
         uses = Counter(owner for each in owners for owner in each)
-        uses.update(memory.get(name, "") for name in set(self.outputs))  # to the end
+        uses.update(memory.get(name, "") for name in set(self.outputs))  # held to the end
         live = peak = 0
         for number in order:
             made = [name for name in self._graph.operations[number].outputs if name]
@@ -321,9 +317,9 @@ class _Pass:
         return peak
 
     def _memory(self, kept: Set[str]) -> dict[str, str]:
-        """Return, by array that a run makes, the one in whose memory it is; empty for inputs.
+        """Return, for each computed array, the array whose memory it uses; empty if uncounted.
 
-        A product that is only added to an input, for an output that is kept, is that output's.
+        A product that is only added to an input, for a kept output, uses that output's memory.
         """
         found: dict[str, str] = {}
         ends = {*self.outputs, *self.enclosed}
@@ -353,13 +349,13 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the matrices turned round that only products take: these read them as they are.
+        """Return the transposed matrices that only products use, which read the original memory.
 
         Args:
-            ends: arrays that something else takes as well.
+            ends: arrays that are outputs or used in subgraphs.
         """
         found: set[str] = set()
-        others = set(ends)  # what anything but a product takes
+        others = set(ends)  # arrays that anything but a product uses
         for operation in reversed(self._graph.operations):
             if operation.name == "Transpose" and others.isdisjoint(operation.outputs[:1]):
                 turned = self.known[operation.outputs[0]]
@@ -374,10 +370,10 @@ class _Pass:
         return found
 
     def _late(self) -> Iterator[int]:
-        """Yield the operations, each as late as can be.
+        """Yield the operations, each as late as possible.
 
-        From the last of those that nothing needs, each after all that it needs; of these the one
-        that stands last first.
+        The order is depth-first from the last operation without users. Each operation follows its
+        inputs' operations, of which the last in the model comes first.
         """
         needs = [
             sorted({self._maker[name] for name in taken if name in self._maker})
@@ -425,7 +421,7 @@ def _with_values(shape: Sequence[int], type: int, values: Sequence[int]) -> Size
 
 
 def _enclosed(operation: Operation) -> set[str]:
-    """Return the names of arrays that graphs inside an operation take and do not make."""
+    """Return the names of outer arrays that subgraphs of an operation use."""
     found: set[str] = set()
     for attribute in operation.attributes.values():
         if attribute.graph:
@@ -439,12 +435,12 @@ def _enclosed(operation: Operation) -> set[str]:
 
 
 def _open(sizes: Sequence[int | str]) -> int:
-    """Count the sizes that are not fixed."""
+    """Count the dynamic sizes."""
     return sum(isinstance(size, str) for size in sizes)
 
 
 def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) -> Sized:
-    """Return an input in its shape, whose size that is not fixed follows from its elements."""
+    """Return an input's shape; its dynamic size follows from the number of elements."""
     shown, free = f"the input {name[:60]}", _open(sizes)
     if given.elements is None:
         if free:
@@ -481,7 +477,7 @@ def _read(model: memoryview) -> _Graph:
 
 
 def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
-    """Read a graph; what types inputs have says an operation, where it is inside of one."""
+    """Read a graph; a subgraph's input types come from its operation."""
     graph = _Graph()
     for number, value in _messages(memoryview(message)):
         match number:
@@ -543,7 +539,6 @@ def _attribute(message: memoryview) -> Attribute:
 
 
 def _tensor(message: bytes | memoryview) -> Sized:
-    """Return what is known of a constant."""
     sizes: list[int] = []
     values: list[int] = []
     type, raw = 0, memoryview(b"")
@@ -572,7 +567,7 @@ def _tensor(message: bytes | memoryview) -> Sized:
 
 
 def _input(message: memoryview) -> tuple[int, list[int | str]]:
-    """Return the type of an input's elements, and its sizes."""
+    """Return an input's element type and its sizes."""
     kind = _joined(memoryview(_joined(message, ValueField.TYPE)), TypeField.TENSOR)
     sizes: list[int | str] = []
     shapes = 0
@@ -591,7 +586,7 @@ def _input(message: memoryview) -> tuple[int, list[int | str]]:
 
 
 def _number(size: memoryview) -> int | str:
-    """Return a size, or the name of one that is not fixed."""
+    """Return a size, or the name of a dynamic size."""
     found: int | str = ""
     for number, value in fields(size):
         if number == SizeField.NUMBER and isinstance(value, int):
@@ -611,7 +606,7 @@ def _last(message: int | memoryview, number: int) -> int:
 
 
 def _name(message: memoryview, number: int) -> str:
-    """Return a message's name: of several the last counts."""
+    """Return a message's name; if it has several, the last one."""
     found = ""
     for part, value in _messages(message):
         if part == number:
@@ -620,7 +615,7 @@ def _name(message: memoryview, number: int) -> str:
 
 
 def _joined(message: memoryview, number: int) -> bytes:
-    """Return a message in a message: of several, one after another, which is all of them."""
+    """Return an embedded message; protobuf merges repeated ones by concatenation."""
     return b"".join(value for part, value in _messages(message) if part == number)
 
 
@@ -636,5 +631,5 @@ def _signed(value: int) -> int:
 
 
 def _within(value: int) -> int:
-    """Return a number, or the largest that there is."""
+    """Return a number, clamped to the largest supported one."""
     return max(-LARGEST_NUMBER, min(value, LARGEST_NUMBER))

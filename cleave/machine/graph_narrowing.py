@@ -1,8 +1,7 @@
-"""Graphs that take 16-bit arrays and widen each where it is used, which saves memory.
+"""Graphs that take 16-bit arrays and upcast each where it is used, which saves memory.
 
-A graph computes in fp32. If a device widened its 16-bit parameters before a run, all of them would
-be there twice and once more. Here each use has a `Cast` of its own, so that a matrix is there in
-fp32 only while something multiplies with it.
+A graph computes in fp32. Upcasting all 16-bit parameters before a run would triple their memory.
+Here each use has its own `Cast`, so that a matrix is held in fp32 only during its product.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from cleave.machine.protobuf import content, fields, integer
 
 _FLOAT: Final = 1
 _ELEMENTS: Final = {DType.FP16: 10, DType.BF16: 16}  # ONNX's numbers of types
-_INTEGER: Final = 2  # likewise of attributes
-_FIRST_OPSET: Final = 13  # with casts of bf16
+_INTEGER: Final = 2  # ONNX's number of an attribute type
+_FIRST_OPSET: Final = 13  # the first with casts of bf16
 _PREFIX: Final = "narrowed"
 
 
 def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
-    """Return a model that takes some of its inputs in 16 bits and computes the same.
+    """Return an equivalent model that takes some of its inputs in 16 bits.
 
-    Inputs whose shape is not fixed stay as they are: activations come in either dtype.
+    Inputs with a dynamic shape stay unchanged: activations arrive in either dtype.
 
     Args:
         model: a graph that `check_graph` accepted.
-        given: the dtype of each input's array; None for what is not floating-point.
+        given: dtype of each input's array; None for non-floating-point arrays.
 
     Raises:
-        ProtobufError: when it is no model.
+        ProtobufError: when the bytes are not a model.
     """
     if not any(dtype in _ELEMENTS for dtype in given):
         return model
@@ -58,16 +57,16 @@ def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
 
 
 class _Narrowing:
-    """A graph and its inputs that are to be narrow.
+    """Rewrites a graph for 16-bit inputs.
 
-    Casts stand before all else: ONNX Runtime computes what a node needs in reverse order, so that
-    what stands first is computed last, right before it is used.
+    Casts come first: ONNX Runtime computes a node's inputs in reverse order, so that a cast listed
+    first runs last, right before its use.
     """
 
     def __init__(self, graph: OnnxGraph, dtypes: dict[str, DType]) -> None:
         self._dtypes = dtypes
-        # Transposed, a parameter is still one: products take it as it is. By name, what it is of
-        # and how it was turned.
+        # A transposed parameter stays in 16 bits, since products read it as it is. By array name:
+        # the parameter and its transposes.
         self._turned: dict[str, tuple[str, list[OnnxNode]]] = {n: (n, []) for n in dtypes}
         self._made = 0
         self._first: list[bytes] = []
@@ -83,7 +82,7 @@ class _Narrowing:
             self._rest.append(_renamed(node, inputs, node.outputs))
 
     def written(self, model: bytes) -> bytes:
-        """Return the model with this in place of its graph."""
+        """Return the model with its graph replaced."""
         nodes = [content(GraphField.NODE, node) for node in (*self._first, *self._rest)]
         others, rest = [], []
         for number, value in fields(memoryview(model)):
@@ -100,7 +99,7 @@ class _Narrowing:
         return b"".join((*rest, content(ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Return the name of an array in fp32, which only the caller uses."""
+        """Return the name of an array in fp32 for the caller's use only."""
         if name not in self._turned:
             return name
         parameter, turns = self._turned[name]
@@ -116,24 +115,24 @@ class _Narrowing:
         return f"{_PREFIX}/{self._made}"
 
     def _input(self, value: memoryview) -> bytes:
-        """Return what says what an input is, with its new type."""
+        """Return an input's description with its new element type."""
         parts = list(fields(value))
         name = "".join(str(v, "utf-8") for n, v in parts if n == ValueField.NAME)  # type: ignore[arg-type]
         if name not in self._dtypes:
             return bytes(value)
         element = integer(TensorTypeField.ELEMENT, _ELEMENTS[self._dtypes[name]])
-        # Of two elements the later counts, so this one follows what is there.
+        # The last element type counts, so append the new one.
         more = content(ValueField.TYPE, content(TypeField.TENSOR, element))
         return bytes(value) + more
 
 
 def _is_plain(graph: OnnxGraph, name: str) -> bool:
-    """Say whether only operations of the graph itself take an array."""
+    """Return whether only operations of the graph itself use an array, not outputs or subgraphs."""
     return name not in graph.outputs and all(name not in node.enclosed for node in graph.nodes)
 
 
 def _is_fixed_float(value: memoryview) -> bool:
-    """Say whether an input is of fp32 and all its sizes are numbers."""
+    """Return whether an input is fp32 and all its sizes are fixed."""
     shapes = 0
     for number, held in _inside(value, ValueField.TYPE, TypeField.TENSOR):
         if number == TensorTypeField.ELEMENT and held != _FLOAT:
@@ -148,7 +147,7 @@ def _is_fixed_float(value: memoryview) -> bool:
 
 
 def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview]]:
-    """Return the fields of messages inside a message."""
+    """Return the fields of nested messages."""
     found = list(fields(message))
     for number in path:
         found = [
@@ -177,7 +176,7 @@ def _cast(name: str, output: str) -> bytes:
 
 
 def _renamed(node: OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """Return an operation with other inputs and outputs, and no name of its own."""
+    """Return an operation with other inputs and outputs, and without a name."""
     kept = (NodeField.OPERATION, NodeField.ATTRIBUTE, NodeField.DOMAIN)
     return b"".join(
         (
@@ -189,5 +188,5 @@ def _renamed(node: OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> b
 
 
 def _field(number: int, value: int | memoryview) -> bytes:
-    """Write a field as it was read; fields of a fixed length, which ONNX has not here, aside."""
+    """Write a field as it was read. Fixed-length fields are not supported; ONNX has none here."""
     return integer(number, value) if isinstance(value, int) else content(number, bytes(value))

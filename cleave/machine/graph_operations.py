@@ -1,7 +1,7 @@
-"""The operations that graphs have, and the sizes of what each computes.
+"""The operations that graphs may have, and the sizes of their results.
 
-docs/protocol.md (*Operations*) has the list. Whatever is computed has one of a few shapes: that of
-an input, that of inputs broadcast together, or one that integers say, which are followed by value.
+docs/protocol.md (*Operations*) lists them. A result has an input's shape, the broadcast shape of
+the inputs, or a shape given by integer arrays, whose values are tracked.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from cleave.machine.graph_arrays import (
 )
 
 Given: TypeAlias = Sequence[Sized | None]
-"""What is known of each input; None for one that is left out."""
+"""What is known about each input; None for an omitted input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What an operation computes.
+    """The result of an operation.
 
     Attributes:
-        outputs: in order.
-        working_bytes: memory that it needs while it computes them, beside its inputs and outputs.
+        outputs: the output arrays, in order.
+        working_bytes: memory used during the computation, without inputs and outputs.
     """
 
     outputs: Sequence[Sized]
@@ -47,14 +47,14 @@ _Rule: TypeAlias = Callable[[Operation, Given], Sized | Made]
 
 
 def made_by(operation: Operation, given: Given) -> Made:
-    """Return what an operation computes.
+    """Return an operation's result.
 
     Args:
-        operation: any but those that hold graphs.
+        operation: any operation without a subgraph.
         given: its inputs.
 
     Raises:
-        UnboundedError: when that does not follow from its inputs, or graphs have no such operation.
+        UnboundedError: when the inputs do not determine it, or the operation is unsupported.
     """
     rule = _RULES.get(operation.name)
     if rule is None:
@@ -74,7 +74,7 @@ def _input(operation: Operation, given: Given, number: int = 0) -> Sized:
 
 
 def _values(operation: Operation, given: Given, number: int) -> tuple[int, ...]:
-    """Return the elements of an input that must be known."""
+    """Return the elements of an input, which must be known."""
     found = _input(operation, given, number).values
     if found is None:
         raise operation.refused(f"its input {number} says a size and is not known before the run")
@@ -112,7 +112,7 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
-    """Return an array, with its elements where these can be followed."""
+    """Return an array, with its elements if they can be tracked."""
     if (
         values is None
         or type not in FOLLOWED
@@ -127,7 +127,7 @@ def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return what is computed from elements at the same place of arrays, broadcast together."""
+    """Return the result of an elementwise operation on arrays, broadcast together."""
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]
@@ -145,7 +145,7 @@ def _one_by_one(
 
 
 def _exact(calculate: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Return a calculation that has no result where a number is too large to be told apart."""
+    """Return a calculation that returns None if an operand is too large to be distinguished."""
 
     def calculated(*numbers: int) -> int | None:
         if any(abs(number) >= LARGEST_NUMBER for number in numbers):
@@ -195,7 +195,7 @@ def _where(operation: Operation, given: Given) -> Made:
     found = _one_by_one(
         operation, [condition, yes, no], yes.type, _exact(lambda c, a, b: a if c else b)
     )
-    return Made([found], 2 * found.nbytes)  # each of both is selected apart
+    return Made([found], 2 * found.nbytes)  # both selections are held
 
 
 def _cast(operation: Operation, given: Given) -> Sized:
@@ -303,7 +303,7 @@ def _conv(operation: Operation, given: Given) -> Made:
             raise operation.refused(f"shapes {list(x.shape)} and {list(w.shape)} do not fit")
         spatial.append(room // strides[at] + 1)
     found = Sized((x.shape[0], w.shape[0], *spatial), x.type)
-    columns = Sized((*w.shape[1:], *spatial), x.type)  # the inputs of every element, side by side
+    columns = Sized((*w.shape[1:], *spatial), x.type)  # im2col: the inputs of every element
     return Made([found], columns.nbytes + x.nbytes + found.nbytes)
 
 
@@ -457,7 +457,7 @@ def _slice(operation: Operation, given: Given) -> Sized:
 
 
 def _places(start: int, end: int, step: int, size: int) -> range:
-    """Return which elements of an axis a slice has. Unlike Python's, a start is always in it."""
+    """Return the indices of a slice. With a negative step, unlike Python's, start is at least 0."""
     start, end = (at + size if at < 0 else at for at in (start, end))
     if step > 0:
         return range(min(max(start, 0), size), min(max(end, 0), size), step)
@@ -598,4 +598,4 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "Where": _where,
 }
 HOLDING_TENSORS: Final = ("Constant", "ConstantOfShape")
-"""Operations with an attribute that is an array; those that hold graphs are `If` and `Scan`."""
+"""Operations with an array attribute; `If` and `Scan` have subgraphs."""

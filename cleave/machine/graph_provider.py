@@ -1,4 +1,4 @@
-"""What ONNX Runtime can compute graphs with: its *execution providers*, and how they are set up."""
+"""The *execution providers* with which ONNX Runtime can run graphs, and their options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cleave.errors import UsageError
 
 
 class Provider(Enum):
-    """An execution provider, by the name that users give it."""
+    """An execution provider, by its name on the command line."""
 
     CUDA = "cuda"
     COREML = "coreml"
@@ -20,7 +20,7 @@ class Provider(Enum):
 
 
 AUTO: Final = "auto"
-"""What users say for the best provider that is there."""
+"""The command line's name for the best available provider."""
 
 _RUNTIME_NAMES: Final = {
     Provider.CUDA: "CUDAExecutionProvider",
@@ -35,8 +35,7 @@ class ProviderSetup:
     """A provider with its options.
 
     Attributes:
-        provider: the provider.
-        options: by ONNX Runtime's names.
+        options: options by ONNX Runtime's names.
     """
 
     provider: Provider
@@ -48,7 +47,7 @@ class ProviderSetup:
         return _RUNTIME_NAMES[self.provider]
 
     def __str__(self) -> str:
-        """Return the name that users give it, and the options if there are any."""
+        """Return the provider's command-line name, and its options if it has any."""
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return self.provider.value + (f" ({options})" if options else "")
 
@@ -56,9 +55,9 @@ class ProviderSetup:
 CPU_SETUP: Final = ProviderSetup(Provider.CPU)
 
 SETUPS: Final = (
-    # TF32, the default, keeps 10 bits of what is multiplied.
+    # TF32, the default, keeps only 10 bits of the factors' mantissas.
     ProviderSetup(Provider.CUDA, {"use_tf32": "0"}),
-    # The older model format computes in 16 bits, and so does Apple's neural engine.
+    # The older model format and Apple's neural engine compute in 16 bits.
     ProviderSetup(
         Provider.COREML,
         {
@@ -69,12 +68,12 @@ SETUPS: Final = (
     ),
     ProviderSetup(Provider.COREML, {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUOnly"}),
     ProviderSetup(Provider.DIRECTML),
-    # Metacommands are a driver's own kernels.
+    # Metacommands are a driver's own kernels, which may be less exact.
     ProviderSetup(Provider.DIRECTML, {"disable_metacommands": "true"}),
     CPU_SETUP,
 )
-"""Setups that are to compute in full precision, in the order in which they are tried. Those of one
-provider stand in the order of speed."""
+"""Setups meant to compute in full precision, in the order in which they are tried. Setups of one
+provider are ordered by speed."""
 
 
 def parse_provider(name: str) -> Provider | None:
@@ -95,11 +94,11 @@ def parse_provider(name: str) -> Provider | None:
 
 
 def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[ProviderSetup, ...]:
-    """Return the setups to be tried, best first; the last is the CPU's, which is everywhere.
+    """Return the setups to try, best first; the last is the CPU's, which is always available.
 
     Args:
         asked: the only provider besides the CPU that may be used; None for all.
-        runtime_names: of providers that are there.
+        runtime_names: ONNX Runtime's names of the available providers.
     """
     return tuple(
         setup

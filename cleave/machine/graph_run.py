@@ -1,4 +1,4 @@
-"""Graphs on a device: what it keeps for them, and how they are run. Orders are made by its core."""
+"""Graphs on a device: what it stores for them, and how it runs them. `core` makes the orders."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.multiplication import StoredArray
 
 NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8": np.dtype("u1")}
-"""Elements that only graphs take, besides those of `DType`."""
+"""Element types that only graphs take, in addition to those of `DType`."""
 
 
 @dataclass(slots=True, eq=False)
 class StoredGraph:
-    """A graph that a device was sent.
+    """A graph that a device received.
 
     Attributes:
         model: the ONNX model.
-        memory: what finds the memory that its runs work in, from its first run on.
-        session: what runs it, likewise.
+        memory: computes the working memory of its runs; set by the first run.
+        session: runs the graph; set by the first run.
     """
 
     model: bytes | memoryview
@@ -39,7 +39,7 @@ class StoredGraph:
 
 @dataclass(slots=True, eq=False)
 class StoredIndices:
-    """An array of integers, truth values or codes of quantized weights: only graphs take them."""
+    """An array of integers, booleans or quantized weights, which only graphs take."""
 
     payload: bytes | memoryview
     dtype: np.dtype[np.generic]
@@ -48,13 +48,13 @@ class StoredIndices:
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """An output of a graph, which stays on the device.
+    """An output of a graph that stays on the device.
 
     Attributes:
-        nbytes: its size, as the PS said.
-        value: the array, once it was computed.
-        replaces: the output that it takes the place of, until it is computed.
-        returned: whether a result shows its memory, which is then not written any more.
+        nbytes: size, as the PS declared it.
+        value: the array; None until it is computed.
+        replaces: the output that this one replaces; None once it is computed.
+        returned: whether a result is a view of the array's memory, which must not change any more.
     """
 
     nbytes: int
@@ -65,11 +65,11 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class Concatenated:
-    """Rows of arrays, one after another: an array that is too long for one message.
+    """An array in several parts by rows, because it is too long for one message.
 
     Attributes:
-        parts: the arrays; none once they were put into one.
-        rows, columns, dtype, nbytes: of all of them together.
+        parts: the arrays; empty once they are joined.
+        rows, columns, dtype, nbytes: of the joined array.
     """
 
     parts: Sequence[StoredArray]
@@ -80,7 +80,7 @@ class Concatenated:
     _whole: arrays.Buffer | None = None
 
     def buffer(self) -> arrays.Buffer:
-        """Return the elements, in one piece from the first time on."""
+        """Return the joined elements; the first call joins them."""
         if self._whole is None:
             whole = arrays.empty(self.rows, self.columns, self.dtype)
             first = 0
@@ -97,16 +97,15 @@ GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None
 
 @dataclass(slots=True)
 class GraphRun:
-    """An order to run a graph. It sets the values of its outputs: of all of them, or of none.
+    """An order to run a graph. A run sets the values of all its outputs, or of none.
 
-    An output that replaces another may be written in its memory, and ends its value in any case.
+    An output may reuse the memory of the output that it replaces, whose value is always discarded.
 
     Attributes:
-        run: the run that it answers.
-        graph: the graph.
-        inputs, outputs: in the graph's order; None for an output that is not kept.
-        flops: that it takes, as the PS says.
-        room: returns the bytes that it may work in, when it begins.
+        run: id of the run that this order answers.
+        inputs, outputs: arrays in the graph's order; None for an output that is not kept.
+        flops: the run's FLOPs, as the PS declared them.
+        room: returns the working memory available when the run starts, in bytes.
     """
 
     run: int
@@ -123,9 +122,9 @@ class FetchRun:
     """An order to return rows of an array.
 
     Attributes:
-        run: the run that it answers.
+        run: id of the run that this order answers.
         array: the array; its last dimension is the columns.
-        first_row, rows, columns: which part of it.
+        first_row, rows, columns: the part to return.
         out: the dtype of the result.
     """
 
@@ -144,15 +143,15 @@ class FetchRun:
 
 
 MakeSession: TypeAlias = Callable[[bytes, Sequence[DType | None]], GraphSession]
-"""Makes a graph ready to be run, for arrays of these dtypes; None for no floating-point numbers."""
+"""Opens a session for a graph and its input dtypes; None for non-floating-point inputs."""
 
 
 MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
-"""Reads a graph, and finds the memory that its runs work in."""
+"""Reads a graph, and computes the working memory of its runs."""
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
-    """Make a graph ready for the CPU."""
+    """Open a session on the CPU."""
     return GraphSession(narrowed(model, given))
 
 
@@ -161,11 +160,11 @@ def run_graph(
     make_session: MakeSession = open_on_cpu,
     make_memory: MakeMemory = GraphMemory,
 ) -> float:
-    """Run a graph; return the seconds that it took.
+    """Run a graph and return the seconds that it took.
 
     Raises:
-        GraphError: when it cannot be run, needs more memory than there is, or its outputs are not
-            as large as was said.
+        GraphError: when the run fails, needs more memory than available, or an output does not have
+            the declared size.
     """
     try:
         _refuse_too_large(order, make_memory)
@@ -178,7 +177,7 @@ def run_graph(
 
 
 def _refuse_too_large(order: GraphRun, make_memory: MakeMemory) -> None:
-    """Refuse a run that needs more memory than it may work in, before anything of it is made."""
+    """Refuse a run that needs more than the available memory, before it allocates any."""
     if order.graph.memory is None:
         order.graph.memory = make_memory(order.graph.model)
     needed_bytes = order.graph.memory.peak_bytes(
@@ -235,14 +234,14 @@ def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
 
 
 def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
-    """Return what runs a graph on these arrays, made ready at the first of them."""
+    """Return the graph's session for these arrays; open it if their dtypes need a new one."""
     given = [_dtype(array) for array in order.inputs]
     session = order.graph.session
     if session is not None:
         dtypes = dict(zip(session.inputs, given, strict=False))
         if any(dtypes.get(name) is not dtype for name, dtype in session.narrow.items()):
-            session = None  # what was narrow is not any more
-    if session is None:  # the time that this takes is spent once
+            session = None  # an input that was 16-bit is not any more
+    if session is None:  # not counted in the run's seconds
         session = make_session(bytes(order.graph.model), given)
     order.graph.session = session
     return session
@@ -253,17 +252,17 @@ def _dtype(given: GraphInput) -> DType | None:
 
 
 def _may_write(given: GraphInput, output: Kept) -> bool:
-    """Say whether an output may be written in an input's memory, which is nobody else's then."""
+    """Return whether an output may overwrite an input, which nothing else may then use."""
     if given is None:  # zeros, made for this run
         return True
     return given is output.replaces and not output.replaces.returned
 
 
 def fetch(order: FetchRun) -> memoryview:
-    """Return rows of an array, rounded to the dtype that is asked for.
+    """Return rows of an array, rounded to the requested dtype.
 
     Raises:
-        GraphError: when the array is not there, or has other rows or columns.
+        GraphError: when the array is missing, or does not have these rows and columns.
     """
     value = _value(order.array)
     rows = value.reshape(-1, order.columns) if value.size % order.columns == 0 else None
@@ -298,9 +297,9 @@ def _buffer(given: StoredArray) -> arrays.Buffer:
 
 
 def _aligned(given: StoredArray) -> arrays.Buffer:
-    """Return an array at an address that all processors can read, where it stays from then on.
+    """Return an array at an aligned address, and store the aligned copy.
 
-    Where its message put it may be any address.
+    Within its message an array may start at any address, which not all processors can read.
     """
     buffer = _buffer(given)
     if not buffer.array.flags.aligned:
@@ -309,7 +308,7 @@ def _aligned(given: StoredArray) -> arrays.Buffer:
 
 
 def _narrow(given: StoredArray | Concatenated) -> Array:
-    """Return an array of 16-bit numbers as it is."""
+    """Return a 16-bit array without upcasting it."""
     if isinstance(given, Concatenated):
         return given.buffer().array
     return _aligned(given).array
@@ -318,7 +317,7 @@ def _narrow(given: StoredArray | Concatenated) -> Array:
 def _shaped(
     name: str, shape: Sequence[int | str], given: GraphInput, narrow: DType | None
 ) -> Array:
-    """Return an input in the graph's shape, whose sizes that are not fixed follow from its own."""
+    """Return an input in the graph's shape; dynamic sizes follow from the number of elements."""
     free = [size for size in shape if not isinstance(size, int)]
     if given is None:
         if free:

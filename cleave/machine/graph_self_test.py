@@ -1,8 +1,8 @@
-"""How exactly a machine computes graphs: small graphs of our own, compared with 64-bit arithmetic.
+"""The accuracy of a machine's graphs, measured with small graphs against fp64 arithmetic.
 
-A provider of ONNX Runtime may take fp32 for an invitation to compute in 16 bits, or in the 19 of
-TF32. Its results look right, and a model that is trained on them is another one. Each graph has
-something of what layers do, and inputs of which sums in fewer bits are visibly off.
+A provider of ONNX Runtime may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. The
+results look right but change the trained model. Each graph tests some operations of layers, with
+inputs for which sums in fewer bits have visible errors.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cleave.machine.graph_writer import ArrayType, Node, written
 Array: TypeAlias = npt.NDArray[Any]
 
 LARGEST_ERROR: Final = 2e-5
-"""Errors from this on are no rounding of fp32. Here fp32 is off by 2e-6 at most, TF32 by 3e-4."""
+"""Larger errors cannot be fp32 rounding. Here fp32 is off by at most 2e-6, TF32 by 3e-4."""
 
 _SEED: Final = 20
-_DEPTH: Final = 4096  # of sums: as wide as layers are
+_DEPTH: Final = 4096  # terms of a sum, as in wide layers
 
 
 class RunsGraph(Protocol):
-    """A graph that is ready to be run, such as `GraphSession`."""
+    """A graph that is ready to run, such as `GraphSession`."""
 
     def run(self, given: Mapping[str, Array]) -> dict[str, Array]: ...
 
@@ -37,14 +37,14 @@ OpenGraph: TypeAlias = Callable[[bytes], RunsGraph]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A graph with inputs, and what it should return.
+    """A graph with inputs, and its expected outputs.
 
     Attributes:
-        name: what it tries, for people.
+        name: readable name of the trial.
         model: the graph.
         given: its inputs.
         wanted: its outputs in fp64.
-        each: compare each element with itself, not with the largest.
+        each: whether an error is relative to its own element, not to the largest one.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Trial:
     each: bool = False
 
     def error(self, graph: RunsGraph) -> float:
-        """Return the largest relative error; infinity for what is no number, or another shape."""
+        """Return the largest relative error; infinity for NaN or a wrong shape."""
         found = graph.run(self.given)
         return max(
             _error(found[name], wanted, np.abs(wanted) if self.each else np.abs(wanted).max())
@@ -68,7 +68,7 @@ class Accuracy:
 
     Attributes:
         error: the largest relative error of all trials.
-        trial: the name of the trial that had it.
+        trial: the name of the trial with that error.
     """
 
     error: float
@@ -76,22 +76,22 @@ class Accuracy:
 
     @property
     def full(self) -> bool:
-        """Say whether this is the precision of fp32."""
+        """Return whether graphs are computed with fp32 precision."""
         return self.error < LARGEST_ERROR
 
 
 def accuracy(open_graph: OpenGraph) -> Accuracy:
-    """Try all graphs; return the worst error.
+    """Run all trials and return the worst error.
 
     Args:
-        open_graph: makes a graph ready. What it raises, and what running raises, passes through.
+        open_graph: makes a graph ready to run. Its exceptions, and those of runs, propagate.
     """
     found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
     return max(found, key=lambda accuracy: accuracy.error)
 
 
 def trials() -> Iterator[Trial]:
-    """Yield the trials; the inputs are the same at every call."""
+    """Yield the trials; their inputs are the same in every call."""
     random = np.random.default_rng(_SEED)
 
     def normal(*shape: int) -> Array:
@@ -107,7 +107,7 @@ def trials() -> Iterator[Trial]:
 
 
 def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
-    """Deep sums of products of either sign, in which rounded factors do not cancel."""
+    """Return a trial of long dot products with mixed signs: errors of rounded factors stay."""
     model = written(
         [
             Node("MatMul", ["x", "w"], ["y"]),
@@ -129,7 +129,7 @@ def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
 
 
 def _attention(q: Array, k: Array, v: Array) -> Trial:
-    """A softmax between products, of scores that are far from each other."""
+    """Return a trial of a softmax between products, with widely spread scores."""
     model = written(
         [
             Node("MatMul", ["q", "k"], ["scores"]),
@@ -153,7 +153,6 @@ def _exponentials(x: Array) -> Trial:
 
 
 def _curves(x: Array) -> Trial:
-    """The curves of activations."""
     operations = ("Sigmoid", "Tanh", "Erf")
     width = x.shape[1]
     model = written(
@@ -171,7 +170,6 @@ def _curves(x: Array) -> Trial:
 
 
 def _normalization(x: Array, scale: Array, shift: Array) -> Trial:
-    """LayerNorm, and the operations of RMSNorm."""
     width = x.shape[1]
     model = written(
         [
@@ -195,7 +193,7 @@ def _normalization(x: Array, scale: Array, shift: Array) -> Trial:
 
 
 def _rows(table: Array, rows: Array, places: Array) -> Trial:
-    """Rows found by number, and added where others were added before."""
+    """Return a trial that gathers rows by index and scatter-adds them."""
     model = written(
         [
             Node("Gather", ["table", "rows"], ["found"], {"axis": 0}),
@@ -218,7 +216,7 @@ def _rows(table: Array, rows: Array, places: Array) -> Trial:
 
 
 def _reductions(x: Array) -> Trial:
-    """Long sums of one sign, which 16 bits do not hold."""
+    """Return a trial of long sums of one sign, which exceed 16-bit precision."""
     model = written(
         [
             Node("ReduceSum", ["x", "last"], ["sum"]),

@@ -1,4 +1,4 @@
-"""A graph, ready to be run by ONNX Runtime on what this machine has."""
+"""A graph that ONNX Runtime can run on this machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from cleave.machine.protobuf import ProtobufError
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_NO_MESSAGES: Final = 4  # of five levels; what fails is raised
+_NO_MESSAGES: Final = 4  # fatal messages only; failures are raised
 _NARROW: Final = {"tensor(bfloat16)": DType.BF16, "tensor(float16)": DType.FP16}
 _ONNX_ELEMENT: Final = {DType.BF16: 16, DType.FP16: 10}  # ONNX's numbers of types
 
 
 def available() -> bool:
-    """Say whether graphs can be run here, without importing ONNX Runtime."""
+    """Return whether graphs can run here, without importing ONNX Runtime."""
     return importlib.util.find_spec("onnxruntime") is not None
 
 
@@ -37,27 +37,27 @@ class GraphError(CleaveError):
 class GraphSession:
     """One graph, optimized for this machine.
 
-    ONNX Runtime is imported here and not before: it takes a quarter of a second and 20 MB.
+    Only this class imports ONNX Runtime, which takes 0.25 s and 20 MB.
 
     Args:
-        model: the ONNX model. It can hold no code, and nothing outside it is read.
-        threads: how many threads compute; None for what `OMP_NUM_THREADS` says, as numpy and torch
-            take it, or as many as there are cores.
-        setup: what computes, and the CPU what that cannot.
-        shares_memory: whether it works in memory that such sessions of this process have together,
-            which is held until the process ends. With memory of its own, each of a layer's two
-            graphs would hold what its largest run took.
+        model: the ONNX model. It cannot contain code or refer to other files.
+        threads: number of threads; None for `OMP_NUM_THREADS`, as in numpy and torch, or the number
+            of cores.
+        setup: the provider; the CPU runs operations that it cannot.
+        shares_memory: whether to allocate from memory that such sessions of this process share,
+            which is held until the process ends. With separate memory, each of a layer's two
+            graphs would hold the memory of its largest run.
 
     Attributes:
-        inputs: the shape of every input by name; the batch's size is a text in it.
+        inputs: the shape of every input by name; the batch size is a string in it.
         outputs: names of the outputs, in order.
-        narrow: the dtype of inputs that are 16-bit numbers; see `graph_narrowing`.
-        in_place: inputs by name of outputs that may be written in their memory; see `run_into`.
-        on_cpu: how many operations of which name the CPU computes although another provider was
-            asked for; none where ONNX Runtime is too old to tell.
+        narrow: dtype of each 16-bit input, see `graph_narrowing`.
+        in_place: by output that may overwrite an input, the name of that input, see `run_into`.
+        on_cpu: counts by name of the operations that the CPU runs in place of the provider; empty
+            if ONNX Runtime is too old to report them.
 
     Raises:
-        GraphError: when ONNX Runtime is not installed, has no such provider or refuses the model.
+        GraphError: when ONNX Runtime is missing, lacks the provider or refuses the model.
     """
 
     def __init__(
@@ -76,31 +76,31 @@ class GraphSession:
         options.log_severity_level = _NO_MESSAGES
         options.intra_op_num_threads = _threads() if threads is None else threads
         options.inter_op_num_threads = 1
-        # A plan of memory, made in the first run, is held from the second on beside what the first
-        # one took: of a layer with 4096 tokens, 750 MB where 450 MB suffice, and no time is saved.
+        # A memory pattern from the first run is held in addition to that run's memory: 750 MB
+        # instead of 450 MB for a layer with 4096 tokens, without saving time.
         options.enable_mem_pattern = False
         if shares_memory:
             _make_shared_memory()
             options.add_session_config_entry("session.use_env_allocators", "1")
-        # It would make one of equal casts of a parameter, and hold that from its first use to its
-        # last. Layers that torch exported have nothing else that is there twice. What follows from
-        # constants would be made at once and held to the end, however large it is.
+        # It would merge a parameter's equal casts, and hold the result from first to last use.
+        # Layers exported by torch have no other duplicates. Constant folding would hold results of
+        # constants from the start to the end, however large they are.
         disabled = ["CommonSubexpressionElimination", "ConstantFolding"]
-        # A graph could name files of this machine as its constants; there is no such folder.
+        # A graph could name local files as its constants, so use a folder that does not exist.
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path",
             os.path.join(os.devnull, "nothing"),
         )
-        # What looks like ONNX Runtime's own format was not checked as that, and may be anything.
+        # Bytes in ONNX Runtime's own format were not checked, and could contain anything.
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        # Threads that spin while they wait would slow what else this machine does.
+        # Spinning threads would slow down other processes of this machine.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers = [(setup.runtime_name, dict(setup.options))]
         if setup != CPU_SETUP:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
             providers.append((CPU_SETUP.runtime_name, {}))
         try:
-            # Without its fallback, which prints what failed and takes the CPU.
+            # Without the fallback to the CPU, which prints the failure.
             self._session = onnxruntime.InferenceSession(
                 model, options, providers, enable_fallback=0, disabled_optimizers=disabled
             )
@@ -109,7 +109,7 @@ class GraphSession:
         if setup.runtime_name not in self._session.get_providers():
             raise GraphError(f"ONNX Runtime cannot load {setup} here")
         self.on_cpu: Mapping[str, int] = _on_cpu(self._session) if setup != CPU_SETUP else {}
-        # A size that is not a number is the batch's, which may be any.
+        # A size that is not a number is the dynamic batch size.
         self.inputs: Mapping[str, Sequence[int | str]] = {
             given.name: tuple(given.shape) for given in self._session.get_inputs()
         }
@@ -124,14 +124,14 @@ class GraphSession:
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Return outputs for some inputs, by name. Inputs that it does not have are ignored.
+        """Return outputs by name. Inputs that the graph does not have are ignored.
 
         Args:
-            given: the inputs.
-            wanted: which outputs; None for all.
+            given: inputs by name.
+            wanted: names of the outputs to return; None for all.
 
         Raises:
-            GraphError: when an input is missing or has another shape or dtype than the graph's.
+            GraphError: when an input is missing or has a wrong shape or dtype.
         """
         missing = [name for name in self.inputs if name not in given]
         if missing:
@@ -149,15 +149,15 @@ class GraphSession:
         into: Mapping[str, Array],
         wanted: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        """Return outputs for some inputs, of which some are written in place. On the CPU only.
+        """Return outputs by name, and write some of them in place. On the CPU only.
 
         Args:
-            given: inputs by name, of their shapes; bf16 as uint16.
-            into: by output, the array to write it to: that of the input which `in_place` names.
-            wanted: which outputs; None for all.
+            given: inputs by name, in the graph's shapes; bf16 as uint16.
+            into: by output, the array to write to, which must be the input that `in_place` names.
+            wanted: names of the outputs to return; None for all.
 
         Raises:
-            GraphError: when it cannot be run. What is in `into` is undefined then.
+            GraphError: when the run fails. The content of `into` is undefined then.
         """
         import onnxruntime
 
@@ -185,10 +185,10 @@ class GraphSession:
         }
 
     def _in_place(self, model: bytes) -> dict[str, str]:
-        """Return the additions whose result has the shape and type of what they add to."""
+        """Return the additions that can overwrite an input: fp32, of the input's fixed shape."""
         try:
             found = additions(model)
-        except ProtobufError:  # ONNX Runtime read it, and that is not for this to judge
+        except ProtobufError:  # ONNX Runtime accepted the model, which counts
             return {}
         inputs = {given.name: given for given in self._session.get_inputs()}
         outputs = {made.name: made for made in self._session.get_outputs()}
@@ -202,7 +202,7 @@ class GraphSession:
 
 
 def _on_cpu(session: Any) -> Counter[str]:
-    """Count the operations that the CPU computes, by name."""
+    """Count the operations that the CPU runs, by name."""
     tell = getattr(session, "get_provider_graph_assignment_info", None)
     return Counter(
         node.op_type
@@ -214,7 +214,7 @@ def _on_cpu(session: Any) -> Counter[str]:
 
 @cache
 def _make_shared_memory() -> None:
-    """Let ONNX Runtime make the memory that sessions share, once for this process."""
+    """Create the allocator that sessions share, once for this process."""
     import onnxruntime as ort
 
     memory = ort.OrtMemoryInfo(
@@ -224,7 +224,7 @@ def _make_shared_memory() -> None:
 
 
 def _threads() -> int:
-    """Return how many threads the environment asks for; 0 for as many as there are cores."""
+    """Return the number of threads that the environment sets; 0 for the number of cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(asked) if asked.isdigit() else 0
 

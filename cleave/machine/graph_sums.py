@@ -1,4 +1,4 @@
-"""Which outputs of a graph are sums that can be computed in the memory of what is added to."""
+"""Finds outputs of a graph that are sums and can overwrite one of their inputs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from cleave.machine.onnx_graph import read_graph
 
 
 def additions(model: bytes) -> Mapping[str, str]:
-    """Return, for outputs that are an input plus something else, that input.
+    """Return the input of each output that is an input plus something else.
 
-    Nothing but the addition takes the input, so that nothing needs it once the output is there, and
-    an addition reads an element before it writes that element.
+    Only the addition uses that input, and an addition reads each element before writing it.
 
     Raises:
-        ProtobufError: when it is no model.
+        ProtobufError: when the bytes are not a model.
     """
     graph = read_graph(model)
     found = {}

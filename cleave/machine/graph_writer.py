@@ -1,4 +1,4 @@
-"""Small ONNX models of one's own, written without the `onnx` package, which devices do not have."""
+"""Writes small ONNX models without the `onnx` package, which devices do not have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Array: TypeAlias = npt.NDArray[Any]
 _IR_VERSION: Final = 10
 _OPSET: Final = 20
 _ELEMENTS: Final = {"float32": 1, "uint8": 2, "int64": 7, "bool": 9}  # ONNX's numbers of types
-_INTEGER, _TEXT = 2, 3  # likewise of attributes
+_INTEGER, _TEXT = 2, 3  # ONNX's numbers of attribute types
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """What an input or output is.
+    """The type of an input or output.
 
     Attributes:
-        shape: its sizes; one that is not fixed has a name.
-        dtype: `float32`, `int64` or `bool`.
+        shape: sizes; a dynamic size is a name.
+        dtype: `float32`, `uint8`, `int64` or `bool`.
     """
 
     shape: Sequence[int | str]
@@ -70,8 +70,8 @@ def written(
     """Return an ONNX model.
 
     Args:
-        nodes: in an order in which they can be computed.
-        inputs, outputs: by name, in order.
+        nodes: operations, each after the operations that it depends on.
+        inputs, outputs: types by name, in order.
         constants: arrays by name, little-endian.
     """
     graph = (

@@ -1,4 +1,4 @@
-"""What kind of machine this is, as far as its system tells: for lists, and for its energy."""
+"""The kind of machine that this is, as far as the system tells; used in lists and for energy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 from cleave.machine.sensors import Machine
 from profiles.device_profile import DeviceKind
 
-# What single-board computers are called in their device trees, with or without their maker's name.
-# Phones, laptops and virtual machines have such a tree, too.
+# Names of single-board computers in their device trees, with or without the maker's name. Phones,
+# laptops and virtual machines also have a device tree.
 _BOARDS: Final = re.compile(
     r"\b(raspberry pi|orange ?pi|banana ?pi|rock ?pi|rock ?\d|rockpro|nanop[ic]|odroid|jetson|"
     r"orin\b|beagle|tinker board|visionfive|khadas|libre computer)",
@@ -21,10 +21,10 @@ _BOARDS: Final = re.compile(
 
 
 def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
-    """Return the kind of a machine; None where nothing tells, as for desktops and servers.
+    """Return the kind of a machine; None if it is unknown, as for desktops and servers.
 
     Args:
-        machine: the machine, as it describes itself.
+        machine: the machine's description.
         android: whether it runs Android, where apps see little of the machine.
     """
     if android:
@@ -35,5 +35,5 @@ def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
 
 
 def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
-    """Say whether this is Android: Python says so from 3.13 on, Termux's runtime always."""
+    """Return whether this is Android. Python tells from 3.13 on, Termux's runtime always."""
     return platform == "android" or "ANDROID_ROOT" in environ

@@ -1,4 +1,4 @@
-"""How a device process holds memory, when strips of hundreds of megabytes come and go."""
+"""Memory settings for a device process that allocates and frees strips of hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ IDLE_BYTES: Final = 2 * 2**20
 
 
 def hold_strips_well() -> Callable[[], None]:
-    """Tell glibc to reuse the memory of freed strips instead of returning it to the system.
+    """Make glibc reuse the memory of freed strips instead of returning it to the system.
 
-    By default glibc adapts its thresholds to what is freed. A process that stores and drops strips
-    of many sizes then spends its time in the kernel, faulting in pages, and grows by fragmentation.
+    By default glibc adapts its thresholds to freed blocks. A process with strips of many sizes then
+    spends its time in the kernel on page faults, and grows by fragmentation.
 
     Returns:
-        A function that gives all free memory back to the system, to be called when the device is
+        A function that returns all free memory to the system, to be called when the device is
             idle. It does nothing without glibc.
     """
     if not sys.platform.startswith("linux"):
@@ -29,7 +29,7 @@ def hold_strips_well() -> Callable[[], None]:
     try:
         libc = ctypes.CDLL(None)
         mallopt, malloc_trim = libc.mallopt, libc.malloc_trim
-    except (OSError, AttributeError):  # another libc
+    except (OSError, AttributeError):  # not glibc
         return _nothing
     mallopt(_M_ARENA_MAX, 1)
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)

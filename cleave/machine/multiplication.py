@@ -1,4 +1,4 @@
-"""One multiplication on a device: stored arrays, and what to compute from them. Pure."""
+"""One multiplication on a device: the stored arrays, and the computation. Pure data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cleave.arrays import DType
 
 @dataclass(slots=True)
 class StoredArray:
-    """An array in the device's memory; its payload is not looked at here.
+    """An array in the device's memory.
 
     Attributes:
-        rows, columns, dtype: of its elements.
-        payload: its elements.
+        rows, columns, dtype: shape and element type.
+        payload: its elements, opaque to this module.
         nbytes: size of the payload.
-        used: whether it was multiplied; a backend may set it, the emulator's does.
+        used: whether it was multiplied; a backend may set it, as the emulator's does.
     """
 
     rows: int
@@ -32,12 +32,12 @@ class Compute:
     """A request to the backend: the sum of the products of the pairs, in dtype `out`.
 
     Attributes:
-        run: the run that it answers.
+        run: id of the run that this request answers.
         pairs: the arrays to multiply, as they are stored.
         transpose_a, transpose_b: whether the first or second arrays are transposed.
         rows, columns: shape of the result.
         out: dtype of the result.
-        flops: two for each multiply-add.
+        flops: FLOPs, two for each multiply-add.
     """
 
     run: int

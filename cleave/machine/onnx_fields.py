@@ -1,4 +1,4 @@
-"""Numbers of the fields of ONNX's messages, as far as they are read or written here."""
+"""Field numbers of ONNX's protobuf messages, as far as Cleave reads or writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph as its model's bytes say it: inputs, outputs and operations, read in place."""
+"""A graph parsed from its model's bytes: inputs, outputs and operations, without copies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OnnxNode:
         message: the node's bytes.
         operation: its name.
         inputs, outputs: names of arrays.
-        enclosed: names of arrays that graphs inside it use, their own ones too.
+        enclosed: names of arrays that its subgraphs use, including the subgraphs' own.
     """
 
     message: memoryview
@@ -42,9 +42,9 @@ class OnnxGraph:
     """The graph of a model.
 
     Attributes:
-        opset: the version of ONNX's operations.
-        inputs, outputs: by name, the bytes that say what they are; constants are no inputs.
-        nodes: in order.
+        opset: ONNX operator set version.
+        inputs, outputs: serialized descriptions by name; constants are not inputs.
+        nodes: operations in order.
     """
 
     opset: int
@@ -53,7 +53,7 @@ class OnnxGraph:
     nodes: Sequence[OnnxNode]
 
     def uses(self, name: str) -> int:
-        """Count how often something takes an array, or returns it."""
+        """Count the uses of an array by operations and as an output."""
         return sum(node.inputs.count(name) + (name in node.enclosed) for node in self.nodes) + (
             name in self.outputs
         )
@@ -63,7 +63,7 @@ def read_graph(model: Bytes) -> OnnxGraph:
     """Read a model that `check_graph` accepted.
 
     Raises:
-        ProtobufError: when it is none.
+        ProtobufError: when the bytes are not a model.
     """
     opset, inputs, outputs, constants, nodes = 0, {}, {}, set(), []
     for number, value in _parts(model):
@@ -106,7 +106,7 @@ def _node(message: memoryview) -> OnnxNode:
 
 
 def _enclosed(graph: memoryview) -> set[str]:
-    """Return the names of all arrays that a graph inside another uses."""
+    """Return the names of all arrays that a subgraph uses."""
     found = set()
     for number, value in _parts(graph):
         if number == GraphField.NODE:
@@ -122,7 +122,7 @@ def _name(message: memoryview, number: int) -> str:
 
 
 def text(value: memoryview) -> str:
-    """Return a field's text."""
+    """Decode a text field."""
     return str(value, "utf-8", "surrogateescape")
 
 

@@ -1,7 +1,7 @@
-"""As much of protobuf's encoding as ONNX models need: fields read in place, and written.
+"""The part of protobuf's encoding that ONNX models need: fields read in place, and written.
 
-A message is a row of fields. Each has a number and a value: an integer, or bytes, which may be a
-message again. Which it is says the format that the message is of, not its bytes.
+A message is a sequence of fields. Each has a number and a value: an integer, or bytes, which may be
+an embedded message. The message's schema, not the bytes, tells which it is.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 Field: TypeAlias = tuple[int, int | memoryview]
-"""A field's number and its value; what has a fixed length, as floats, is bytes here."""
+"""A field's number and value; fixed-length values, such as floats, are bytes here."""
 
 _VARINT: Final = 0
 _BYTES: Final = 2
 _FIXED: Final = {1: 8, 5: 4}  # bytes by wire type
 _LONGEST_VARINT: Final = 10  # bytes, for 64 bits
 _WORD: Final = 2**64
-_LARGEST_NUMBER: Final = 2**29 - 1  # beyond it readers disagree about which field it is
+_LARGEST_NUMBER: Final = 2**29 - 1  # readers disagree about larger field numbers
 
 
 class ProtobufError(ValueError):
-    """Bytes are not a message."""
+    """The bytes are not a message."""
 
 
 def fields(message: memoryview) -> Iterator[Field]:
-    """Yield a message's fields in order. Values are views of it: nothing is copied.
+    """Yield a message's fields in order. Values are views of the message: nothing is copied.
 
     Raises:
-        ProtobufError: where the bytes are no fields, or groups, which only old formats have.
+        ProtobufError: when the bytes are not fields, or are groups, which only old formats have.
     """
     at = 0
     while at < len(message):
@@ -53,10 +53,10 @@ def fields(message: memoryview) -> Iterator[Field]:
 
 
 def integers(value: int | memoryview) -> Iterator[int]:
-    """Yield the integers of a repeated field, from 0 on, that is one integer or many, packed.
+    """Yield the unsigned integers of a repeated field: a single integer or a packed list.
 
     Raises:
-        ProtobufError: where the bytes are no integers.
+        ProtobufError: when the bytes are not integers.
     """
     if isinstance(value, int):
         yield value
@@ -68,8 +68,8 @@ def integers(value: int | memoryview) -> Iterator[int]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return an integer of 64 bits without a sign, and where it ends."""
-    if at < len(message) and (first := message[at]) < 0x80:  # as most are
+    """Return an unsigned 64-bit integer, and the index after its end."""
+    if at < len(message) and (first := message[at]) < 0x80:  # the most frequent case
         return first, at + 1
     found = 0
     for place, byte in enumerate(message[at : at + _LONGEST_VARINT]):
@@ -80,12 +80,12 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def integer(number: int, value: int) -> bytes:
-    """Write a field that is an integer, from -2^63 to 2^64 - 1."""
+    """Write an integer field, from -2^63 to 2^64 - 1."""
     return _written(number << 3 | _VARINT) + _written(value % _WORD)
 
 
 def content(number: int, *parts: bytes | str) -> bytes:
-    """Write a field that is a text, bytes, or a message whose fields are the parts."""
+    """Write a text, bytes or message field; the parts are joined."""
     held = b"".join(part.encode() if isinstance(part, str) else part for part in parts)
     return _written(number << 3 | _BYTES) + _written(len(held)) + held
 

@@ -1,7 +1,7 @@
-"""What this machine is and what its sensors show. What the system does not tell is None.
+"""This machine's description and its sensors. Values that the system does not expose are None.
 
-On Linux everything is read from `/proc` and `/sys`; a copy of such a tree works too. Elsewhere
-`psutil` and `platform` say what they know, and there are no sensors.
+On Linux all values come from `/proc` and `/sys`, or a copy of such a tree. Elsewhere `psutil` and
+`platform` provide what they can, and there are no sensors.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 from typing import Final
 
 _CPU_SENSORS: Final = ("cpu", "coretemp", "k10temp", "zenpower", "x86_pkg_temp", "soc", "tdie")
-_PLAUSIBLE_C: Final = (1.0, 125.0)  # sensors that are not connected show 0, -273 or 127
+_PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """This machine, as it describes itself.
+    """This machine's description.
 
     Attributes:
-        cpu: name of its processor; empty where unknown.
-        cores: how many cores this process may use.
-        memory_bytes: installed; None where unknown.
+        cpu: name of the processor; empty if unknown.
+        cores: number of cores that this process may use.
+        memory_bytes: installed memory; None if unknown.
         system: operating system and architecture.
-        has_battery: whether it has a battery; None where unknown.
-        board: its name in its device tree; empty where it has none, as on PCs.
+        has_battery: whether the machine has a battery; None if unknown.
+        board: name in the device tree; empty without a device tree, as on PCs.
     """
 
     cpu: str
@@ -47,7 +47,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
     """Describe this machine.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: folder that contains `proc` and `sys`.
     """
     return Machine(
         cpu=_cpu_name(root),
@@ -83,7 +83,7 @@ def _cpu_name(root: Path) -> str:
 
 
 def total_memory_bytes() -> int | None:
-    """Return the size of the machine's memory in bytes; None where the system does not tell."""
+    """Return the machine's total memory in bytes; None if the system does not expose it."""
     with suppress(ImportError):
         import psutil
 
@@ -110,16 +110,16 @@ class Sensors:
     """Temperature, frequency and energy, where the system exposes them.
 
     Args:
-        root: where `sys` is.
+        root: folder that contains `sys`.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
     def temperature_c(self) -> float | None:
-        """Return the hottest sensor of the processor in degrees Celsius.
+        """Return the temperature of the hottest processor sensor in degrees Celsius.
 
-        Where no sensor is named after the processor, all sensors count; None where there are none.
+        If no sensor is named after the processor, all sensors count. Without sensors, return None.
         """
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
@@ -136,14 +136,14 @@ class Sensors:
             yield from _celsius(_read(folder / "type") or "", folder / "temp")
 
     def frequency_hz(self) -> float | None:
-        """Return the current mean frequency over all cores in Hz; None where it is unknown."""
+        """Return the current mean frequency of all cores in Hz; None if unknown."""
         folder = self._root / "sys/devices/system/cpu"
         files = folder.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
         kilohertz = [value for file in files if (value := _number(file)) is not None]
         return 1e3 * sum(kilohertz) / len(kilohertz) if kilohertz else None
 
     def battery_w(self) -> float | None:
-        """Return the power that the batteries give, in W; None unless they are the only source."""
+        """Return the batteries' total power in W; None unless all of them are discharging."""
         watts = 0.0
         for folder in _batteries(self._root):
             if _read(folder / "status") != "Discharging":
@@ -154,13 +154,13 @@ class Sensors:
                 if current is None or voltage is None:
                     return None
                 power = current * voltage / 1e6
-            watts += abs(power) / 1e6  # some drivers count discharging as negative
+            watts += abs(power) / 1e6  # some drivers report discharging as negative
         return watts or None
 
     def energy_counters(self) -> list[EnergyCounter]:
-        """Return RAPL's counters: the whole platform's if there is one, else processors and memory.
+        """Return RAPL's counters: the whole platform's if available, else processors and memory.
 
-        Empty where there are none, or where only root may read them.
+        The list is empty without RAPL, or if only root may read it.
         """
         packages, memory = [], []
         for folder in sorted((self._root / "sys/class/powercap").glob("intel-rapl*:*")):
@@ -178,18 +178,18 @@ class Sensors:
 
 
 class EnergyCounter:
-    """One counter of RAPL, which starts again from 0 when it is full."""
+    """One counter of RAPL, which restarts from 0 when it overflows."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._last: float | None = None
 
     def microjoules(self) -> float | None:
-        """Return what the counter shows; None where it cannot be read."""
+        """Return the counter's value; None if it cannot be read."""
         return _number(self._folder / "energy_uj")
 
     def joules_since_last(self) -> float:
-        """Return the joules counted since the last call; 0 the first time."""
+        """Return the joules counted since the last call; 0 in the first call."""
         now, last = self.microjoules(), self._last
         self._last = now
         if now is None or last is None:
@@ -203,8 +203,8 @@ class PowerMeter:
     """Mean power between the first and the last call of `sample`.
 
     Args:
-        sensors: what to read: RAPL, else batteries.
-        clock: in seconds.
+        sensors: source of the readings: RAPL, else batteries.
+        clock: current time in seconds.
     """
 
     def __init__(self, sensors: Sensors, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -221,11 +221,11 @@ class PowerMeter:
 
     @property
     def available(self) -> bool:
-        """Say whether this machine tells its power."""
+        """Return whether this machine exposes its power."""
         return bool(self.source)
 
     def sample(self) -> None:
-        """Read the sensors. Call it often enough that no counter overflows twice in between."""
+        """Read the sensors. Call this before any counter can overflow twice."""
         now_s = self._clock()
         if self._counters:
             self._joules += sum(c.joules_since_last() for c in self._counters)
@@ -237,21 +237,21 @@ class PowerMeter:
 
     @property
     def joules(self) -> float | None:
-        """Return the energy between the first and last sample, in J; None where `watts` is None."""
+        """Return the energy between the first and last sample in J; None if `watts` is None."""
         return None if self.watts is None else self._joules
 
     @property
     def watts(self) -> float | None:
-        """Return the mean power in W; None if no sensor shows it, or before the second sample."""
+        """Return the mean power in W; None without a sensor, or before the second sample."""
         if not self.available or self._first_s is None or self._last_s <= self._first_s:
             return None
         return self._joules / (self._last_s - self._first_s) or None
 
 
 class SessionEnergy:
-    """What this machine drew since the object was made, for telemetry.
+    """The energy that this machine used since the object was created, for telemetry.
 
-    It covers the whole machine as far as that is measured, with everything else that it did.
+    It covers every process on the machine, as far as its energy is measured.
 
     Args:
         meter: this machine's meter.
@@ -262,7 +262,7 @@ class SessionEnergy:
         meter.sample()
 
     def telemetry(self) -> dict[str, float]:
-        """Return `energy_j`; an empty map where the machine does not tell."""
+        """Return `energy_j`; an empty map if the machine does not expose its energy."""
         self._meter.sample()
         joules = self._meter.joules
         return {} if joules is None else {"energy_j": joules}
@@ -270,7 +270,7 @@ class SessionEnergy:
 
 def _batteries(root: Path) -> Iterator[Path]:
     for folder in sorted((root / "sys/class/power_supply").glob("*")):
-        # A mouse has a battery, too; its scope is "Device".
+        # The battery of a mouse has the scope "Device".
         if _read(folder / "type") == "Battery" and _read(folder / "scope") != "Device":
             yield folder
 
@@ -292,5 +292,5 @@ def _number(file: Path) -> float | None:
 def _read(file: Path) -> str | None:
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # not there, not for everyone, or the driver has no value now
+    except OSError:  # missing, not readable, or the driver has no value now
         return None

@@ -1,9 +1,8 @@
-"""What a device may send unasked: heartbeats, telemetry, and answers that nobody waits for.
+"""Limits on unrequested messages of a device: heartbeats, telemetry, and late answers.
 
-Honest devices send little of it, but it may come all at once after the network was stuck. So it is
-counted in token buckets that hold as much as a device normally sends in an hour, and refill faster
-than a device normally empties them. Answers to runs that were sent are not counted, however late
-they come.
+Honest devices send few of them, but many may arrive at once after the network was stuck. So token
+buckets count them. A bucket holds what a device normally sends in an hour, and refills faster than
+a device normally empties it. Answers to runs that were sent do not count, however late they arrive.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from cleave.protocol import limits
 
 
 class Bucket:
-    """Tokens that are taken one by one and come back with time.
+    """A token bucket.
 
     Args:
-        per_s: tokens that come back per second.
-        most: tokens in a full bucket.
-        now_s: the time; the bucket is full then.
+        per_s: tokens refilled per second.
+        most: capacity in tokens.
+        now_s: current time; the bucket starts full.
     """
 
     def __init__(self, per_s: float, most: float, now_s: float) -> None:
@@ -29,7 +28,7 @@ class Bucket:
         self._at_s = now_s
 
     def take(self, count: float, now_s: float) -> bool:
-        """Take `count` tokens, unless there are fewer; return whether they were taken."""
+        """Take `count` tokens if available; return whether they were taken."""
         back = max(0.0, now_s - self._at_s) * self._per_s
         self._tokens = min(self._most, self._tokens + back)
         self._at_s = now_s
@@ -40,10 +39,10 @@ class Bucket:
 
 
 class Allowance:
-    """What one session may send unasked.
+    """Counts the unrequested messages of one session.
 
     Args:
-        now_s: the time at which the session begins.
+        now_s: time at which the session begins.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -51,7 +50,7 @@ class Allowance:
         self._bytes = Bucket(limits.UNASKED_BYTES_PER_S, limits.MAX_UNASKED_BYTES, now_s)
 
     def said(self, nbytes: int, now_s: float) -> str:
-        """Count a message that was not asked for; return why it is too much, empty if it is not."""
+        """Count an unrequested message; return why it is too much, or an empty text."""
         if not self._messages.take(1, now_s):
             return (
                 f"it sent more than {limits.MAX_UNASKED} messages that nothing asked for, and "
@@ -68,27 +67,27 @@ class Allowance:
 class CancelledRuns:
     """Cancelled runs whose answers may still arrive.
 
-    A device that has read a `cancel` does not answer the runs in it. So when it answers a run that
-    was sent after the `cancel`, no more answers to the cancelled runs will come. If no answers come
-    at all, the oldest runs are forgotten. Ids of runs grow in the order in which they are made.
+    A device that has read a `cancel` does not answer the runs in it. So once it answers a run that
+    was sent after the `cancel`, no answers to the cancelled runs will follow. If no answers arrive
+    at all, the oldest runs are removed. Ids of runs increase in the order of creation.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[int, tuple[int, int]] = {}  # size of the result, the last run sent by then
+        self._runs: dict[int, tuple[int, int]] = {}  # result size, last run sent before the cancel
         self._sent = 0
 
     def sent(self, run: int) -> None:
-        """Note that a run was sent."""
-        self._sent = max(self._sent, run)  # one that is asked for again may be sent before others
+        """Record that a run was sent."""
+        self._sent = max(self._sent, run)  # a repeated run may be sent out of order
 
     def cancelled(self, run: int, result_bytes: int) -> None:
-        """Note that a run was cancelled, whose result would have had this size."""
+        """Record that a run was cancelled, and its expected result size."""
         self._runs[run] = result_bytes, self._sent
         if len(self._runs) > limits.MAX_RUNS_IN_FLIGHT:
             del self._runs[next(iter(self._runs))]
 
     def overtaken(self, run: int) -> None:
-        """Note an answer to a run that was not cancelled; runs cancelled before it are over."""
+        """Record an answer to a run that was not cancelled; forget runs cancelled before it."""
         while self._runs:
             first = next(iter(self._runs))
             if self._runs[first][1] >= run:
@@ -96,21 +95,21 @@ class CancelledRuns:
             del self._runs[first]
 
     def __contains__(self, run: object) -> bool:
-        """Say whether an answer to a run may still come."""
+        """Return whether an answer to a run may still arrive."""
         return run in self._runs
 
     def answered(self, run: int) -> bool:
-        """Say whether an answer belongs to one of these runs; at most once for each."""
+        """Return whether an answer belongs to a cancelled run; at most once for each run."""
         return self._runs.pop(run, None) is not None
 
     @property
     def largest_bytes(self) -> int:
-        """Return the size of the largest result that may still come."""
+        """Return the size of the largest result that may still arrive."""
         return max((result_bytes for result_bytes, _ in self._runs.values()), default=0)
 
 
 def is_answer(run: int, awaited: Container[int], cancelled_runs: CancelledRuns) -> bool:
-    """Say whether an answer belongs to a run that was sent and not answered before."""
+    """Return whether an answer belongs to a run that was sent and not answered before."""
     if run in awaited:
         cancelled_runs.overtaken(run)
         return True

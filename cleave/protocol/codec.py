@@ -1,7 +1,7 @@
-"""Messages to bytes and back: each is one msgpack array ``[type, fields, payload?]``.
+"""Encoding and decoding messages: each is one msgpack array ``[type, fields, payload?]``.
 
-The payload comes last and is a msgpack `bin`. So a sender gives header and payload to the socket
-one after the other without joining them, and a receiver views the payload where it lies.
+The payload comes last and is a msgpack `bin`. So a sender writes header and payload to the socket
+without joining them, and a receiver views the payload without a copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BAD_BYTES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Packable(Protocol):
-    """A payload that is not packed yet: it knows its size, and packs itself to be sent."""
+    """A payload that knows its size, and is packed only when it is sent."""
 
     @property
     def nbytes(self) -> int: ...
@@ -41,7 +41,7 @@ class Packable(Protocol):
 
 
 def payload_bytes(payload: Any) -> int:
-    """Return the size of a payload, as it was received or as it is held in this process."""
+    """Return the size of a payload in bytes, whether received or held in this process."""
     return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
 
 
@@ -51,7 +51,7 @@ def _header(message: Message) -> bytes:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Return the message as parts to send in turn: a header and, where there is one, a payload.
+    """Return the message as parts to send in order: a header and, if it has one, a payload.
 
     Raises:
         ProtocolError: when the message is larger than the protocol allows.
@@ -68,8 +68,8 @@ def encode(message: Message) -> list[Buffer]:
     payload = getattr(message, "payload", None)
     if payload is None:
         if type(message) is messages.Run and len(message.inputs) <= limits.MAX_RUN_INPUTS:
-            return [head]  # made by our own cores, and many
-        decode(head)  # what the other side would refuse is not sent
+            return [head]  # too frequent to check, and made by our own cores
+        decode(head)  # never send a message that the other side would refuse
         return [head]
     parts = [head, payload if isinstance(payload, bytes | memoryview) else payload.pack()]
     size = sum(len(part) for part in parts)
@@ -88,14 +88,13 @@ def wire_size(message: Message) -> int:
 
 
 def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
-    """Read one message. Its payload, if any, is a view into `data`; its texts are cleaned.
+    """Decode one message. Its payload, if any, is a view into `data`; its texts are cleaned.
 
-    Of a `hello` in another version only the fields that tell this are read: the others may have
-    another meaning.
+    For a `hello` in another version, only fields with the same meaning in every version are read.
 
     Args:
         data: the message.
-        header_bytes: how long its header may be; some senders are held to less than others.
+        header_bytes: maximum header length; some senders have a lower limit than others.
 
     Raises:
         ProtocolError: for anything that is not a message of this protocol.
@@ -106,8 +105,8 @@ def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
             f"a message of {len(data)} bytes is over the limit of {limits.MAX_MESSAGE_BYTES}"
         )
     try:
-        # Found without making anything: an array takes the memory that it declares before its items
-        # are read, and here all are seen to be there.
+        # Split without allocating: decoding an array allocates its declared length first, so check
+        # here that all items are present.
         kind_part, fields_part, *payload_part = _PARTS.decode(data)
         kind = _KIND.decode(kind_part)
     except _BAD_BYTES as error:
@@ -134,7 +133,7 @@ def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
 
 
 def _read_payload(data: bytes, part: msgspec.Raw, kind: str) -> memoryview:
-    """Return the payload, which ends the message, as a view of it."""
+    """Return a view of the payload, which ends the message."""
     try:
         size = len(_PAYLOAD.decode(part))
     except msgspec.MsgspecError as error:
@@ -175,9 +174,9 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
 
 @cache
 def _sizer(cls: type[Any]) -> Callable[[Any], int]:
-    """Return a function for the size of an encoded message; emulators call it all the time."""
+    """Return a fast function for the size of an encoded message, for emulators."""
     names, has_payload = _fields(cls)
-    # A map has the header of an array of as many items, and its keys are always the same.
+    # A map's header is as long as that of an array with as many items, and its keys are fixed.
     fixed_bytes = 1 + len(_PACK(cls.TYPE)) + sum(len(_PACK(name)) for name in names)
     values = attrgetter(*names) if len(names) > 1 else lambda m: [getattr(m, n) for n in names]
 
@@ -192,14 +191,14 @@ def _sizer(cls: type[Any]) -> Callable[[Any], int]:
 
 
 def _fields(cls: type[Any]) -> tuple[list[str], bool]:
-    """Return the names of a message's fields, and whether a payload follows them."""
+    """Return the names of a message's fields, and whether it has a payload."""
     names = [f.name for f in fields(cls) if f.name != "payload"]
     return names, len(names) < len(fields(cls))
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """How a type of messages is read."""
+    """How messages of one type are decoded."""
 
     cls: type[Any]
     has_payload: bool
@@ -215,16 +214,16 @@ def _readers() -> dict[str, _Reader]:
 
 
 class _AnyVersion(msgspec.Struct):
-    """The fields of `hello` that mean the same in every version, but for the version itself.
+    """The fields of `hello` that mean the same in every version, except the version itself.
 
-    A role that this version does not know counts as a device's.
+    An unknown role counts as a device's.
     """
 
     role: Any
     versions: messages.Ids = ()
 
     def hello(self, version: int) -> messages.Hello:
-        """Return what can be said of such a `hello`."""
+        """Return a `hello` with these fields."""
         operates = self.role == messages.Role.OPERATOR.value
         role = messages.Role.OPERATOR if operates else messages.Role.DEVICE
         return messages.Hello(role, version, versions=self.versions)
@@ -237,7 +236,7 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
 
     def read(part: msgspec.Raw) -> Any:
         try:
-            if versions is not None:  # before all other fields
+            if versions is not None:  # checked before all other fields
                 version = versions.decode(part).version
                 if version != limits.VERSION:
                     if cls is messages.Hello:
@@ -246,11 +245,11 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
                         f"the server goes on in protocol version {version} and this client speaks "
                         f"{limits.VERSION}; install the same version of cleave on both"
                     )
-            message = decoder.decode(part)  # unknown fields are ignored: so the protocol grows
+            message = decoder.decode(part)  # ignores unknown fields, so that the protocol can grow
             for name in to_check:
                 _check_plain(getattr(message, name))
         except (*_BAD_BYTES, ValueError) as error:
-            # No value is shown, for it may be a secret.
+            # Show no value, because it may be a secret.
             raise ProtocolError(f"a {cls.TYPE} message is not valid: {_shown(error)}") from None
         for name in to_clean:
             setattr(message, name, clean_plain(getattr(message, name)))
@@ -260,7 +259,7 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
 
 
 def _version_decoder(cls: type[Any]) -> msgspec.msgpack.Decoder[Any] | None:
-    """Return what reads the version alone, for messages that have one."""
+    """Return a decoder of the version alone, for messages that have one."""
     for f in fields(cls):
         if f.name == "version":
             default = () if f.metadata.get("required") else (f.default,)
@@ -271,13 +270,13 @@ def _version_decoder(cls: type[Any]) -> msgspec.msgpack.Decoder[Any] | None:
 
 
 def _untyped_fields(cls: type[Any]) -> list[str]:
-    """Return the names of the fields that may hold anything that JSON can."""
+    """Return the names of the fields that may hold any JSON value."""
     hints = typing.get_type_hints(cls)
     return [f.name for f in fields(cls) if typing.get_args(hints[f.name])[1:] == (Any,)]
 
 
 def _texts_to_clean(cls: type[Any]) -> list[str]:
-    """Return the names of the fields with texts that are to be cleaned."""
+    """Return the names of the fields whose texts must be cleaned."""
     hints = typing.get_type_hints(cls)
     return [
         f.name
@@ -288,7 +287,7 @@ def _texts_to_clean(cls: type[Any]) -> list[str]:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Raise `ValueError` unless a value is what JSON can hold, and not nested too deep."""
+    """Raise `ValueError` unless a value is JSON-like and not nested too deep."""
     if depth > limits.MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(value, list):

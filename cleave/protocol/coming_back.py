@@ -1,4 +1,4 @@
-"""Whether a client comes back by itself after its session, and when: `docs/protocol.md`'s table."""
+"""Whether and when a client reconnects after its session, as in the table of `docs/protocol.md`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from cleave.protocol import limits
 from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode
 
 _DONE: Final = (ByeCode.DRAINED, ByeCode.MEASURED, ByeCode.LEAVING)
-"""The client got what it wanted."""
+"""Reasons of a `bye` after which the client is finished."""
 
 _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
 """Refusals after which the same client may be welcome: it was silent, or a message was garbled."""
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Return the least seconds to wait before coming back; None for never.
+    """Return the minimum seconds to wait before reconnecting; None for never.
 
     Args:
         message: the message with which the PS ended the session.

@@ -1,4 +1,4 @@
-"""What a device did, in figures that both ends can count from the messages between them."""
+"""A device's work in figures that both ends can count from their messages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 
 @dataclass(slots=True)
 class DeviceCounters:
-    """What a device did, or several together; subtract two snapshots for what was done between.
+    """The work of one or more devices; subtract two snapshots to get the work between them.
 
     Attributes:
-        blocks: results that were asked for and came.
+        blocks: number of requested results that arrived.
         flops: floating-point operations of these results.
-        downlink_bytes, uplink_bytes: encoded messages, to the device and from it.
-        compute_s: seconds of computing, as the device states them.
-        energy_j: joules, as its telemetry states them (`energy_j`); 0 where it does not.
-        failures: runs that it could not do, or answered in another form than was asked for.
+        downlink_bytes, uplink_bytes: bytes of encoded messages, to and from the device.
+        compute_s: seconds of computing, as reported by the device.
+        energy_j: joules, as reported in its telemetry (`energy_j`); 0 without reports.
+        failures: runs that failed, or were answered in another form than requested.
     """
 
     blocks: int = 0
@@ -35,4 +35,4 @@ class DeviceCounters:
 
 
 COUNTER_FIELDS: Final = tuple(field.name for field in fields(DeviceCounters))
-"""The counters' names, which the store uses as well."""
+"""Names of the counters, which the store also uses."""

@@ -1,8 +1,8 @@
-"""Features: what peers may do besides what every peer of this version can.
+"""Features: optional abilities of peers within one protocol version.
 
-They need no new version. A client names its features in `hello`, and the PS answers in `welcome`
-with those that it has as well. A peer is sent no message of a feature that was not agreed on,
-because it would have to refuse it.
+They need no new version. A client names its features in `hello`, and the PS names in `welcome`
+those that it also has. A peer never receives messages of a feature that was not agreed on, because
+it would have to refuse them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from cleave.protocol.messages import Feature, Hello, Message, Welcome
 
 ALL: Final = tuple(feature.value for feature in Feature)
-"""The features that this code has, as `welcome` lists those that were agreed on."""
+"""Names of the features that this code supports."""
 
 
 def of_device(*, graphs: bool) -> tuple[str, ...]:
@@ -25,9 +25,9 @@ def of_device(*, graphs: bool) -> tuple[str, ...]:
 
 
 def agreed(hello: Hello) -> frozenset[Feature]:
-    """Return the features agreed on for the session of a `hello`; unknown names are ignored."""
+    """Return the features agreed on for a client's session; unknown names are ignored."""
     named = {feature for feature in Feature if feature.value in hello.features}
-    if hello.measure:  # how it was asked for before there were features
+    if hello.measure:  # the older way to request this feature
         named.add(Feature.MEASURE)
     return frozenset(named)
 
@@ -36,12 +36,12 @@ def of_session(offered: frozenset[Feature], welcome: Welcome) -> frozenset[Featu
     """Return the features of a session, for its device.
 
     Args:
-        offered: what the device named in `hello`.
-        welcome: the PS's answer; names that were not offered mean nothing.
+        offered: features that the device named in `hello`.
+        welcome: the PS's answer; names that were not offered are ignored.
     """
     return frozenset(feature for feature in offered if feature.value in welcome.features)
 
 
 def may_send(message: Message, features: frozenset[Feature]) -> bool:
-    """Say whether a peer with which these features were agreed on understands a message."""
+    """Return whether a peer with these agreed features understands a message."""
     return message.FEATURE is None or message.FEATURE in features

@@ -1,4 +1,4 @@
-"""The messages, as dataclasses. `docs/protocol.md` says what each means."""
+"""The messages, as dataclasses. `docs/protocol.md` defines their meaning."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Inputs: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=limits.MAX_RUN_
 Texts: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=limits.MAX_IDS)]
 
 REQUIRED: Final = {"required": True}
-"""Marks a field that a reader must find, whatever its default is here."""
+"""Marks a field that a message must contain, even if it has a default here."""
 
 SECRET: Final = {"secret": True}
-"""Marks a field whose value appears in no error, whatever is wrong with it."""
+"""Marks a field whose value is never shown in an error."""
 
 VERBATIM: Final = {"verbatim": True}
-"""Marks a field whose texts are not changed, because they are compared or name files. All other
-texts are cleaned when they are received, see `cleave.protocol.texts`."""
+"""Marks a field whose texts are not changed, because they are compared or are file names. All other
+texts are cleaned when they are received (`cleave.protocol.texts`)."""
 
 
 class Op(Enum):
-    """Operations a device may offer."""
+    """An operation that a device may offer."""
 
     MATMUL = "matmul"
 
@@ -51,7 +51,7 @@ class Role(Enum):
 
 
 class Feature(Enum):
-    """Optional features of a peer, besides what all peers of this version have."""
+    """A feature that a peer of this version may or may not have."""
 
     MEASURE = "measure"
     GRAPHS = "graphs"
@@ -60,7 +60,7 @@ class Feature(Enum):
 
 
 class _OpenEnum(StrEnum):
-    """Names of which newer peers may have more: an unknown name is a value like any other."""
+    """An enum to which newer peers may add: an unknown name becomes a value."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -152,7 +152,7 @@ class Put:
 
 @dataclass(slots=True)
 class PutCoded:
-    """PS to device: as `put`; the payload is the coded form of the array (`cleave.coding`)."""
+    """PS to device: like `put`, with a compressed payload (`cleave.coding`)."""
 
     TYPE: ClassVar[str] = "put_coded"
     FEATURE: ClassVar[Feature | None] = Feature.CODING
@@ -165,7 +165,7 @@ class PutCoded:
 
 @dataclass(slots=True)
 class CodeResults:
-    """PS to device: from now on results may be coded."""
+    """PS to device: results may be compressed from now on."""
 
     TYPE: ClassVar[str] = "code_results"
     FEATURE: ClassVar[Feature | None] = Feature.CODING
@@ -191,7 +191,7 @@ class Run:
 
 @dataclass(slots=True)
 class Graph:
-    """PS to device: keep this ONNX graph under this id, which is one of the ids of arrays."""
+    """PS to device: keep this ONNX graph under this id; graphs and arrays share the ids."""
 
     TYPE: ClassVar[str] = "graph"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
@@ -201,7 +201,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Concat:
-    """PS to device: keep the rows of some arrays, one after another, as one array; forget these."""
+    """PS to device: join the rows of some arrays into one array, and drop those arrays."""
 
     TYPE: ClassVar[str] = "concat"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
@@ -214,8 +214,8 @@ class RunGraph:
     """PS to device: run a graph, keep its outputs, and answer with `computed`.
 
     `inputs` and `outputs` have one id for each input and output of the graph, in its order. An
-    input of 0 means zeros, an output of 0 one that is not kept. `output_bytes` has the size of each
-    output that is kept, in order.
+    input of 0 means zeros; an output of 0 is not kept. `output_bytes` has the size of each kept
+    output, in order.
     """
 
     TYPE: ClassVar[str] = "run_graph"
@@ -268,7 +268,7 @@ class Result:
 
 @dataclass(slots=True)
 class ResultCoded:
-    """Device to PS: as `result`; the payload is the coded form of the array (`cleave.coding`)."""
+    """Device to PS: like `result`, with a compressed payload (`cleave.coding`)."""
 
     TYPE: ClassVar[str] = "result_coded"
     FEATURE: ClassVar[Feature | None] = Feature.CODING
@@ -282,7 +282,7 @@ class ResultCoded:
 
 @dataclass(slots=True)
 class TaskError:
-    """Device to PS: a `run`, `run_graph` or `fetch` could not be done; the session continues."""
+    """Device to PS: a `run`, `run_graph` or `fetch` failed; the session continues."""
 
     TYPE: ClassVar[str] = "task_error"
     FEATURE: ClassVar[Feature | None] = None
@@ -292,7 +292,7 @@ class TaskError:
 
 @dataclass(slots=True)
 class Drop:
-    """PS to device: forget these arrays and graphs."""
+    """PS to device: delete these arrays and graphs."""
 
     TYPE: ClassVar[str] = "drop"
     FEATURE: ClassVar[Feature | None] = None
@@ -301,7 +301,7 @@ class Drop:
 
 @dataclass(slots=True)
 class Cancel:
-    """PS to device: the results of these runs are not wanted any more."""
+    """PS to device: the results of these runs are not needed any more."""
 
     TYPE: ClassVar[str] = "cancel"
     FEATURE: ClassVar[Feature | None] = None
@@ -310,7 +310,7 @@ class Cancel:
 
 @dataclass(slots=True)
 class Measured:
-    """PS to a device that asked to be measured: the rates of its link; `bye` follows."""
+    """PS to a device that asked for a measurement: the rates of its link; `bye` follows."""
 
     TYPE: ClassVar[str] = "measured"
     FEATURE: ClassVar[Feature | None] = Feature.MEASURE
@@ -338,7 +338,7 @@ class Telemetry:
 
 @dataclass(slots=True)
 class Drain:
-    """Device to PS: send nothing new; the device answers what it has and leaves."""
+    """Device to PS: send no new runs; the device answers its current ones and leaves."""
 
     TYPE: ClassVar[str] = "drain"
     FEATURE: ClassVar[Feature | None] = None
@@ -373,7 +373,7 @@ class Error:
 
 @dataclass(slots=True)
 class Request:
-    """Operator to PS: do an action; `docs/protocol.md` lists those that there are."""
+    """Operator to PS: perform an action; `docs/protocol.md` lists the actions."""
 
     TYPE: ClassVar[str] = "request"
     FEATURE: ClassVar[Feature | None] = None

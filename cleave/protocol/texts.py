@@ -1,4 +1,4 @@
-"""Cleaning a peer's texts, so that they can be shown anywhere."""
+"""Cleaning a peer's texts, so that they are safe to show anywhere."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Return a text without line ends, terminal codes, marks that change direction, and the like.
+    """Return a text without line ends, terminal codes, direction marks, and the like.
 
-    The result is on one line: white space of any kind becomes a space, and of the rest only what
-    Unicode calls printable is kept.
+    The result is one line: each white space character becomes a space, and other characters that
+    Unicode does not call printable are removed.
     """
-    if text.isprintable():  # nearly all
+    if text.isprintable():  # almost always
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
 
 
 def clean_plain(value: Any) -> Any:
-    """Return an untyped value with all its texts cleaned, keys included."""
+    """Return an untyped value with all its texts cleaned, including keys."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Checks of returned blocks that need no second multiplication; `check` describes the method."""
+"""Checks returned blocks without a second multiplication; `check` describes the method."""
 
 from cleave.verify.check import LONE, Fault, GemmCheck, Judgement
 from cleave.verify.projection import Projector

@@ -1,21 +1,21 @@
-"""Checking blocks without computing them again: Freivalds' test with a tolerance for rounding.
+"""Checks blocks without recomputing them: Freivalds' test with a tolerance for rounding.
 
 For a block C = A B that a device returned and a secret vector r, C r must be A (B r): three
-products with a vector instead of one with a matrix (Freivalds 1977). Two independent vectors (four
-for operands of 16 bits) for each GEMM and column, drawn fresh and used for nothing else
-(`cleave.verify.products`); a block wider than `products.GROUP` columns is several such tests, side
-by side. All of it is done in double precision.
+products with a vector instead of one with a matrix (Freivalds 1977). Each GEMM and column gets two
+independent vectors (four for 16-bit operands), drawn fresh and used for nothing else
+(`cleave.verify.products`). A block wider than `products.GROUP` columns gets several such tests by
+groups of columns. All sums are in double precision.
 
 Honest results are rounded. A row is *in doubt* if its residual exceeds `ROW_LIMIT` standard
 deviations of the rounding error (`cleave.verify.rounding.variance`). All rows are in doubt if the
-mean square of their residuals exceeds `SPREAD_LIMIT`, which finds noise that is spread over many
-rows. The deviations are a model, so a doubt proves nothing. Rows in doubt are computed again in
-double precision, and a device is blamed only for elements that no order of summing in fp32 can
-explain. Other rows in doubt are replaced by the server's own, and the device is not blamed.
+mean square of their residuals exceeds `SPREAD_LIMIT`, which finds noise spread over many rows. The
+deviations are a model, so doubt proves nothing. Rows in doubt are recomputed in double precision. A
+device is blamed only for elements that no order of summation in fp32 can explain. Other rows in
+doubt are replaced by the server's own, without blame.
 
-Results of 16 bits hide errors of the size of their rounding, even consistent ones. So a few random
-elements of each such block are computed exactly. An element that no order of summing explains is a
-fault; one that is merely not the right rounding is counted, and `Reputation` judges the count.
+Rounding of 16-bit results hides errors of its size, even consistent ones. So a few random elements
+of each such block are computed exactly. An element that no order of summation explains is a fault.
+An element that is merely misrounded is counted, and `Reputation` judges the count.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from cleave.verify.rounding import Product, variance
 ROW_LIMIT: Final = 6.0
 SPREAD_LIMIT: Final = 1.5
 GROSS: Final = 0.1
-"""A block whose errors are this large against its numbers, in most rows, is wrong as a whole."""
+"""A block with half of its rows wrong is wrong as a whole from this error relative to its norm."""
 
 LONE: Final = 2 * ROW_LIMIT
-"""A lone error in a row of so many deviations is surely found: the smallest entry of a secret
-vector takes a quarter of it, and honest rounding may hide some more."""
+"""A single error of this many standard deviations in a row is always found: the smallest entry of a
+secret vector reduces it by a quarter, and honest rounding may hide some more."""
 
 SPOTS: Final = 4
-"""Rows and columns of a 16-bit block whose common elements are computed exactly."""
+"""Number of rows, and of columns, whose common elements in a 16-bit block are computed exactly."""
 
-_FEW_ROWS: Final = 20.0  # what the mean square of few residuals may be above it, times their number
+_FEW_ROWS: Final = 20.0  # slack in the sum of squared residuals, for groups with few rows
 _AGAIN_DEPTH: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a block.
+    """An error in a block.
 
     Attributes:
-        reason: a text for people.
-        gross: whether the block is wrong as a whole, which one flipped bit cannot explain: a bit
-            flipped in a result spoils an element, one in a device's copy of A a row, and one in its
-            copy of B a column.
+        reason: a readable description.
+        gross: whether the whole block is wrong, which one flipped bit cannot explain: a flipped bit
+            in a result spoils an element, one in a device's copy of A a row, and one in its copy of
+            B a column.
     """
 
     reason: str
@@ -71,12 +71,12 @@ class Judgement:
     """The result of checking a block.
 
     Attributes:
-        fault: what is wrong with the block; None if rounding can explain all of it.
+        fault: the error in the block; None if rounding can explain every difference.
         mended: the block with the rows in doubt replaced by the server's own; None if no row was in
             doubt, or with a fault.
-        recomputed: how many rows were computed again.
-        spots: how many elements were computed exactly.
-        misrounded: how many of those are not the right rounding of the product.
+        recomputed: number of rows that were recomputed.
+        spots: number of elements that were computed exactly.
+        misrounded: number of those elements that are not correctly rounded.
     """
 
     fault: Fault | None = None
@@ -90,8 +90,8 @@ class Judgement:
 class _CountedPass:
     """Counts the passes of one GEMM's check.
 
-    It knows no matrix: a check that were called back by what it holds would not be freed, nor its
-    matrices, before Python looks for cycles.
+    It is a separate object without matrices: a reference cycle through the check would keep its
+    matrices in memory until Python's garbage collector runs.
     """
 
     project: Pass
@@ -105,7 +105,6 @@ class _CountedPass:
         weights: Doubles | None,
         bounds: Bounds | None = None,
     ) -> tuple[Doubles, Doubles]:
-        """Return the products with some vectors; see `Pass`."""
         self.read_bytes += matrix.nbytes
         self.flops += 2 * (len(vectors) + (weights is not None)) * matrix.array.size
         return self.project(matrix, vectors, weights, bounds)
@@ -116,16 +115,15 @@ class GemmCheck:
 
     Args:
         a, b: the operands as they enter the product, shapes (M, K) and (K, N).
-        blocks: the blocks of its plan, which say which columns and depths occur together.
+        blocks: the blocks of the plan, which tell which columns and depths occur together.
         rng: draws the secret vectors; seed it from the system's randomness.
         project: multiplies with secret vectors.
 
     Attributes:
         read_bytes: bytes of A, B and results read from memory so far.
-        flops: operations so far, two for a multiply-add. Like `read_bytes`, this counts what is
-            done, not the least that would suffice.
-        largest: the largest residual so far, in units of the tolerance, of rows that are
-            not in doubt.
+        flops: operations so far, two for a multiply-add. Like `read_bytes`, it counts the actual
+            work, not the minimum.
+        largest: the largest residual of undoubted rows so far, in units of the tolerance.
     """
 
     def __init__(
@@ -145,12 +143,12 @@ class GemmCheck:
 
     @property
     def read_bytes(self) -> int:
-        """Return what was read; see above."""
+        """Return the bytes of A, B and results read from memory so far."""
         return self._project.read_bytes
 
     @property
     def flops(self) -> int:
-        """Return what was done; see above."""
+        """Return the operations so far, two for a multiply-add."""
         return self._project.flops
 
     def judge(self, block: Block, result: Buffer) -> Judgement:
@@ -158,9 +156,9 @@ class GemmCheck:
 
         Args:
             block: the block's place in the GEMM.
-            result: the block as received, shape (m, n). Elements that are not finite are right
-                where the server's own product is not finite either. If that depends on the order
-                of summing, the device is not blamed.
+            result: the block as received, shape (m, n). Non-finite elements are right where the
+                server's own product is not finite either. If that depends on the order of
+                summation, the device is not blamed.
         """
         with np.errstate(all="ignore"):
             doubt = self._doubt(block, result)
@@ -171,15 +169,15 @@ class GemmCheck:
         return Judgement()
 
     def _doubt(self, block: Block, result: Buffer) -> npt.NDArray[np.bool_]:
-        """Which rows of a block are off by more than rounding explains, in any of its groups."""
+        """Return which rows are off by more than rounding explains, in any group of columns."""
         expected = self._products.of(block)
         columns = self._products.columns(block.n)
         if result.dtype is DType.FP32:
-            # Mostly even the tolerance for small results is enough, for which they need not be
-            # summed up.
+            # Usually even the tolerance for small results suffices, which needs no sums of squares
+            # of the results.
             found, _ = self._project(result, columns.vectors, None, columns.bounds)
             found -= expected.products
-            share = np.square(found, out=found)  # of the variance
+            share = np.square(found, out=found)  # relative to the variance
             share *= expected.precision
             largest = float(share.max(initial=0))
             if largest <= ROW_LIMIT**2 and (share.sum((1, 2)) <= _most_spread(share)).all():
@@ -191,9 +189,9 @@ class GemmCheck:
             block.k.size, result.dtype,
         )  # fmt: skip
         found -= expected.products
-        share = np.square(found, out=found)  # of the variance
+        share = np.square(found, out=found)  # relative to the variance
         share /= rounding[:, None]
-        doubt = ~(share.max((0, 1)) <= ROW_LIMIT**2)  # so that NaN is doubtful, too
+        doubt = ~(share.max((0, 1)) <= ROW_LIMIT**2)  # NaN is also in doubt
         if not doubt.any():
             self.largest = max(self.largest, math.sqrt(share.max(initial=0)) / ROW_LIMIT)
         spread = share.sum((1, 2))
@@ -202,7 +200,7 @@ class GemmCheck:
         return np.asarray(doubt | noisy.any())
 
     def _recompute(self, block: Block, result: Buffer, doubt: npt.NDArray[np.bool_]) -> Judgement:
-        """Do rows again, in double precision: all where half of them are in doubt."""
+        """Recompute rows in double precision: all rows if at least half of them are in doubt."""
         if 2 * doubt.sum() >= doubt.size:
             doubt = np.ones_like(doubt)
         rows = np.flatnonzero(doubt)
@@ -219,7 +217,7 @@ class GemmCheck:
         return Judgement(mended=mended, recomputed=recomputed)
 
     def _spots(self, block: Block, result: Buffer) -> Judgement:
-        """Do a few elements exactly."""
+        """Check a few random elements exactly."""
         rows = self._rng.integers(0, block.m.size, min(SPOTS, block.m.size))
         columns = self._rng.integers(0, block.n.size, min(SPOTS, block.n.size))
         own = self._product(block.m.start + rows, block.n.start + columns, block.k)
@@ -232,7 +230,7 @@ class GemmCheck:
     def _product(
         self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], k: Span
     ) -> Product:
-        """Some rows of A times some columns of B, over some depth."""
+        """Return the product of some rows of A and some columns of B, over a part of the depth."""
         parts = []
         for start in range(k.start, max(k.stop, k.start + 1), _AGAIN_DEPTH):
             depth = slice(start, min(k.stop, start + _AGAIN_DEPTH))
@@ -244,7 +242,7 @@ class GemmCheck:
 
 
 def _most_spread(share: Doubles) -> float:
-    """The most that the squares of the residuals of a group may sum up to."""
+    """Return the maximum sum of squared residuals for a group."""
     return SPREAD_LIMIT * float(share[0].size) + _FEW_ROWS
 
 
@@ -255,7 +253,7 @@ def _fault(
     values: npt.NDArray[np.float32],
     own: Product,
 ) -> Fault:
-    """Say what is wrong, with the worst element."""
+    """Return the fault, described by its worst element."""
     off = np.where(wrong, np.abs(values - own.exact), 0)
     gross = (
         2 * int(wrong.any(1).sum()) >= max(3, block.m.size)

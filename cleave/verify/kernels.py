@@ -1,15 +1,14 @@
 """The loops of `projection.compiled_pass`, compiled by numba.
 
-All take a matrix as lines that follow one another in memory: `flat`, 1-D, and `stride`, the
-elements from one line to the next. They add products to `out`, shape (groups, vectors, rows), and,
-unless it is empty, the squares of the elements, weighted by column, to `squares`, shape (groups,
-rows). Groups of columns begin and end at `bounds`. Four lines and two vectors are read at a time,
-which makes as many sums as there are registers. While a part of four lines is read, the same part
-of the next four is asked for: no processor foresees that it is wanted, and waiting for it would
-take as long as all else.
+All take a matrix as consecutive lines in memory: `flat`, 1-D, and `stride`, the elements from one
+line to the next. They add products to `out`, shape (groups, vectors, rows), and, unless it is
+empty, the squares of the elements, weighted by column, to `squares`, shape (groups, rows). `bounds`
+has the boundaries of the groups of columns. Four lines and two vectors are read at a time, whose
+sums fill the registers. While a part of four lines is read, the same part of the next four is
+prefetched: processors do not predict this access, and waiting for it would double the time.
 
-Elements are widened to double precision as they are read, bf16 from its bits; sums are taken in any
-order, as by BLAS; infinities and NaNs stay what they are.
+Elements are upcast to double precision as they are read, bf16 from its bits. The order of summation
+is arbitrary, as in BLAS; infinities and NaNs are kept.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from cleave.arrays import Doubles, DType
 
 Bounds = npt.NDArray[np.int64]
 
-_WIDE: Final = 4096  # elements of a line at a time: four such stretches stay in the second cache
-_PART: Final = 128  # of them before more is asked for
-_LINE: Final = 16  # elements of fp32 that come from memory together
+_WIDE: Final = 4096  # elements of a line at a time: four such stretches fit in the L2 cache
+_PART: Final = 128  # elements between two prefetches
+_LINE: Final = 16  # fp32 elements in a cache line
 _OPTIONS: Final[dict[str, Any]] = {
     "fastmath": {"reassoc", "contract", "nsz"},
     "error_model": "numpy",
@@ -43,7 +42,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _upper_half(typing_context: Any, bits: Any) -> Any:
-    """The fp32 number whose upper half these bits are."""
+    """Return the fp32 number whose upper half is these bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = builder.zext(arguments[0], context.get_value_type(types.uint32))
@@ -55,7 +54,7 @@ def _upper_half(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Ask the processor for the memory about an element that will be read soon."""
+    """Prefetch the memory around an element that will be read soon."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.gep(
@@ -73,7 +72,7 @@ def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 def _number(element):  # type: ignore[no-untyped-def]  # numba compares signatures
-    """An element in double precision; bf16 is given as its bits. For compiled code only."""
+    """Return an element in double precision; bf16 is given as its bits. For compiled code only."""
     raise AssertionError
 
 
@@ -89,13 +88,14 @@ _f64: Any = _number
 
 @cache
 def compiled() -> dict[tuple[DType, bool], Any]:
-    """Return `along` and `across` as machine code, by dtype and whether the lines are columns.
+    """Compile `along` and `across` for every dtype.
 
-    They are loaded from disk if they were compiled before.
+    Returns:
+        The machine code by dtype and whether the lines are columns, from disk if cached there.
     """
     loops = {}
     for dtype, element in ((DType.FP32, types.float32), (DType.BF16, types.uint16)):
-        # What fits every array: one that may be written and is aligned goes as this, too.
+        # This type also accepts writable and aligned arrays.
         flat = types.Array(element, 1, "C", readonly=True, aligned=False)
         vectors = types.Array(types.float64, 2, "C", readonly=True)
         weights = types.Array(types.float64, 1, "C", readonly=True)
@@ -109,7 +109,7 @@ def compiled() -> dict[tuple[DType, bool], Any]:
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _fetch_part(flat: Any, stride: int, lines: Any, at: int, n: int) -> None:
-    """Ask for a part of some lines: `n` elements from `at` on."""
+    """Prefetch a part of some lines: `n` elements from `at` on."""
     for line in lines:
         for i in range(line * stride + at, line * stride + at + n, _LINE):
             _fetch(flat, i)
@@ -204,21 +204,21 @@ def along(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Add the products and squares of a matrix whose lines are rows; see the module's text."""
+    """Add the products and squares of a matrix whose lines are rows, as the module describes."""
     count = len(vectors)
     groups, _, rows = out.shape
     columns = bounds[groups]
     first = 0
     begin = bounds[0]
     while begin < columns:
-        # As much of a line at a time as stays in the cache: some groups, or a part of one.
+        # A stretch of the line that fits in the cache: some groups, or a part of one.
         last = first
         end = min(bounds[first + 1], begin + _WIDE)
         while last + 1 < groups and end == bounds[last + 1] and bounds[last + 2] - begin <= _WIDE:
             last += 1
             end = bounds[last + 1]
         for i0 in range(0, rows, 4):
-            # Beyond the last row there is the last again, whose sums are not written.
+            # The last row fills up an incomplete four; its extra sums are not written.
             four = i0, min(i0 + 1, rows - 1), min(i0 + 2, rows - 1), min(i0 + 3, rows - 1)
             lines = min(4, rows - i0)
             after = range(min(i0 + 4, rows), min(i0 + 8, rows))
@@ -328,7 +328,7 @@ def across(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Add the products and squares of a matrix whose lines are columns; see the module's text."""
+    """Add the products and squares of a matrix whose lines are columns, as the module describes."""
     count = len(vectors)
     groups, _, rows = out.shape
     for group in range(groups):
@@ -336,7 +336,7 @@ def across(
         for start in range(0, rows, _WIDE):
             span = start, min(start + _WIDE, rows)
             for j0 in range(bounds[group], end + 1, 4):
-                # Beyond the last column there is the last again, times nothing.
+                # The last column fills up an incomplete four, with a factor of 0.
                 j1, j2, j3 = min(j0 + 1, end), min(j0 + 2, end), min(j0 + 3, end)
                 k1, k2, k3 = np.float64(j1 > j0), np.float64(j2 > j1), np.float64(j3 > j2)
                 four = j0, j1, j2, j3
@@ -359,7 +359,7 @@ def across(
                     w = min(v + 1, count - 1)
                     x, y = vectors[v], vectors[w]
                     x4 = x[j0], k1 * x[j1], k2 * x[j2], k3 * x[j3]
-                    k0 = np.float64(w > v)  # the last of an odd number is paired with nothing
+                    k0 = np.float64(w > v)  # 0 for the missing partner of an odd last vector
                     y4 = k0 * y[j0], k0 * k1 * y[j1], k0 * k2 * y[j2], k0 * k3 * y[j3]
                     read = v > 0 or squares.size > 0
                     _add_products(

@@ -2,17 +2,16 @@
 
 A and B are read as few times as the blocks allow.
 
-The entries of the vectors have random signs and magnitudes uniform in [0.75, 1.25], so that no two
-wrong elements of a row cancel by construction (plain signs let a cancelling pair through half of
-the time) and none is hidden by a small entry. Before that each column is divided by the typical
-rounding error of its elements, as estimated from B's columns (and, of results of 16 bits, a few
-random rows of A). So every column is judged by its own size, and a large column hides nothing in
-the others. In fp32 a part of the depth is read for the estimate; all of it where that turns out to
-say too little, as of columns behind ReLU.
+The vectors' entries have random signs and magnitudes uniform in [0.75, 1.25]. So no two wrong
+elements of a row cancel by construction (plain signs miss a cancelling pair half of the time), and
+no small entry hides an error. Before that, each column is divided by the typical rounding error of
+its elements, estimated from B's columns (and, for 16-bit results, from a few random rows of A). So
+every column is judged by its own size, and a large column hides nothing in the others. In fp32 the
+estimate reads a part of the depth, or all of it if the part is not representative, as for columns
+after ReLU.
 
 B r is shared by all tiles of a column, A (B r) by all columns of a row of blocks. Where tiles are
-cut differently, products are shared by the parts between all cuts, so that A and B are each read
-once.
+cut differently, products are shared between all cuts, so that A and B are each read once.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from cleave.verify.projection import Bounds, Pass
 from cleave.verify.rounding import variance
 
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
-"""Secret vectors by the operands' dtype. A pair of errors that cancel in a row hides where two
-entries of every vector are alike to within the rounding: with that of 16 bits two vectors let some
-hundredths of a percent of such errors of five root mean squares through, four the square of it."""
+"""Secret vectors by the operands' dtype. A pair of cancelling errors in a row stays hidden if two
+entries of every vector are equal up to rounding. With 16-bit rounding, two vectors miss some
+hundredths of a percent of pairs of five root mean squares; four vectors miss the square of that."""
 
 GROUP: Final = 512
-"""Columns that are tested together: the more, the larger an error that hides in their rounding."""
+"""Columns tested together: the more columns, the larger an error that hides in their rounding."""
 
 _LEAST_ENTRY: Final = 0.75
-_ENTRY_RANGE: Final = 0.5  # magnitudes go up to so much more
-_SAMPLED_ROWS: Final = 16  # of A, to estimate how large the columns of C are
+_ENTRY_RANGE: Final = 0.5  # range of the magnitudes above the minimum
+_SAMPLED_ROWS: Final = 16  # rows of A, to estimate the size of C's columns
 _SKETCHES: Final = 4  # random sums of these rows
-_SAMPLED_DEPTH: Final = 64  # of B's columns, at least, to estimate how large they are
-_UNEVEN: Final = 4.0  # times as large as estimated: then the estimate is made anew
-_SHARED_PASSES: Final = 1.5  # above it differently cut tiles share what is read of A and B
+_SAMPLED_DEPTH: Final = 64  # minimum depth of B's columns, to estimate their size
+_UNEVEN: Final = 4.0  # ratio of actual to estimated squares above which the estimate is redone
+_SHARED_PASSES: Final = 1.5  # above it differently cut tiles share reads of A and B
 
 
 class Columns(NamedTuple):
@@ -54,7 +53,7 @@ class Columns(NamedTuple):
     Attributes:
         vectors: r_j w_j, shape (vectors, columns).
         weights: w_j^2, shape (columns,).
-        bounds: where groups begin and end: 0, ..., columns; see `group_bounds`.
+        bounds: boundaries of the groups: 0, ..., columns; see `group_bounds`.
         totals: the sum of the weights of each group, shape (groups,).
     """
 
@@ -65,14 +64,13 @@ class Columns(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the server expects of a block, whose columns are taken in groups.
+    """The server's expected products for a block, by group of columns.
 
     Attributes:
         products: A (B r), shape (groups, vectors, rows).
         a_squares: |a_i|^2, shape (rows,).
         b_squares: sum of w_j^2 |b_j|^2, shape (groups,).
-        precision: one over the variance of fp32 results, however small they are, shape (groups, 1,
-            rows).
+        precision: inverse of the smallest variance of fp32 results, shape (groups, 1, rows).
     """
 
     products: Doubles
@@ -97,7 +95,7 @@ class _APart(NamedTuple):
 
 
 def group_bounds(n: Span) -> Bounds:
-    """Return where the groups of some columns begin and end, each of at most `GROUP` columns."""
+    """Return the boundaries of groups of columns, each of at most `GROUP` columns."""
     groups = max(1, -(-n.size // GROUP))
     return n.start + n.size * np.arange(groups + 1) // groups
 
@@ -107,9 +105,9 @@ class SecretProducts:
 
     Args:
         a, b: the operands as they enter the product, shapes (M, K) and (K, N).
-        blocks: the blocks, which say which columns and depths occur together.
+        blocks: the blocks, which tell which columns and depths occur together.
         rng: draws the vectors.
-        project: multiplies with them.
+        project: multiplies with the vectors.
     """
 
     def __init__(
@@ -122,14 +120,14 @@ class SecretProducts:
         self._rng = rng
         drawn = rng.uniform(-_ENTRY_RANGE, _ENTRY_RANGE, (self._count, b.shape[1]))
         self._entries: Doubles = drawn + np.copysign(_LEAST_ENTRY, drawn)
-        self._weights = np.zeros(b.shape[1])  # w_j; 0 where they are not known yet
+        self._weights = np.zeros(b.shape[1])  # w_j; 0 if not known yet
         self._columns: dict[Span, Columns] = {}
         self._some: Doubles | None = None  # random sums of rows of A
         depth = b.shape[0]
         self._sampled = depth
         if a.dtype is DType.FP32:
             self._sampled = min(depth, max(_SAMPLED_DEPTH, depth // 16))
-        self._uneven = False  # the sample said too little
+        self._uneven = False  # whether the sample was not representative
         self._cuts = _cuts(a.shape, b.shape, blocks)
         self._meets: dict[tuple[Span, Span], dict[Span, None]] = defaultdict(dict)
         self._at_depth: dict[Span, set[Span]] = defaultdict(set)
@@ -146,7 +144,7 @@ class SecretProducts:
         self._a_parts: dict[tuple[Span, Span], dict[Span, _APart]] = {}
 
     def columns(self, n: Span) -> Columns:
-        """Return the secret vectors of the columns of a block."""
+        """Return the secret vectors of a block's columns."""
         columns = self._columns.get(n)
         if columns is None:
             vectors, weights = self._weighted(n)
@@ -156,7 +154,7 @@ class SecretProducts:
         return columns
 
     def of(self, block: Block) -> Expected:
-        """Return what is expected of a block."""
+        """Return the expected products of a block."""
         expected = self._of(block)
         if self._uneven:
             self._uneven, self._sampled = False, self._b.shape[0]
@@ -170,7 +168,7 @@ class SecretProducts:
         depths = self._cuts.depths(block.k)
         b_squares = sum((self._b_of(k, block.n).squares for k in depths), np.zeros(()))
         rows = self._cuts.rows(block.m)
-        if len(rows) == len(depths) == 1:  # the usual case: nothing to put together
+        if len(rows) == len(depths) == 1:  # the usual case: nothing to concatenate
             part = self._a_part(block.m, block.k, block.n)
             return Expected(part.products, part.squares, b_squares, part.precision)
         all_products, all_squares = [], []
@@ -188,11 +186,11 @@ class SecretProducts:
         return 1 / least[:, None]
 
     def _weighted(self, n: Span) -> tuple[Doubles, Doubles]:
-        """The vectors r_j w_j and the weights w_j^2 of some columns."""
+        """Return the vectors r_j w_j and the weights w_j^2 of some columns."""
         weights = self._weights[n.start : n.stop]
         if not weights.all():
-            # Of fp32 a part of the depth is read, for all columns at once; of 16 bits all, just
-            # before it is read again.
+            # With fp32, read a part of the depth for all columns at once. With 16 bits, read these
+            # columns fully, just before they are read again.
             n_at_once = Span(0, self._b.shape[1]) if self._a.dtype is DType.FP32 else n
             found = self._weights[n_at_once.start : n_at_once.stop]
             unknown = found == 0
@@ -200,11 +198,11 @@ class SecretProducts:
         return self._entries[:, n.start : n.stop] * weights, np.square(weights)
 
     def _typical(self, n: Span) -> Doubles:
-        """What rounding typically does to the elements of each of some columns.
+        """Return the typical rounding error of the elements in each of some columns.
 
-        Of results of 16 bits that depends on how large the elements are, which random sums of a few
-        rows of A tell; else on how large B's columns are, for which a part of the depth will do,
-        and only what they are to one another matters.
+        With 16-bit results it depends on the size of the elements, estimated from random sums of a
+        few rows of A. With fp32 it depends on the size of B's columns, for which a part of the
+        depth suffices; only ratios between columns matter.
         """
         dtype, depth = self._a.dtype, self._b.shape[0]
         with np.errstate(all="ignore"):
@@ -228,25 +226,25 @@ class SecretProducts:
         return np.where(np.isfinite(typical) & (typical > 0), typical, 1.0)
 
     def _random_sums(self) -> Doubles:
-        """Sums of a few random rows of A, with random signs; shape (sketches, K)."""
+        """Return sums of a few random rows of A, with random signs; shape (sketches, K)."""
         rows = self._rng.integers(0, self._a.shape[0], _SAMPLED_ROWS)
         some = Buffer(self._a.array[rows], self._a.dtype).float32().astype(np.float64)
         signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
         return np.asarray((signs @ some) / np.sqrt(_SAMPLED_ROWS), np.float64)
 
     def _a_part(self, m: Span, k: Span, n: Span) -> _APart:
-        """A (B r) of some rows and columns over some depth."""
+        """Return A (B r) of some rows and columns over some depth."""
         parts = self._a_parts.get((m, k), {})
         if n not in parts:
             planned = self._meets.get((m, k), {})
-            beside = not parts and n in planned  # else it is of a block of no plan
+            beside = not parts and n in planned  # else the block is not in the plan
             columns = dict.fromkeys((*(() if parts else planned), n))
             self._read_a(self._rows_beside(m, k) if beside else [m], k, list(columns))
             parts = self._a_parts[m, k]
         return parts[n]
 
     def _read_a(self, rows: Sequence[Span], k: Span, columns: Sequence[Span]) -> None:
-        """Multiply neighbouring rows of A with B r of some columns."""
+        """Multiply adjacent rows of A with B r of some columns."""
         whole = Span(rows[0].start, rows[-1].stop)
         b_parts = [self._b_of(k, n) for n in columns]
         vectors = np.concatenate([b.products.reshape(-1, k.size) for b in b_parts])
@@ -267,19 +265,19 @@ class SecretProducts:
                 )
 
     def _rows_beside(self, m: Span, k: Span) -> Sequence[Span]:
-        """Rows that are read together with some: those that meet the same columns."""
+        """Return the rows that are read together with `m`: adjacent ones with the same columns."""
         rows = self._rows_of[k, tuple(self._meets[m, k])]
         return _side_by_side((span for span in rows if (span, k) not in self._a_parts), m)
 
     def _parts(self, n: Span) -> list[Span]:
-        """The columns of a block, as they are read."""
+        """Return the columns of a block, in the parts in which they are read."""
         if self._cuts.n is None:
             return [n]
         groups = starmap(Span, pairwise(group_bounds(n).tolist()))
         return [part for group in groups for part in self._cuts.columns(group)]
 
     def _b_of(self, k: Span, n: Span) -> _BPart:
-        """B r over some depth, for the columns of a block."""
+        """Return B r over some depth, for the columns of a block."""
         if self._cuts.n is None:
             return self._b_part(k, n)
         products, squares = [], []
@@ -290,7 +288,7 @@ class SecretProducts:
         return _BPart(np.array(products), np.array(squares))
 
     def _b_part(self, k: Span, n: Span) -> _BPart:
-        """B r over some depth and columns that are read at once."""
+        """Return B r over some depth, for columns that are read at once."""
         part = self._b_parts.get((k, n))
         if part is None:
             together = self._beside(k, n)
@@ -313,16 +311,18 @@ class SecretProducts:
         return part
 
     def _beside(self, k: Span, n: Span) -> Sequence[Span]:
-        """Columns that are read together with some: of fp32 those of the blocks of that depth, as
-        far as they lie side by side, so that rows of B are read whole."""
-        if self._a.dtype is not DType.FP32:  # read just before for their size, and at hand still
+        """Return the columns that are read together with `n`.
+
+        With fp32 these are adjacent columns of blocks of that depth, so that whole rows are read.
+        """
+        if self._a.dtype is not DType.FP32:  # just read for the estimate, so still in the cache
             return [n]
         unread = (span for span in self._at_depth[k] if (k, span) not in self._b_parts)
         return _side_by_side(unread, n)
 
 
 def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
-    """Return those of some spans that, with a span among them, lie side by side without gaps."""
+    """Return the contiguous run of spans around `span`; only `span` if it is not among them."""
     ordered = sorted(spans)
     if span not in ordered:
         return [span]
@@ -336,7 +336,7 @@ def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """Where the parts of A and B that are read at once begin; None: those of the blocks."""
+    """Cuts at which reads of A and B begin; None for the blocks' own."""
 
     m: list[int] | None = None
     n: list[int] | None = None
@@ -360,8 +360,7 @@ def _split(span: Span, cuts: list[int] | None) -> list[Span]:
 
 
 def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: Sequence[Block]) -> _Cuts:
-    """The blocks' own cuts, or where tiles are cut so differently that this reads A and B several
-    times, all cuts together."""
+    """Return no cuts, or all blocks' cuts if differently cut tiles would cause repeated reads."""
     read_a = sum(m.size * k.size for m, k in {(x.m, x.k) for x in blocks})
     read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})
     if read_a + read_b <= _SHARED_PASSES * (a[0] * a[1] + b[0] * b[1]):

@@ -1,8 +1,8 @@
 """One pass over a matrix: its products with some vectors, and weighted squared norms of its rows.
 
-All sums are in double precision, whatever the matrix's dtype: a check must err far less than what
-it judges. The pass is done by numpy, or by a compiled loop (`cleave.verify.kernels`) that handles a
-part of a row while it is in the innermost cache, which is several times as fast.
+All sums are in double precision for every dtype: a check must be far more exact than the results
+that it judges. The pass runs in numpy, or in a compiled loop (`cleave.verify.kernels`), which
+handles a part of a row while it is in the innermost cache and is several times as fast.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ Bounds = npt.NDArray[np.int64]
 Pass = Callable[[Buffer, Doubles, Doubles | None, Bounds | None], tuple[Doubles, Doubles]]
 """`project(matrix, vectors, weights, bounds)`.
 
-A matrix x of shape (rows, columns), any dtype and strides, and vectors of shape (count, columns),
-count 0 or more. Its columns are taken in groups, which begin and end at `bounds`: 0, ..., columns;
-None for a single group. Returns for each group the products of its columns with that part of the
-vectors, shape (groups, count, rows), and, where weights of shape (columns,) are given, the sums of
-weights_j x_ij^2 over them, shape (groups, rows); else shape (groups, 0).
+Takes a matrix x of shape (rows, columns), any dtype and strides, and vectors of shape (count,
+columns), count 0 or more. `bounds` are the boundaries of groups of columns: 0, ..., columns; None
+for a single group. Returns for each group the products of its columns with their part of the
+vectors, shape (groups, count, rows). With weights of shape (columns,), also returns the group's
+sums of weights_j x_ij^2, shape (groups, rows); else an array of shape (groups, 0).
 """
 
 _AT_ONCE: Final = 100_000
-"""Elements; in double precision they stay in the cache from the first vector to the norms."""
+"""Elements per chunk; in double precision they stay in the cache for all vectors and norms."""
 
 _ONE_THREAD: Final = 250_000
-"""Multiply-adds of one product for which OpenBLAS starts no threads: they would spin for longer
-than they work, on processors that training wants."""
+"""Multiply-adds of one product for which OpenBLAS starts no threads: they would spin longer than
+they compute, on processors that training needs."""
 
 _FEW: Final = 10
-"""Vectors for which the compiled loops are faster than BLAS."""
+"""Number of vectors up to which the compiled loops are faster than BLAS."""
 
 _NO_WEIGHTS: Final = np.zeros(0)
 
 _WORTH_COMPILING_BYTES: Final = 4e9
-"""What is read before loops are compiled: it takes seconds, and saves a tenth of one a gigabyte."""
+"""Bytes read before loops are compiled, which takes seconds and saves 0.1 s per gigabyte."""
 
 
 class Projector:
     """A `Pass` that uses numpy first, and compiled loops in runs long enough to pay for compiling.
 
     Compiled loops need the extra `fast`; without it numpy does everything. They are compiled in a
-    thread of their own, and kept on disk for the next run.
+    separate thread, and cached on disk for the next run.
 
     Args:
-        worth_compiling_bytes: how many bytes must be read before compiling starts.
+        worth_compiling_bytes: bytes that must be read before compilation starts.
     """
 
     def __init__(self, worth_compiling_bytes: float = _WORTH_COMPILING_BYTES) -> None:
@@ -83,14 +83,14 @@ class Projector:
     def _compile(self) -> None:
         try:
             self._pass = compiled_pass()
-        except ImportError as error:  # of a numba that does not know this numpy
+        except ImportError as error:  # numba does not support this numpy version
             warnings.warn(f"results are checked by numpy alone: {error}", stacklevel=1)
 
 
 def numpy_pass(
     matrix: Buffer, vectors: Doubles, weights: Doubles | None, bounds: Bounds | None = None
 ) -> tuple[Doubles, Doubles]:
-    """Do a `Pass` with numpy."""
+    """Run a `Pass` with numpy."""
     count = len(vectors)
     bounds, out, squares = _room(matrix, count, weights, bounds)
     for group, (start, stop) in enumerate(pairwise(bounds.tolist())):
@@ -120,7 +120,7 @@ def compiled_pass() -> Pass:
     ) -> tuple[Doubles, Doubles]:
         if matrix.array.size == 0:
             return numpy_pass(matrix, vectors, weights, bounds)
-        if matrix.dtype is DType.FP16:  # the loops read fp32, and bf16 as its bits
+        if matrix.dtype is DType.FP16:  # the loops read only fp32 and the bits of bf16
             matrix = Buffer(matrix.float32(), DType.FP32)
         bounds, out, squares = _room(matrix, len(vectors), weights, bounds)
         given = _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float64)
@@ -136,7 +136,7 @@ def compiled_pass() -> Pass:
 def _room(
     matrix: Buffer, count: int, weights: Doubles | None, bounds: Bounds | None
 ) -> tuple[Bounds, Doubles, Doubles]:
-    """The bounds of all groups, and zeros for their products and squares."""
+    """Return the bounds of all groups, and zeros for their products and squares."""
     rows, columns = matrix.shape
     if bounds is None:
         bounds = np.array((0, columns))
@@ -146,8 +146,7 @@ def _room(
 
 
 def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-    """All of a matrix's memory from its first element to its last, and the elements from one
-    line to the next."""
+    """Return a matrix's memory from its first to its last element, and the stride of its lines."""
     step, unit = lines.strides
     size = lines.itemsize
     if (unit != size and lines.shape[1] > 1) or step % size or step < 0:
@@ -161,9 +160,9 @@ def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
 
 
 def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of parts of about so many elements, not flat however long the rows are.
+    """Yield the slices of chunks of about `elements` elements, in memory order.
 
-    Parts follow one another as they lie in memory.
+    A chunk has at least 16 lines, even if lines are long.
     """
     lies_across = _lies_across(matrix.array)
     slow, fast = matrix.shape[::-1] if lies_across else matrix.shape
@@ -176,5 +175,5 @@ def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _lies_across(array: npt.NDArray[Any]) -> bool:
-    """Whether its columns are nearer together in memory than its rows."""
+    """Return whether neighbours in a column are closer in memory than neighbours in a row."""
     return abs(array.strides[0]) < abs(array.strides[1])

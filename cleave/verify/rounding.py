@@ -1,9 +1,9 @@
 """The errors that rounding can cause in a product summed in fp32, in any order.
 
-Two limits, for two purposes. `variance` models what honest devices do, and decides which rows
-of a block are computed again. `Product.may_be` is a bound that no order of summing
-exceeds, and decides who is blamed. `Product.likely` lies between them: sums whose roundings are
-independent stay within it, so an element outside is counted, and only many of them mean anything.
+Two limits have two purposes. `variance` models honest devices, and decides which rows of a block
+are recomputed. `Product.may_be` is a bound that no order of summation exceeds, and decides who is
+blamed. `Product.likely` lies between them: sums with independent roundings stay within it. An
+element outside is counted, and only many of them are significant.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ UNIT: Final = 2.0**-24
 """The unit roundoff of fp32."""
 
 OUT_UNIT: Final = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
-"""The unit roundoff of a result's dtype; 0 where the sum is returned as it is."""
+"""The unit roundoff of a result's dtype; 0 if the sum is returned unrounded."""
 
 LEAST: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-25}
-"""What the smallest numbers are off by where their spacing is absolute: the smallest normal number
-for devices that flush to zero, and half of the spacing of fp16, which honest devices keep."""
+"""Absolute error of the smallest numbers: the smallest normal number, for devices that flush to
+zero; for fp16 half of its spacing, since honest devices keep its subnormal numbers."""
 
 LARGEST_FP32: Final = 2.0**128 * (1 - 2.0**-24)
 
 _FLUSHED: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-14}
-_TRUNCATED_UNIT: Final = 2 * UNIT  # of adders that cut instead of rounding, as some GPUs have
+_TRUNCATED_UNIT: Final = 2 * UNIT  # for adders that truncate instead of rounding, as in some GPUs
 _PROBABLE: Final = 6.0  # standard deviations of a sum of roundings (Higham and Mary 2019)
 
 
@@ -46,18 +46,17 @@ def variance(
     depth: int,
     dtype: DType,
 ) -> Doubles:
-    """Return the variance of a weighted sum of rounding errors, as honest devices make them.
+    """Return the variance of a weighted sum of an honest device's rounding errors.
 
     For a row a of A, columns b_j of weights w_j, depth K, and the results c_j,
 
         4 u^2 |a|^2 sum w_j^2 |b_j|^2 + (K u^2 / 9 + u_out^2 / 3) sum w_j^2 c_j^2
         + f^2 sum w_j^2 + K g^2 (|a|^2 sum w_j^2 + sum w_j^2 |b_j|^2)
 
-    The first term is for sums whose partial sums wander about zero, further than chance alone takes
-    them, as in training: by chance a sum taken one product after the other makes a twentieth of it.
-    The second
-    is for sums of one sign, and for the rounding of the result to its dtype (u_out). The others are
-    for numbers so small that their spacing is absolute: f in results, g in operands.
+    The first term is for sums whose partial sums drift around zero further than by chance, as in
+    training. Chance alone, with sequential summation, gives a twentieth of it. The second is for
+    sums of one sign, and for rounding the result to its dtype (u_out). The others are for numbers
+    so small that their spacing is absolute: f in results, g in operands.
 
     Args:
         a_square: |a|^2, any shape.
@@ -66,7 +65,7 @@ def variance(
             larger values do not raise the variance.
         total: sum of w_j^2.
         depth: K.
-        dtype: of the results.
+        dtype: dtype of the results.
     """
     scale = a_square * b_square
     sums = depth * UNIT**2 / 9 + OUT_UNIT[dtype] ** 2 / 3
@@ -81,9 +80,9 @@ class Product:
 
     Attributes:
         exact: the elements, shape (rows, columns).
-        reach: sum over k of |a_ik b_kj|: no partial sum is larger in magnitude.
-        inputs: sum of |a_ik| and |b_kj| over k: the most that flushing operands to zero can
-            change, in units of the smallest normal number.
+        reach: sum over k of |a_ik b_kj|, the maximum magnitude of any partial sum.
+        inputs: sum of |a_ik| and |b_kj| over k: the maximum effect of flushing operands to zero, in
+            units of the smallest normal number.
         depth: K.
     """
 
@@ -116,13 +115,13 @@ class Product:
         return arrays.narrow(self.exact.astype(np.float32), dtype)
 
     def may_be(self, values: Floats, dtype: DType) -> Truth:
-        """Return which values a device may return that sums in fp32, in whatever order.
+        """Return which values can result from summation in fp32, in any order.
 
         A sum of K products is off by at most K u times the sum of their magnitudes (Higham,
-        Accuracy and Stability of Numerical Algorithms, 3.1), twice that where sums are cut off and
-        not rounded. Rounding to the result's dtype keeps order, so every value between the
-        roundings of both ends is right. Where a partial sum may overflow, every value that is not
-        finite is right; the same holds where the exact sum is not finite.
+        Accuracy and Stability of Numerical Algorithms, 3.1), and by twice that with truncation
+        instead of rounding. Rounding to the result's dtype keeps order, so every value between the
+        roundings of both ends is right. Where a partial sum may overflow, or the exact sum is not
+        finite, every non-finite value is right.
         """
         off = (self.depth + 2) * _TRUNCATED_UNIT * self.reach
         within = self._between(values, off, dtype)
@@ -131,10 +130,10 @@ class Product:
         return right
 
     def likely(self, values: Floats, dtype: DType) -> Truth:
-        """Return which values are the right rounding of a sum whose own roundings are independent.
+        """Return which values are the right rounding of a sum with independent rounding errors.
 
-        Such a sum is off by at most about the square root of K times u times the sum of the
-        products' magnitudes, whatever the order (Higham and Mary 2019).
+        Such a sum is off by at most about sqrt(K) u times the sum of the products' magnitudes, in
+        any order (Higham and Mary 2019).
         """
         off = _PROBABLE * np.sqrt(self.depth + 1) * UNIT * self.reach
         lost = ~np.isfinite(self.exact) | (self.reach + off > LARGEST_FP32)

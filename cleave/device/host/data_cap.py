@@ -1,4 +1,4 @@
-"""How many bytes a machine may send and receive, counted over hours, days or months."""
+"""Limit of the bytes that a machine may send and receive per hour, day or month."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS: Final = {"MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 class Span(Enum):
-    """Over what bytes are counted; hours, days and months are those of the local clock."""
+    """The time span over which bytes are counted, by the local clock."""
 
     HOUR = "hour"
     DAY = "day"
@@ -35,18 +35,18 @@ class Span(Enum):
     """From the start of the command to its end."""
 
     def named(self, now: datetime) -> str:
-        """Name the span that a time is in."""
+        """Return the name of the span that contains a time."""
         pattern = {Span.HOUR: "%Y-%m-%d %H", Span.DAY: "%Y-%m-%d", Span.MONTH: "%Y-%m"}
         return now.strftime(pattern[self]) if self in pattern else ""
 
 
 @dataclass(frozen=True, slots=True)
 class DataCap:
-    """A limit of bytes, down and up together.
+    """A limit of bytes, downlink and uplink together.
 
     Attributes:
         nbytes: the limit.
-        span: over what.
+        span: the span to which it applies.
     """
 
     nbytes: int
@@ -59,10 +59,10 @@ class DataCap:
 
 
 def parse_data_cap(text: str) -> DataCap:
-    """Read a limit such as `500MB/hour`, `5GB/day`, `50GB/month`, or `5GB` for the whole command.
+    """Parse a limit such as `500MB/hour`, `5GB/day`, `50GB/month`, or `5GB` for the whole command.
 
     Raises:
-        UsageError: when it is none of these.
+        UsageError: when the text is not such a limit.
     """
     match = re.fullmatch(
         r"(\d+(?:\.\d+)?)\s*(MB|GB|TB)(?:/(hour|day|month))?", text.strip(), re.IGNORECASE
@@ -84,16 +84,16 @@ class CountingSession(Protocol):
 
 
 class DataMeter:
-    """Counts bytes over a span, also over several runs of the command and devices of a machine.
+    """Counts bytes over a span, across several runs of the command and devices of a machine.
 
-    A file that cannot be read counts as none, and one that cannot be written is written the next
-    time: then only what this process did counts.
+    An unreadable file counts as empty. A failed write is ignored: until the next one succeeds, only
+    this process's bytes count.
 
     Args:
         cap: the limit.
         path: the file that keeps the count between runs; it is not used for `Span.COMMAND`.
-        now: local time.
-        clock: seconds that never go back.
+        now: returns the local time.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -108,16 +108,16 @@ class DataMeter:
         self._used = 0 if cap.span is Span.COMMAND else self._load()
         self._session: CountingSession | None = None
         self._counted = 0
-        self._rate = 0.0  # bytes a second, the most since the session began
+        self._rate = 0.0  # highest bytes per second in this session
         self._looked_s = clock()
 
     def follow(self, session: CountingSession) -> None:
-        """Count a session's bytes from now on, and what is left of the one before."""
+        """Count a session's bytes from now on, and the previous session's remaining ones."""
         self.used()
         self._session, self._counted, self._rate = session, 0, 0.0
 
     def used(self) -> int:
-        """Return the bytes of the span that is now."""
+        """Return the bytes counted in the current span."""
         now_s = self._clock()
         more = self._more()
         self._rate = max(self._rate, more / max(now_s - self._looked_s, _LEAST_S))
@@ -131,7 +131,7 @@ class DataMeter:
         return self._used
 
     def until_s(self) -> float:
-        """Return when to look again, on its clock: before the cap can be reached at this rate."""
+        """Return when to check again on `clock`, before the cap can be reached at this rate."""
         left = max(0, self._cap.nbytes - self._used)
         reached_s = left / self._rate if self._rate else _FIRST_S
         return self._clock() + min(_MOST_S, max(_LEAST_S, reached_s / 2))
@@ -147,19 +147,19 @@ class DataMeter:
         return self._held().get(self._span, 0)
 
     def _held(self) -> dict[str, int]:
-        """Return what the file has, by span."""
+        """Return the bytes in the file, by span."""
         try:
             held = json.loads(self._path.read_text())
-            if "span" in held:  # as it was written when only one span was kept
+            if "span" in held:  # the old format, with a single span
                 held = {held["span"]: held["bytes"]}
             return {str(span): int(count) for span, count in held.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
     def _save(self, more: int) -> None:
-        """Add bytes to every span that is now; other devices of this machine count there as well.
+        """Add bytes to every current span in the file, which other devices of this machine share.
 
-        The file is written at once: a reader sees all of it or none.
+        The write is atomic.
         """
         held, now = self._held(), self._now()
         spans = (span.named(now) for span in Span if span is not Span.COMMAND)

@@ -1,7 +1,7 @@
-"""Whether the owner needs the machine: when it was last used, its power supply, its temperature.
+"""Whether the owner needs the machine: its last use, its power supply, its temperature.
 
-On Linux this is read from `/sys`, `/dev` and logind, on macOS from `ioreg` and `pmset`, on Windows
-from the kernel. What a system does not show is None, never a guess.
+Sources are `/sys`, `/dev` and logind on Linux, `ioreg` and `pmset` on macOS, and the kernel on
+Windows. Values that a system does not show are None, never a guess.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from cleave.errors import UsageError
 from cleave.machine.sensors import Sensors
 
 Runner: TypeAlias = Callable[[Sequence[str]], str | None]
-"""Runs a command; returns its output, or None if there is no such command or it fails."""
+"""Runs a command; returns its output, or None if it does not exist or fails."""
 
 
 class OwnerSensors(Protocol):
-    """What can be observed of a machine; None for what it does not show."""
+    """Observations of a machine; None for values that it does not show."""
 
     def idle_s(self) -> float | None:
-        """Return the seconds since somebody used the machine."""
+        """Return the seconds since the machine was last used."""
         ...
 
     def charging(self) -> bool | None:
-        """Say whether it is plugged in; True if it has no battery."""
+        """Return whether the machine is plugged in; True if it has no battery."""
         ...
 
     def temperature_c(self) -> float | None:
@@ -43,13 +43,12 @@ class OwnerSensors(Protocol):
 def observe(
     sensors: OwnerSensors, policy: Policy, hour: float | None = None, data_bytes: int = 0
 ) -> Observation:
-    """Observe what the policy depends on, and nothing else.
+    """Observe only what the policy depends on.
 
     Args:
-        sensors: of the machine.
-        policy: the policy.
-        hour: hour of the day; the local clock's unless given.
-        data_bytes: see `Observation`.
+        sensors: the machine's sensors.
+        hour: hour of the day; by default the local clock's.
+        data_bytes: bytes sent and received in the span of the cap.
     """
     now = time.localtime()
     return Observation(
@@ -62,7 +61,7 @@ def observe(
 
 
 def this_machine() -> OwnerSensors:
-    """Return the sensors of the system that this runs on."""
+    """Return the sensors of this operating system."""
     if sys.platform == "darwin":
         return MacSensors()
     if sys.platform == "win32":
@@ -80,7 +79,7 @@ def run_command(command: Sequence[str]) -> str | None:
 
 
 def step_aside(niceness: int = 10) -> None:
-    """Lower this process's priority below that of other programs, where the system can do that."""
+    """Lower this process's priority below that of other programs, if the system supports it."""
     if sys.platform != "win32":
         os.nice(max(0, niceness - os.nice(0)))
 
@@ -89,7 +88,7 @@ def cores_to_lend(count: int) -> list[int]:
     """Return the numbers of the last `count` cores; the first ones serve the machine's hardware.
 
     Raises:
-        UsageError: when there are not that many.
+        UsageError: when the machine has fewer cores.
     """
     if sys.platform == "linux":
         usable = sorted(os.sched_getaffinity(0))
@@ -101,15 +100,15 @@ def cores_to_lend(count: int) -> list[int]:
 
 
 def keep_to_cores(count: int) -> bool:
-    """Keep this process to some cores, see `cores_to_lend`.
+    """Restrict this process to the cores that `cores_to_lend` returns.
 
     Call it before libraries start their threads, which inherit the setting.
 
     Returns:
-        Whether the system can do that (Linux can); if not, only the number of threads limits it.
+        Whether the system supports it (Linux does); if not, only the number of threads limits it.
 
     Raises:
-        UsageError: when there are not that many.
+        UsageError: when the machine has fewer cores.
     """
     kept = cores_to_lend(count)
     if sys.platform != "linux":
@@ -119,15 +118,15 @@ def keep_to_cores(count: int) -> bool:
 
 
 class LinuxSensors:
-    """What Linux shows of a machine.
+    """Observations on Linux.
 
-    Last use is asked of `xprintidle` where there is an X display, and of logind. If neither
-    answers, it is the last input of a terminal; but not while there is a graphical session, whose
-    input terminals do not see.
+    Last use comes from `xprintidle` with an X display, and from logind. If neither answers, it is
+    the last input of a terminal. With a graphical session it is None then, because terminals do not
+    see that session's input.
 
     Args:
         root: root of the file system.
-        run, clock, environment: the machine's own unless given.
+        run, clock, environment: by default the machine's own.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class LinuxSensors:
         self._environment = environment
 
     def idle_s(self) -> float | None:
-        """See `OwnerSensors.idle_s`: the least of all sessions, local and remote."""
+        """Return the seconds since the last use of any session, local or remote."""
         screen_s = self._screen_idle_s()
         sessions = self._sessions()
         idle = [] if screen_s is None else [screen_s]
@@ -154,10 +153,10 @@ class LinuxSensors:
             return min(idle)
         if sessions is None and self._has_graphical_session():
             return None
-        return self._terminals_idle_s()  # there are no others, or nobody is logged in
+        return self._terminals_idle_s()  # there is no other source, or nobody is logged in
 
     def charging(self) -> bool | None:
-        """See `OwnerSensors.charging`."""
+        """Return whether the machine is plugged in; True if it has no battery."""
         online, discharging = [], []
         for supply in sorted((self._root / "sys/class/power_supply").glob("*")):
             if _read(supply / "scope") == "Device":  # the battery of a mouse
@@ -178,7 +177,7 @@ class LinuxSensors:
         return None if None in discharging else not any(discharging)
 
     def temperature_c(self) -> float | None:
-        """See `OwnerSensors.temperature_c`."""
+        """Return the hottest sensor of the processor, else of the machine, in degrees Celsius."""
         return Sensors(self._root).temperature_c()
 
     def _screen_idle_s(self) -> float | None:
@@ -188,7 +187,7 @@ class LinuxSensors:
         return float(text) / 1000 if text and _is_number(text) else None
 
     def _sessions(self) -> list[dict[str, str]] | None:
-        """Return the properties of the users' sessions, by logind; None when it does not answer."""
+        """Return the properties of the users' sessions from logind; None if it does not answer."""
         listed = self._run(["loginctl", "list-sessions", "--no-legend"])
         if listed is None:
             return None
@@ -205,21 +204,21 @@ class LinuxSensors:
             dict(line.partition("=")[::2] for line in block.splitlines())
             for block in shown.strip().split("\n\n")
         ]
-        return [s for s in sessions if s.get("Class") == "user"]  # no greeter, no service
+        return [s for s in sessions if s.get("Class") == "user"]  # no greeters or services
 
     def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
         """Return the seconds since a session's last use.
 
         Returns:
-            None for a session without a user at it, or one whose use the display has already told.
+            None for a session without a user, or one that the display already covers.
         """
         since = session.get("IdleSinceHint", "")
         since_s = int(since) / 1e6 if since.isdigit() else 0.0
         idle_s = max(0.0, self._clock() - since_s)
         if session.get("Type") in ("x11", "wayland", "mir"):
-            # Desktops say that they are idle after a delay of their own, and when that ended.
+            # Desktops report idleness after a delay of their own, and when it ended.
             return None if by_display else idle_s if session.get("IdleHint") == "yes" else 0.0
-        return idle_s if session.get("Type") == "tty" and since_s else None  # of its last input
+        return idle_s if session.get("Type") == "tty" and since_s else None  # since its last input
 
     def _has_graphical_session(self) -> bool:
         sockets = [*self._root.glob("tmp/.X11-unix/X*"), *self._root.glob("run/user/*/wayland-*")]
@@ -227,7 +226,7 @@ class LinuxSensors:
         return bool(sockets or shown)
 
     def _terminals_idle_s(self) -> float | None:
-        """Return the seconds since the last input of any terminal: its device's access time."""
+        """Return the seconds since the last input of any terminal, from its access time."""
         used = []
         for folder, pattern in (("dev", "tty[0-9]*"), ("dev/pts", "[0-9]*")):
             for terminal in (self._root / folder).glob(pattern):
@@ -239,26 +238,26 @@ class LinuxSensors:
 
 
 class MacSensors:
-    """What macOS shows, by `ioreg` and `pmset`; it shows no temperature to ordinary users."""
+    """Observations on macOS, from `ioreg` and `pmset`; ordinary users cannot read temperatures."""
 
     def __init__(self, run: Runner = run_command) -> None:
         self._run = run
 
     def idle_s(self) -> float | None:
-        """See `OwnerSensors.idle_s`."""
+        """Return the seconds since the machine was last used."""
         text = self._run(["ioreg", "-r", "-d", "1", "-c", "IOHIDSystem"])
         found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', text or "")
         return int(found[1]) / 1e9 if found else None
 
     def charging(self) -> bool | None:
-        """See `OwnerSensors.charging`."""
+        """Return whether the machine is plugged in; None if unknown."""
         text = self._run(["pmset", "-g", "batt"])
         if not text:
             return None
         return "'AC Power'" in text
 
     def temperature_c(self) -> float | None:
-        """See `OwnerSensors.temperature_c`."""
+        """Return None: macOS shows no temperature to ordinary users."""
         return None
 
 
@@ -278,10 +277,10 @@ class _PowerStatus(ctypes.Structure):
 
 
 class WindowsSensors:
-    """What Windows shows; it shows no temperature to ordinary users.
+    """Observations on Windows; ordinary users cannot read temperatures.
 
     Args:
-        kernel32, user32: its libraries.
+        kernel32, user32: Windows libraries.
     """
 
     def __init__(self, kernel32: Any, user32: Any) -> None:
@@ -289,31 +288,31 @@ class WindowsSensors:
         self._user32 = user32
 
     def idle_s(self) -> float | None:
-        """See `OwnerSensors.idle_s`: it is that of the session that this runs in."""
+        """Return the seconds since the last use of the current session."""
         last = _LastInput(cbSize=ctypes.sizeof(_LastInput))
         if not self._user32.GetLastInputInfo(ctypes.byref(last)):
             return None
-        # Both count milliseconds in 32 bits, and start anew after 49 days.
+        # Both count milliseconds in 32 bits, and restart after 49 days.
         return float((self._kernel32.GetTickCount() - last.dwTime) % 2**32) / 1000
 
     def charging(self) -> bool | None:
-        """See `OwnerSensors.charging`."""
+        """Return whether the machine is plugged in; True if it has no battery."""
         status = _PowerStatus()
         if not self._kernel32.GetSystemPowerStatus(ctypes.byref(status)):
             return None
-        if status.BatteryFlag != 255 and status.BatteryFlag & 128:  # there is no battery
+        if status.BatteryFlag != 255 and status.BatteryFlag & 128:  # no battery
             return True
         return {0: False, 1: True}.get(status.ACLineStatus)
 
     def temperature_c(self) -> float | None:
-        """See `OwnerSensors.temperature_c`."""
+        """Return None: Windows shows no temperature to ordinary users."""
         return None
 
 
 def _read(path: Path) -> str | None:
     try:
         return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):  # not there, or a sensor that is asleep
+    except (OSError, UnicodeDecodeError):  # missing, or a sensor that is asleep
         return None
 
 

@@ -1,4 +1,4 @@
-"""What the owner of a machine lends of it, and when: pure decisions about what was observed."""
+"""What the owner of a machine lends, and when: pure decisions about observations."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ COOL_BY_C: Final = 5.0
 
 BACK_WITHIN_S: Final = 60.0
 """While the machine works, its owner counts as back after activity within this many seconds (or
-half of the time after which the machine counts as idle, if that is shorter)."""
+within half of `idle_after_s`, if that is shorter)."""
 
 
 DAY_MIN: Final = 1440
-"""The longest `--idle-after`, in minutes."""
+"""The maximum of `--idle-after`, in minutes."""
 
 
 class Condition(Enum):
-    """What `--when` may ask for."""
+    """A condition that `--when` may require."""
 
     IDLE = "idle"
     CHARGING = "charging"
@@ -46,11 +46,11 @@ class Policy:
     """When a machine may work.
 
     Attributes:
-        when: conditions that all have to hold.
-        hours: from and to, in local hours of the day; the end may be past midnight. None: always.
-        max_temperature_c: degrees Celsius above which it stops; None: any.
-        idle_after_s: how long nobody must have used it to be idle.
-        data_cap: what it may send and receive; None: any amount.
+        when: conditions that must all hold.
+        hours: start and end as local hours of the day, possibly across midnight; None for always.
+        max_temperature_c: maximum temperature in degrees Celsius; None for no limit.
+        idle_after_s: seconds without use after which the machine is idle.
+        data_cap: limit of sent and received bytes; None for no limit.
     """
 
     when: frozenset[Condition] = frozenset()
@@ -62,14 +62,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What can be observed of a machine now; None for what cannot.
+    """Current observations of a machine; None if they are not available.
 
     Attributes:
         hour: local hour of the day, with its fraction.
-        idle_s: seconds since somebody used it.
-        charging: whether it is plugged in; True for a machine without battery.
-        temperature_c: of its processor, in degrees Celsius.
-        data_bytes: what it sent and received in the span of the cap.
+        idle_s: seconds since the machine was last used.
+        charging: whether it is plugged in; True for a machine without a battery.
+        temperature_c: temperature of the processor in degrees Celsius.
+        data_bytes: bytes sent and received in the span of the cap.
     """
 
     hour: float
@@ -81,11 +81,11 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Whether the machine may work, and the reason for people.
+    """Whether the machine may work, and the readable reason.
 
     Attributes:
-        cause: why it may not; None when it may.
-        until_s: when to look again, on the clock of the agent that asked; None for a little later.
+        cause: why it may not work; None if it may.
+        until_s: when to check again, on the agent's clock; None for the default interval.
     """
 
     cause: Cause | None
@@ -94,7 +94,7 @@ class Permission:
 
     @property
     def may_work(self) -> bool:
-        """Say whether the machine may work."""
+        """Return whether the machine may work."""
         return self.cause is None
 
 
@@ -102,7 +102,7 @@ ALLOWED: Final = Permission(None, "allowed")
 
 
 def unseen(policy: Policy, seen: Observation) -> list[str]:
-    """List what the policy depends on and cannot be observed here, in sentences with what to do."""
+    """Return advice for each value that the policy needs and this machine does not show."""
     problems = []
     if Condition.IDLE in policy.when and seen.idle_s is None:
         problems.append(
@@ -123,10 +123,10 @@ def unseen(policy: Policy, seen: Observation) -> list[str]:
 
 
 def require_visible(policy: Policy, seen: Observation) -> None:
-    """Refuse a policy that depends on something that cannot be observed.
+    """Refuse a policy that depends on values that cannot be observed.
 
     Raises:
-        UsageError: with everything that cannot be observed.
+        UsageError: with all of these values.
     """
     problems = unseen(policy, seen)
     if problems:
@@ -137,8 +137,8 @@ def require_visible(policy: Policy, seen: Observation) -> None:
 class Gate:
     """Decides from observations whether the machine may work, with hysteresis.
 
-    A machine is idle once nobody has used it for `idle_after_s`; after that, only new activity ends
-    it. It is too hot above the limit, until it is `COOL_BY_C` below.
+    A machine becomes idle after `idle_after_s` without use, and stays idle until new activity. It
+    is too hot above the limit, until it is `COOL_BY_C` below.
     """
 
     policy: Policy
@@ -147,9 +147,9 @@ class Gate:
     _was_open: bool = field(default=False, init=False)
 
     def decide(self, seen: Observation) -> Permission:
-        """Return whether the machine may work, with the first cause that forbids it if it may not.
+        """Return whether the machine may work, with the first cause that forbids it, if any.
 
-        What the policy depends on and cannot be observed (any more) forbids it too.
+        Values that the policy needs and that cannot be observed (any more) also forbid it.
         """
         verdicts = [
             self._hours(seen),
@@ -216,7 +216,7 @@ class Gate:
 
 
 def within(hours: tuple[float, float], hour: float) -> bool:
-    """Say whether an hour lies in a span, without its end; the span may go past midnight."""
+    """Return whether an hour lies in a span (end excluded), which may cross midnight."""
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
 
@@ -234,7 +234,7 @@ def _hour_text(hour: float) -> str:
 
 
 def parse_when(text: str) -> frozenset[Condition]:
-    """Read `idle,charging`, one of the two, or `always` for neither.
+    """Parse `idle,charging`, one of the two, or `always` for neither.
 
     Raises:
         UsageError: for anything else.
@@ -251,10 +251,10 @@ def parse_when(text: str) -> frozenset[Condition]:
 
 
 def parse_hours(text: str) -> tuple[float, float]:
-    """Read a span of the day such as `22-7` or `22:30-6:45`, in local time; return hours.
+    """Parse a span of the day such as `22-7` or `22:30-6:45`, in local time; return hours.
 
     Raises:
-        UsageError: when it is no such span.
+        UsageError: when the text is not such a span.
     """
     match = re.fullmatch(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?", text.strip())
     if match:
@@ -268,13 +268,13 @@ def parse_hours(text: str) -> tuple[float, float]:
 
 
 def parse_memory(text: str, total_bytes: int | None) -> int:
-    """Read an amount of memory and return bytes: `1000` (MB), `800MB`, `4GB`, or `50%` of all.
+    """Parse an amount of memory and return bytes: `1000` (MB), `800MB`, `4GB`, or `50%` of all.
 
     Args:
-        total_bytes: what the machine has; None if unknown.
+        total_bytes: the machine's memory; None if unknown.
 
     Raises:
-        UsageError: when it is none of these, less than servers take, or more than there is.
+        UsageError: when the text is invalid, or less than the minimum or more than the total.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
@@ -298,11 +298,11 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
 def parse_policy(
     when: str, hours: str, max_temp: float, idle_after_min: float, max_data: str = ""
 ) -> Policy | None:
-    """Return the policy of the options; None where none asks for one.
+    """Return the policy that the options describe; None if they set no condition.
 
     Args:
-        when, hours, max_data: as written; empty for not given.
-        max_temp: degrees Celsius; 0 for not given.
+        when, hours, max_data: text of the options; empty if not given.
+        max_temp: degrees Celsius; 0 if not given.
         idle_after_min: minutes.
 
     Raises:

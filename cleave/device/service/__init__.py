@@ -1,1 +1,1 @@
-"""Starting `cleave join` with the machine: systemd and launchd."""
+"""Starting `cleave join` at boot or login: systemd and launchd."""

@@ -1,4 +1,4 @@
-"""Installs a service and removes it again: files, and the service manager's own command."""
+"""Installs and removes a service: its files, and the service manager's commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.files import make_folder, new_file, write_all
 
 @dataclass(frozen=True, slots=True)
 class ServiceOutcome:
-    """The outcome of a command: its exit status and everything that it printed."""
+    """The outcome of a command: its exit status and its output."""
 
     code: int
     text: str
@@ -37,7 +37,7 @@ def run_command(command: Sequence[str]) -> ServiceOutcome:
 
 @dataclass(slots=True)
 class _Changes:
-    """Files that are written, and can all be restored."""
+    """Writes files, and can restore all of them."""
 
     before: list[tuple[Path, bytes | None, int]] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
@@ -59,12 +59,12 @@ class _Changes:
             else:
                 _write(path, content, mode & 0o777)
         for folder in sorted(self.folders, reverse=True):  # inner ones first
-            with suppress(OSError):  # somebody else has put something there meanwhile
+            with suppress(OSError):  # somebody else put a file there meanwhile
                 folder.rmdir()
 
 
 def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> None:
-    """Write a file that is never readable by more people than its mode says."""
+    """Write a file that is at no time readable by more people than its mode allows."""
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)
     try:
@@ -84,10 +84,10 @@ class Installer:
     """The service of this user, or of the machine.
 
     Args:
-        places: where its files are.
+        places: paths of its files.
         system: whether it is the machine's service.
-        run: runs the service manager's command.
-        user: number of the user, for launchd.
+        run: runs the service manager's commands.
+        user: the user's id, for launchd.
         root: root of the file system.
     """
 
@@ -99,10 +99,10 @@ class Installer:
     root: Path = Path("/")
 
     def require_manager(self) -> None:
-        """Fail if no service manager runs.
+        """Fail if the service manager does not run.
 
         Raises:
-            CleaveError: with what to do instead.
+            CleaveError: with advice on what to do instead.
         """
         if self.manager is ServiceManager.SYSTEMD:
             there = (self.root / "run/systemd/system").is_dir()
@@ -116,13 +116,13 @@ class Installer:
             )
 
     def install(self, unit: bytes, url: str, account: str | None = None) -> None:
-        """Write the files and start the service; if that fails, nothing is left behind.
+        """Write the files and start the service; restore the previous files if that fails.
 
         Args:
             account: the account that has to read the URL; None for this user.
 
         Raises:
-            CleaveError: when the service manager is not there or refuses it.
+            CleaveError: when the service manager does not run or refuses the service.
         """
         self.require_manager()
         changes = _Changes()
@@ -135,7 +135,7 @@ class Installer:
             self._stop()
             changes.undo()
             if older:
-                with suppress(CleaveError):  # the other error is the one to tell
+                with suppress(CleaveError):  # the first error is the one to report
                     self._start()
             else:
                 self._reload()
@@ -145,7 +145,7 @@ class Installer:
         """Stop the service and remove its files.
 
         Raises:
-            CleaveError: when there is none.
+            CleaveError: when no service is installed.
         """
         if not self.places.unit.exists():
             raise CleaveError(f"no service is installed: there is no {self.places.unit}")
@@ -158,11 +158,11 @@ class Installer:
         self._reload()
 
     def status(self) -> str:
-        """Return the service manager's word for the service's state, or `not installed`."""
+        """Return the service's state as the service manager names it, or `not installed`."""
         if not self.places.unit.exists():
             return "not installed"
         if self.manager is ServiceManager.SYSTEMD:
-            # Its exit status says inactive as well; the word says more.
+            # The text is more precise than the exit status, which is the same for several states.
             return self._systemctl("is-active", UNIT_NAME).text or "unknown"
         shown = self.run(["launchctl", "print", f"{self._domain}/{LABEL}"])
         states = [line.split("=")[1] for line in shown.text.splitlines() if "state =" in line]
@@ -184,7 +184,7 @@ class Installer:
             commands = [("daemon-reload",), ("enable", UNIT_NAME), ("restart", UNIT_NAME)]
             outcomes = (self._systemctl(*command) for command in commands)
         else:
-            self.run(["launchctl", "bootout", f"{self._domain}/{LABEL}"])  # an older one
+            self.run(["launchctl", "bootout", f"{self._domain}/{LABEL}"])  # an older service
             start = ["launchctl", "bootstrap", self._domain, str(self.places.unit)]
             outcomes = (self.run(command) for command in [start])
         for outcome in outcomes:
@@ -192,7 +192,7 @@ class Installer:
                 raise CleaveError(f"{self.manager.value} says: {outcome.text or outcome.code}")
 
     def _stop(self) -> None:
-        """Stop the service, whether it runs or not."""
+        """Stop the service if it runs."""
         if self.manager is ServiceManager.SYSTEMD:
             self._systemctl("disable", "--now", UNIT_NAME)
         else:
@@ -207,7 +207,7 @@ class Installer:
 
 
 def _plain(error: Exception) -> str:
-    """Return what went wrong, without Python's wrapping."""
+    """Return an error's message, without Python's wrapping."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror.lower()}: {error.filename}"
     return str(error)

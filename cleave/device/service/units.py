@@ -1,4 +1,4 @@
-"""What systemd and launchd read to start `cleave join` with the machine: pure text and paths."""
+"""The files with which systemd and launchd start `cleave join`: pure text and paths."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class ServiceManager(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What to start.
+    """A service to start.
 
     Attributes:
         command: program and arguments.
-        memory_max_bytes: above this it may be killed.
-        account: under which it runs, for a service of the machine; None for a user's own service.
+        memory_max_bytes: memory above which the service may be killed.
+        account: account of a service of the machine; None for a user's own service.
     """
 
     command: tuple[str, ...]
@@ -81,12 +81,12 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the files of a service are.
+    """Paths of the files of a service.
 
     Attributes:
-        unit: what the service manager reads.
+        unit: the file that the service manager reads.
         url: the join URL, which holds the credential.
-        log: what launchd writes to; systemd has its journal.
+        log: launchd's log file; systemd has its journal.
     """
 
     unit: Path
@@ -97,7 +97,7 @@ class Places:
 def places(
     manager: ServiceManager, *, system: bool, config: Path, home: Path, root: Path
 ) -> Places:
-    """Return where the files of a service of the machine, or of a user, are.
+    """Return the paths of the files of a service, of the machine or of a user.
 
     Args:
         system: whether it is a service of the machine.
@@ -123,7 +123,7 @@ def quoted(argument: str) -> str:
 
 
 def systemd_command(command: Sequence[str]) -> str:
-    """Return a command line for `ExecStart=`; its colon keeps `$` from being a variable.
+    """Return a command line for `ExecStart=`; its colon prevents expansion of `$`.
 
     Raises:
         UsageError: for a program path that systemd refuses to start.
@@ -137,7 +137,7 @@ def systemd_command(command: Sequence[str]) -> str:
 
 
 def systemd_unit(service: Service) -> str:
-    """Return the unit: a service of the machine if it has an account, else a user's."""
+    """Return the unit of a service of the machine if it has an account, else of a user."""
     system = service.account is not None
     return _UNIT.format(
         command=systemd_command(service.command),
