@@ -75,7 +75,7 @@ def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
     """Return a context manager that connects to the given Ray cluster, or starts one here.
 
     Raises:
-        UsageError: when this machine has no network address.
+        UsageError: when Ray must start here, and this machine has no network address.
     """
     if cluster.ray:
         return ray_cluster(cluster.ray)

@@ -35,7 +35,7 @@ class Watch:
             self.observers.append(TraceLog(self._log))
 
     def _log(self, line: str) -> None:
-        """Write a line to the log; `finish` reports the first error."""
+        """Write a line to the log; `finish` reports an error."""
         try:
             if self._file is not None and self._fault is None:
                 self._file.write(line)

@@ -69,7 +69,7 @@ def _savings(
     trained = sizes.trained_parameters
     state = _STATE_BYTES * trained
     yield 0, ()
-    if each.method is Method.STAGES:  # keeps no activations, and frees each gradient at once
+    if each.method is Method.STAGES:  # the PS keeps no activations or extra gradients
         yield state, ("--state-dir",)
         return
     recomputed = recomputed_elements(sizes.spec) * sent * rows * sizes.sequence

@@ -20,7 +20,7 @@ def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
 
     Args:
         backend: name of the backend that multiplies.
-        threads: number of threads, one a core; 0 for all cores.
+        threads: number of threads and of cores; 0 for all cores.
     """
     import numpy as np
 

@@ -109,7 +109,7 @@ def pair(
 
 
 def _list(answer: dict[str, Any], *, as_json: bool) -> None:
-    """List join codes without their text, which only its receivers know."""
+    """List join codes without their text, which only the receivers know."""
     if as_json:
         typer.echo(json.dumps(answer))
         return

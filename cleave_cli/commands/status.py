@@ -65,7 +65,7 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
             await _learn(client, seen)
             window_s = seen.latest["rates"]["window_s"]
             if window_s is not None and window_s < LEAST_WINDOW_S:
-                # Rates cover the time between two requests, which was too short.
+                # Rates cover the time between two requests, and no other client asked recently.
                 await asyncio.sleep(LEAST_WINDOW_S)
                 await _learn(client, seen)
             Console(highlight=False).print(shown(seen))
