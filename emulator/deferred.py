@@ -133,7 +133,6 @@ class DeferredOutput:
 
 
 def _hull(spans: Iterable[Span]) -> Span:
-    """Return the span from the lowest start to the highest stop."""
     spans = list(spans)
     return Span(min(s.start for s in spans), max(s.stop for s in spans))
 
@@ -164,7 +163,6 @@ def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -
 
 
 def _address(view: Array) -> int:
-    """Return the address of an array's first element."""
     return int(view.__array_interface__["data"][0])
 
 

@@ -146,7 +146,6 @@ class SizedModel:
         return _array(tokens, self.spec.width, self.dtype)
 
     def _layer_work(self, number: int, part: LayerSizes, graphs: _Graphs) -> LayerWork:
-        """Return the work of a layer, or of a part of one."""
         sequence = self.sizes.sequence
         return LayerWork(
             graphs.forward,
@@ -212,7 +211,6 @@ class SizedModel:
         return StageArray(1, nbytes, "uint8", SizedProduct(nbytes), TrafficKind.WEIGHTS)
 
     def _graphs_of(self, part: LayerSizes) -> _Graphs:
-        """Return the graphs of a layer, or of a part of one."""
         beside = self._beside if part.heads_width else {}
         held = (names.X, *(names.parameter(t.name) for t in part.parameters), *beside)
         trained = [one.name for one in part.parameters if one.trained]

@@ -122,7 +122,7 @@ class SizedStepper:
         begin_s, wall_s = runtime.now_s, time.perf_counter()
         events, counters = runtime.events, runtime.counters()
         reused = timelines.reused_events if timelines else 0
-        with collector_paused():  # events make no cycles, and many objects that stay
+        with collector_paused():  # events create many objects that stay, and no cycles
             for done, (index, forward) in enumerate(order):
                 self._group(index, forward=forward)
                 if progress is not None:

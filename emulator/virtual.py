@@ -514,7 +514,6 @@ class VirtualRuntime(Runtime):
         self._transmit(device, device.up, message, nbytes)
 
     def _transmit(self, device: _VirtualDevice, link: Link, message: Message, nbytes: int) -> None:
-        """Send a message on one direction of a device's link."""
         if not link.shared:
             self._left(device, link, message, nbytes, self.now_s, link.transmit(self.now_s, nbytes))
             return

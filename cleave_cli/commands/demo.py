@@ -209,7 +209,6 @@ def _large() -> dict[str, Any]:
 
 
 def _summary(small: Mapping[str, Any], large: Mapping[str, Any], took_s: float) -> str:
-    """Return the results and the next commands to try as text."""
     faster = large["simulated_alone_s"] / large["simulated_step_s"]
     off, steps, devices = small["largest_difference"], len(small["losses"]), small["devices"]
     down, up = human_bytes(small["downlink_bytes"]), human_bytes(small["uplink_bytes"])

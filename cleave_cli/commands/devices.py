@@ -89,7 +89,6 @@ def _failed(device: dict[str, Any]) -> str:
 
 
 def _cells(device: dict[str, Any]) -> dict[str, str]:
-    """Return the cells of a device, by the headings of the table."""
     reason = f" ({device['reason']})" if device["reason"] else ""
     cells = {
         "name": device["name"],

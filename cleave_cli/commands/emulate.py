@@ -327,7 +327,6 @@ def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], No
 def _step_values(
     step: SizedStep, here_s: float | None, number: int, devices: int
 ) -> dict[str, Any]:
-    """Return the results of a step by tiles; the arguments are those of `_show_step`."""
     done, seconds = step.counters, step.fleet_s
     return {
         "event": "step",

@@ -257,7 +257,6 @@ def _assumed(
     pue: float,
     host_share: float,
 ) -> Assumptions:
-    """Return Cleave's assumptions with the user's values."""
     from cleave.energy.assumptions import load_assumptions
 
     made = load_assumptions()

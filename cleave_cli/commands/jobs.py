@@ -74,7 +74,6 @@ def _headline(job: dict[str, Any]) -> list[str]:
 
 
 def _progress(job: dict[str, Any]) -> str:
-    """Return the progress of a job and its times as text."""
     steps, of = job["steps"], job.get("steps_in_all", 0)
     parts = []
     if steps:
@@ -147,7 +146,6 @@ def logs(
 
 
 def _line(record: dict[str, Any]) -> str:
-    """Return a record as one line of text."""
     match record["event"]:
         case "step":
             loss = loss_text(record["loss"])

@@ -290,7 +290,6 @@ def _plan_servers(
 
 
 def _numbered(devices: list[DeviceRates]) -> list[DeviceRates]:
-    """Return the devices, renumbered from 0."""
     return [replace(rates, device=number) for number, rates in enumerate(devices)]
 
 
@@ -382,7 +381,6 @@ def _draw(
 def _rows(
     found: MethodChoice, where: Crossing | None, question: PlanQuestion
 ) -> list[dict[str, Any]]:
-    """Return the rows of the table: the points of a crossing, or the methods."""
     from cleave_cli.render.plan_methods import crossing_json, methods_json
 
     if where is not None:

@@ -262,7 +262,6 @@ def _welcome(
     *,
     as_json: bool,
 ) -> None:
-    """Print how devices join and operators train."""
     from cleave.server.http.pages import Pages
 
     secret = credential if code is None else code.text

@@ -129,7 +129,7 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
 
 
 def show_crossing(found: Crossing, sequence: int) -> None:
-    """Print from how many tokens a step on stages beat the server alone."""
+    """Print the tokens a step from which stages beat the server alone."""
     typer.echo(f"\n{'sequences':>9}{'tokens':>10}{'stages s':>10}{'alone s':>10}")
     for point in found.points:
         stages = "-" if point.stages_s == float("inf") else f"{point.stages_s:.4g}"
@@ -139,7 +139,7 @@ def show_crossing(found: Crossing, sequence: int) -> None:
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
-    """Return a sentence: from how many tokens a step on stages beat the server alone."""
+    """Return a sentence with the tokens a step from which stages beat the server alone."""
 
     def tokens(point: CrossingPoint) -> str:
         return f"{point.rows * sequence:,}"

@@ -149,7 +149,6 @@ def show_fits(console: Console, profile: DeviceProfile) -> None:
 
 
 def _show_bars(console: Console, profile: DeviceProfile) -> None:
-    """Print throughput over depth, and speed over time, as bars of text."""
     for dtype, entry in profile.compute.items():
         if not entry.models:
             continue

@@ -180,7 +180,6 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
 
 
 def _rows(devices: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return each device of an overview as a dictionary, by column name."""
     columns = devices.get("columns", ())
     return [dict(zip(columns, row, strict=False)) for row in devices.get("rows", ())]
 
