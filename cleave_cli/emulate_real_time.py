@@ -42,7 +42,7 @@ def real_time(
     """Emulate a fleet in real time, on the given server or on a new one."""
     import os
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the loop
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve the event loop
     import asyncio
 
     from cleave.transport.join_url import parse_join_url

@@ -67,7 +67,7 @@ class FleetOptions:
             seed: seed of their random properties.
 
         Raises:
-            UsageError: when there is no such fleet.
+            UsageError: when the fleet is not known.
         """
         if self.devices == 0:
             return []
@@ -109,7 +109,7 @@ def choose_fleet(
     """Return the devices that the options ask for.
 
     Raises:
-        UsageError: when there is no such fleet.
+        UsageError: when the fleet is not known.
     """
     from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
 

@@ -31,7 +31,7 @@ class Verdict(Enum):
 
     OK = "ok"
     WITHOUT = "without"
-    """Missing, but not needed."""
+    """Missing, but Cleave works without it."""
 
     FAILED = "failed"
 

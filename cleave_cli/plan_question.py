@@ -112,7 +112,7 @@ def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice
     """Return the devices of a fleet, with their throughput in a dtype.
 
     Raises:
-        UsageError: when there is no such fleet.
+        UsageError: when the fleet is not known.
     """
     try:
         return find_fleet(fleet, stragglers, dtype=dtype)

@@ -395,7 +395,7 @@ class _Meter:
             case messages.RunGraph():
                 made = (name for name in message.outputs if name)
                 for name, nbytes in zip(made, message.output_bytes, strict=True):
-                    now_bytes += nbytes - sizes.get(name, 0)  # it may replace an input
+                    now_bytes += nbytes - sizes.get(name, 0)  # an output may replace an input
                     sizes[name] = nbytes
             case messages.Drop():
                 now_bytes -= sum(sizes.pop(name, 0) for name in message.ids)

@@ -15,7 +15,7 @@ from cleave.fleet.counters import FleetCounters
 from cleave.protocol.device_counters import DeviceCounters
 from emulator.virtual import VirtualRuntime
 
-_NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # where msgpack needs another byte for a number
+_NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # from here msgpack needs more bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
 
     with url_file(url) as source:  # other users can read command lines
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json", "--once"]
-        command += ["--backend", "numpy", "--threads", "1"]  # starts at once
+        command += ["--backend", "numpy", "--threads", "1"]  # starts fastest
         started = [
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)
         ]

@@ -364,7 +364,7 @@ def _here(
         if isinstance(record, StartRecord):
             started, waiting = Path(record.run_folder), context.patience(lambda: record.step)
             waiting.insist(lambda: options.keep(started))
-        if isinstance(record, DoneRecord):  # stays the last line
+        if isinstance(record, DoneRecord):  # the energy comes before it
             energy, folder = meter.finish(), RunFolder(Path(record.run_folder))
             patience = context.patience(lambda: record.steps)
             patience.insist(lambda: folder.append(energy.to_record()))

@@ -26,7 +26,7 @@ from profiles.library import load_profiles
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BARS = 5  # in a table; the plot has all
+_BARS = 5  # rows of the table; the plot has all bars
 
 
 @dataclass(frozen=True, slots=True)

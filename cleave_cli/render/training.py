@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cleave.fleet.counters import StepProgress
     from cleave.training.loop.records import Record
 
-_REASONS = 4  # shown in a summary
+_REASONS = 4  # shown in the summary
 _INDENT = len("step ")
 
 
@@ -78,14 +78,14 @@ class JsonDisplay(Display):
     """Prints one JSON object a line on stdout; texts for people go to stderr."""
 
     def plain(self, record: dict[str, Any]) -> None:
-        """See `Display.plain`."""
+        """Print a record as one JSON line; a note goes to stderr."""
         if record.get("event") == "note":
             self.note(str(record.get("text", "")))
         elif record.get("event") not in ("end", "tasks"):
             typer.echo(json.dumps(record))
 
     def note(self, text: str) -> None:
-        """See `Display.note`."""
+        """Print a text on stderr."""
         say(text)
 
 
@@ -127,11 +127,11 @@ class HumanDisplay(Display):
         self._task = self._progress.add_task("train", total=None, line="")
 
     def start(self, steps: int) -> None:
-        """See `Display.start`."""
+        """Set the total of the progress bar."""
         self._progress.update(self._task, total=steps or None)
 
     def watch(self, progress: Callable[[], StepProgress | None]) -> None:
-        """See `Display.watch`."""
+        """Show the progress of the current step, read from this function."""
 
         def tasks() -> str:
             found = progress()
@@ -140,7 +140,7 @@ class HumanDisplay(Display):
         self._tasks = tasks
 
     def plain(self, record: dict[str, Any]) -> None:
-        """See `Display.plain`."""
+        """Update the bar with a record, or print its text."""
         match record.get("event"):
             case "tasks":
                 self._told = tasks_text(record["done"], record["of"])
@@ -162,7 +162,7 @@ class HumanDisplay(Display):
                 self._console.print(_summary(record, self._energy, verbose=self._verbose))
 
     def note(self, text: str) -> None:
-        """See `Display.note`."""
+        """Print a text above the bar."""
         text = printable(text)
         if self._console.is_terminal:
             text = filled(text, self._console.width)
@@ -196,7 +196,7 @@ class _TasksColumn(ProgressColumn):
         self._tasks = tasks
 
     def render(self, task: Task) -> Text:
-        """Return the text; empty between steps."""
+        """Return the progress; empty between steps."""
         return Text(self._tasks())
 
 
@@ -204,7 +204,7 @@ class _TimeLeftColumn(TimeRemainingColumn):
     """Shows the time left while steps remain and the time is known."""
 
     def render(self, task: Task) -> Text:
-        """Return the text; empty otherwise."""
+        """Return the time left; empty if the run is done or its time is not known."""
         if task.finished or task.time_remaining is None:
             return Text()
         return super().render(task) + Text(" left", style="progress.remaining")
