@@ -1,4 +1,4 @@
-"""The servers of a cluster: options of `cleave train`, or `[cluster]` in the file of `--config`."""
+"""Options of `cleave train` for several servers; also `[cluster]` in the `--config` file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ TABLE: Final = "cluster"
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Tells how many servers train together, and where.
+    """Number of servers that train together, and their addresses.
 
     Attributes:
-        servers: how many.
-        ray: the address of the Ray cluster that starts them, or auto; empty for one of this
-            machine.
+        servers: number of servers.
+        ray: address of the Ray cluster that starts them, or auto; empty for one on this machine.
         listen: where devices join, host:port or a port; empty to emulate them.
         runs: the folder for run folders, which all servers see.
     """
@@ -34,14 +33,14 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, table: object, given: Mapping[str, Any]) -> ClusterOptions:
-        """Return what a file says, where the command line does not say otherwise.
+        """Return the options of a `[cluster]` table, overridden by the command line.
 
         Args:
-            table: of the file; empty for none.
+            table: the table of the file; empty if the file has none.
             given: the options that are on the command line, by name.
 
         Raises:
-            UsageError: when either is wrong.
+            UsageError: when the table or an option is wrong.
         """
         names = [field.name for field in fields(cls)]
         if not isinstance(table, dict) or table.keys() - names:
@@ -58,7 +57,7 @@ class ClusterOptions:
         """Return these options.
 
         Raises:
-            UsageError: when they do not go together.
+            UsageError: when two options contradict each other, or there are no servers.
         """
         if self.servers < 1:
             raise UsageError(f"--servers is {self.servers}; give 1 or more")
@@ -73,10 +72,10 @@ class ClusterOptions:
 
 
 def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
-    """Return a context in which there is a Ray cluster: the given one, or one of this machine.
+    """Return a context manager that connects to the given Ray cluster, or starts one here.
 
     Raises:
-        UsageError: when this machine is in no network.
+        UsageError: when Ray must start here, and this machine has no network address.
     """
     if cluster.ray:
         return ray_cluster(cluster.ray)

@@ -13,7 +13,7 @@ from cleave.files import check_output, open_output
 
 
 class Watch:
-    """The observers that the options ask for, and the files that they fill."""
+    """The observers that `--trace` and `--log` ask for, and the files that they write."""
 
     def __init__(self, trace: Path | None, log: Path | None) -> None:
         from emulator.trace import TraceLog, TraceWriter
@@ -27,7 +27,7 @@ class Watch:
         self._file: IO[str] | None = None
         self._fault: OSError | None = None
         if trace is not None:
-            _checked(trace)  # known now, and not when all is done
+            _checked(trace)  # fail before the emulation, not after it
             self.observers.append(self._trace)
         if log is not None:
             _checked(log)
@@ -35,7 +35,7 @@ class Watch:
             self.observers.append(TraceLog(self._log))
 
     def _log(self, line: str) -> None:
-        """Write a line; an error is only reported at the end and does not disturb the emulation."""
+        """Write a line to the log; `finish` reports an error."""
         try:
             if self._file is not None and self._fault is None:
                 self._file.write(line)
@@ -65,7 +65,7 @@ def _checked(path: Path) -> None:
     """Refuse a file that cannot be written.
 
     Raises:
-        UsageError: when there is no such folder, or it cannot be written to.
+        UsageError: when its folder does not exist, or the file cannot be written.
     """
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")

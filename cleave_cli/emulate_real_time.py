@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
 _LOOK_S = 1.0
-_JUDGED_S = 10.0  # over which lateness is judged
-_LEAST_ANSWERS = 20  # that say something about it
-_MOST_LATE = 0.01  # of the answers
+_JUDGED_S = 10.0  # window over which lateness is judged
+_LEAST_ANSWERS = 20  # fewest answers to judge by
+_MOST_LATE = 0.01  # share of the answers
 _ADVICE = "emulate fewer devices, use --no-compute, or a --speed below 1"
 
 
@@ -39,10 +39,10 @@ def real_time(
     *,
     as_json: bool,
 ) -> None:
-    """Run a fleet on the given server, or on a new one; see `cleave emulate`."""
+    """Emulate a fleet in real time, on the given server or on a new one."""
     import os
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the loop
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve the event loop
     import asyncio
 
     from cleave.transport.join_url import parse_join_url
@@ -78,7 +78,7 @@ def real_time(
 async def watched(
     fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
 ) -> None:
-    """Run and show a fleet until Ctrl-C, the end of its duration, or that of its own server."""
+    """Run and show a fleet until Ctrl-C, the end of its duration, or the end of its own server."""
     import asyncio
     import signal
     import time
@@ -91,7 +91,7 @@ async def watched(
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
             loop.add_signal_handler(number, running.cancel)
-        except NotImplementedError:  # a system whose loop takes no signals
+        except NotImplementedError:  # this system's event loop takes no signals
             break
     console = Console(stderr=True, highlight=False)
     live = Live(console=console, auto_refresh=False, transient=True)
@@ -123,7 +123,7 @@ async def watched(
 
 
 class Pace:
-    """Judges, while devices run, whether this machine keeps up with what they should do."""
+    """Judges, while devices run, whether this machine keeps up with their schedule."""
 
     def __init__(self) -> None:
         self._from_s: float | None = None
@@ -131,11 +131,11 @@ class Pace:
         self._told = False
 
     def falls_behind(self, lateness: Lateness, now_s: float) -> str:
-        """Return what to tell the user, once; empty otherwise.
+        """Return a warning for the user, once; empty otherwise.
 
         Args:
-            lateness: of all answers so far.
-            now_s: on any clock that never goes back.
+            lateness: lateness of all answers so far.
+            now_s: seconds on a monotonic clock.
         """
         if self._from_s is not None and now_s < self._from_s + _JUDGED_S:
             return ""

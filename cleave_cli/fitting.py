@@ -1,4 +1,4 @@
-"""Whether a model fits a server and its devices: what each needs, against what each has."""
+"""Whether a model fits a server and its devices: memory needed against memory available."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _STATE_BYTES = 8  # AdamW's two moments of a parameter, in fp32
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a method needs, and whether it is there.
+    """Memory that a method needs, and whether the machines have it.
 
     Attributes:
-        method: which.
-        device_bytes: of the device that needs most; 0 where none is used.
-        server_bytes: of the server, as `cleave train` does it with the options in `options`.
-        fits: whether devices and server have that.
-        options: what makes it fit, where the defaults do not.
+        method: the method of training.
+        device_bytes: memory of the device that needs most; 0 where no device is used.
+        server_bytes: memory of the server when `cleave train` runs with `options`.
+        fits: whether devices and server have enough memory.
+        options: options that make it fit, where the defaults do not.
         reason: why it does not fit; empty where it does.
     """
 
@@ -39,11 +39,11 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
     """Return whether a step by one method fits.
 
     Args:
-        each: the method, as it is planned; devices that lack memory are refused there already.
-        sizes: of the model.
+        each: the method's forecast, which already refuses devices with too little memory.
+        sizes: sizes of the model.
         rows: sequences of the batch.
         sent: bytes of an element of activations.
-        memory_bytes: what the server has.
+        memory_bytes: memory of the server.
     """
     if each.refused:
         return Fit(each.method, 0, 0, fits=False, reason=each.refused)
@@ -65,11 +65,11 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
 def _savings(
     each: Forecast, sizes: StageSizes, rows: int, sent: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield bytes that the server saves, with the options that save them, the mildest first."""
+    """Yield the bytes that the server saves and the options that save them, mildest first."""
     trained = sizes.trained_parameters
     state = _STATE_BYTES * trained
     yield 0, ()
-    if each.method is Method.STAGES:  # which keeps neither activations nor more gradients
+    if each.method is Method.STAGES:  # the PS keeps no activations or extra gradients
         yield state, ("--state-dir",)
         return
     recomputed = recomputed_elements(sizes.spec) * sent * rows * sizes.sequence

@@ -1,4 +1,4 @@
-"""Which devices commands emulate. A run keeps that, to go on with the same ones."""
+"""Which devices a command emulates. A run saves them, so that it resumes with the same ones."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
 MAX_VIRTUAL: Final = 100_000
-"""Most devices that are emulated one by one."""
+"""Most devices that can be emulated one by one."""
 
 DEVICES: Final = 8
-"""Of a fleet that has no size of its own, where no number is asked for."""
+"""Default size of a fleet that has no size of its own."""
 
 FLEET_FILE: Final = "fleet.toml"
-"""The file of a run folder that has them."""
+"""File in a run folder that holds the fleet options."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Devices as the options of the same names say.
+    """Options that describe the emulated devices.
 
     Attributes:
-        devices: how many; 0 for plain PyTorch, None for as many as the fleet has.
-        fleet: what they are.
-        churn: how they come and go; empty where they stay.
-        coding: on which links payloads count as coded.
+        devices: number of devices; 0 for plain PyTorch, None for the fleet's own size.
+        fleet: name or file of the fleet.
+        churn: how devices join and leave; empty where they stay.
+        coding: on which links payloads count as compressed.
     """
 
     devices: int | None = None
@@ -40,10 +40,10 @@ class FleetOptions:
 
     @classmethod
     def of_run(cls, run: Path) -> Self:
-        """Return those of a run; the usual ones where it kept none.
+        """Return the options that a run saved; the defaults where it saved none.
 
         Raises:
-            UsageError: when they cannot be read.
+            UsageError: when the file cannot be read.
         """
         path = run / FLEET_FILE
         if not path.is_file():
@@ -60,14 +60,14 @@ class FleetOptions:
         return cls(**saved)
 
     def members(self, dtype: str, seed: int) -> list[FleetDevice]:
-        """Return the devices; none for plain PyTorch.
+        """Return the devices; an empty list for plain PyTorch.
 
         Args:
-            dtype: of their products.
-            seed: of what is drawn about them.
+            dtype: dtype of their matrix products.
+            seed: seed of their random properties.
 
         Raises:
-            UsageError: when there is no such fleet.
+            UsageError: when the fleet is not known.
         """
         if self.devices == 0:
             return []
@@ -76,10 +76,10 @@ class FleetOptions:
         )
 
     def keep(self, run: Path) -> None:
-        """Write them into a run folder.
+        """Write the options into a run folder.
 
         Raises:
-            CleaveError: when they cannot be written.
+            CleaveError: when the file cannot be written.
         """
         import tomli_w
 
@@ -109,14 +109,14 @@ def choose_fleet(
     """Return the devices that the options ask for.
 
     Raises:
-        UsageError: when there is no such fleet.
+        UsageError: when the fleet is not known.
     """
     from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
 
     if seed < 0:
         raise UsageError(f"--seed is {seed}; give 0 or more")
     size = default if devices is None and fleet in fleet_names() else devices
-    _need_few(size or size_in(fleet) or 0)  # before they are made
+    _need_few(size or size_in(fleet) or 0)  # before they are created
     try:
         found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
         found = with_churn(found, churn) if churn else found

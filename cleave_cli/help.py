@@ -37,11 +37,11 @@ GROUPS: Final = {
         "profile": "Measure devices and links; list and compare profiles.",
     },
 }
-"""The commands by what they are for, each with what it does in a line."""
+"""Commands by purpose, each with one line of help."""
 
 
 class GroupedCommands(TyperGroup):
-    """A group of commands whose help lists them as `GROUPS` has them."""
+    """A group of commands whose help lists them in the groups of `GROUPS`."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""

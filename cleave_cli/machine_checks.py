@@ -1,4 +1,4 @@
-"""What a machine has of what Cleave needs, and how to get the rest."""
+"""Which requirements of Cleave a machine meets, and how to install the rest."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from cleave.machine.sensors import this_machine
 from cleave_cli.options import human_bytes
 
 LEAST_DISK_BYTES: Final = 10**9
-"""With less, the first checkpoint of a small model may find no space."""
+"""With less, the first checkpoint of a small model may not fit."""
 
 
 class Verdict(Enum):
-    """Whether a machine has something."""
+    """Whether a machine meets a requirement."""
 
     OK = "ok"
     WITHOUT = "without"
-    """Works without it."""
+    """Missing, but Cleave works without it."""
 
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        verdict: how it is.
-        what: what it is, and what it is for.
-        advice: what to do, where it is not as it should be.
+        verdict: the result.
+        what: what was checked, and what it is for.
+        advice: what to do where something is missing or wrong.
     """
 
     verdict: Verdict
@@ -51,7 +51,7 @@ class Check:
     advice: str = ""
 
 
-# Modules, what they are for, the extra that brings them, and whether a device does without.
+# Modules, their use, and the extra that installs them.
 _MODULES: Final = (
     (("torch", "transformers", "tokenizers", "safetensors"), "trains, as a server", "train"),
     (("onnx", "onnxscript"), "makes graphs of layers, for stages", "train"),
@@ -65,11 +65,11 @@ _MODULES: Final = (
 def machine_checks(
     runs: Path, has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 ) -> Iterator[Check]:
-    """Yield what was found on this machine.
+    """Yield the results of the checks of this machine.
 
     Args:
         runs: where runs would be written.
-        has: says whether a module is installed.
+        has: returns whether a module is installed.
     """
     machine = this_machine()
     memory = human_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown size"
@@ -101,9 +101,9 @@ def _graphs() -> Check:
             f"stages cannot be computed: {error}",
             "pip install --force-reinstall onnxruntime",
         )
-    # Those that it may use, by the names that --provider takes.
+    # The providers that Cleave may use, by the names that --provider takes.
     names = ", ".join(dict.fromkeys(s.provider.value for s in setups_of(None, providers)))
-    number = importlib.import_module("onnxruntime").__version__  # of whichever of its packages
+    number = importlib.import_module("onnxruntime").__version__  # every package has this module
     return Check(Verdict.OK, f"ONNX Runtime {number} on {names}: computes stages")
 
 
@@ -118,7 +118,7 @@ def _pages() -> Check:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what is free where a folder is, or would be made."""
+    """Return the free bytes on the disk that holds a folder, or would hold it."""
     there = folder.expanduser().absolute()
     while not there.exists():
         there = there.parent

@@ -92,13 +92,13 @@ app.add_typer(simulate.app)
 
 def main() -> None:
     """Run the command line; print an error as one sentence on stderr, with exit code 1 or 2."""
-    # `--debug` is accepted anywhere on the line, where people tend to add it.
+    # `--debug` is accepted anywhere on the line, as people often append it.
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
-    # By the usual threshold, looking through torch's modules takes a sixth of importing them.
+    # With the default threshold, collecting garbage takes a sixth of the time to import torch.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     try:
-        app(args=arguments)  # ends the process itself, with 2 for wrong options
+        app(args=arguments)  # exits the process itself, with 2 for wrong options
     except CleaveError as error:
         if debug:
             raise

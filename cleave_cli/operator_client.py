@@ -1,4 +1,4 @@
-"""The operator's side of a session: what `cleave train --server` and `cleave jobs` send."""
+"""The operator's side of a session, for `cleave train --server` and `cleave jobs`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.transport.url_file import read_url
 
 
 class OperatorClient:
-    """An operator's session; `connect` makes one."""
+    """An operator's session. Create it with `connect`."""
 
     def __init__(self, connection: WebSocketConnection) -> None:
         self._connection = connection
@@ -28,7 +28,7 @@ class OperatorClient:
         """Open an operator session with the URL that the server printed, or @FILE that holds it.
 
         Raises:
-            CleaveError: when there is no server, or when it refuses.
+            CleaveError: when no server answers, or the server refuses.
         """
         target = parse_join_url(read_url(url))
         client = cls(await open_connection(target))
@@ -50,7 +50,7 @@ class OperatorClient:
         """Send a request and return the answer.
 
         Raises:
-            CleaveError: when the server refused, with its reason.
+            CleaveError: when the server refuses, with its reason.
         """
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
@@ -64,7 +64,7 @@ class OperatorClient:
         return reply.data
 
     async def records(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the records of the job that was submitted or attached to, until its last."""
+        """Yield the records of the submitted or attached job, up to its last record."""
         while True:
             message = await self._receive()
             if isinstance(message, messages.JobRecord):
@@ -73,7 +73,7 @@ class OperatorClient:
                     return
 
     async def close(self) -> None:
-        """Close the session; jobs go on."""
+        """Close the session; jobs continue."""
         await self._connection.close()
 
     async def _send(self, message: Message) -> None:

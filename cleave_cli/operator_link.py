@@ -37,7 +37,7 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
     Args:
         action, arguments: the request's name and arguments.
         server: the operator's URL; empty for the server that uses the folder `data`.
-        data: that folder; None for the default one.
+        data: the server's data folder; None for the default one.
 
     Raises:
         CleaveError: when the request cannot be carried out.
@@ -64,13 +64,13 @@ def running_server(server: str, data: Path | None) -> str:
 
 
 def server_of_this_machine() -> str:
-    """Return the operator's URL of the server that keeps its data where servers do.
+    """Return the operator's URL of the server that uses `$CLEAVE_DATA` or the default folder.
 
     Returns:
-        Empty if none runs. The folder is that of `$CLEAVE_DATA`, or the default one.
+        The URL; empty if no server runs.
 
     Raises:
-        CleaveError: when one is starting.
+        CleaveError: when a server is starting.
     """
     from cleave.server.store import data_folder
 
@@ -131,5 +131,5 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
 
 
 def when(unix_s: float | None) -> str:
-    """Return a time as text, for people."""
+    """Return a Unix time as local date and time; empty for None."""
     return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))

@@ -10,7 +10,7 @@ from cleave.errors import UsageError, not_installed
 
 
 def need_train_extra(command: str, *more: str) -> None:
-    """Refuse if what training needs, or a module of `more`, is missing; say how to install it.
+    """Refuse if a module for training, or one of `more`, is missing; name the extra to install.
 
     Raises:
         UsageError: when torch, transformers or another module is missing.
@@ -25,13 +25,13 @@ def need_train_extra(command: str, *more: str) -> None:
 
 
 def was_given(context: typer.Context, parameter: str) -> bool:
-    """Say whether an option is on the command line, even with its default value."""
+    """Return whether an option is on the command line, even with its default value."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def human_bytes(count: float) -> str:
-    """Return a number of bytes as text, for people."""
+    """Return a number of bytes as text with a decimal unit, such as "1.5 MB"."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":
             break
@@ -40,17 +40,17 @@ def human_bytes(count: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with what it counts, as "1 device" or "1,000 devices"."""
+    """Return a number and its noun, such as "1 device" or "1,000 devices"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
-    """Return what an option was given; refuse an empty text, as an unset variable of a shell is.
+    """Return an option's value; refuse an empty one, such as an unset shell variable.
 
-    Without this, a command that is to use a server would silently do without one.
+    Without this check, a command for a server would silently run without one.
 
     Raises:
-        UsageError: when it was given and is empty.
+        UsageError: when the option is given and empty.
     """
     assert parameter.name is not None
     if was_given(context, parameter.name) and not value.strip():

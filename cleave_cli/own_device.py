@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from profiles.measuring.tile_timer import SessionTimer
 
-_MOST_BYTES = 4 * 10**9  # more than any tile that is timed needs
+_MOST_BYTES = 4 * 10**9  # more than any timed tile needs
 
 
 @contextmanager
@@ -19,8 +19,8 @@ def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
     """Yield a timer of tiles on a `cleave join` process, which ends with the block.
 
     Args:
-        backend: name of the backend that it multiplies with.
-        threads: number of threads, on as many cores; 0 for all cores.
+        backend: name of the backend that multiplies.
+        threads: number of threads and of cores; 0 for all cores.
     """
     import numpy as np
 
@@ -31,10 +31,10 @@ def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
 
     total_bytes = total_memory_bytes() or 2 * _MOST_BYTES
     offered = min(_MOST_BYTES, total_bytes // 2)
-    with serve() as server, url_file(server.url) as source:  # command lines are no secrets
+    with serve() as server, url_file(server.url) as source:  # other users can read command lines
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json"]
         command += ["--backend", backend, "--memory", str(offered // 10**6)]
-        command += ["--once"]  # with its server it ends
+        command += ["--once"]  # ends with its server
         if threads:
             command += ["--cores", str(threads)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""A parameter server in its own process, for as long as a command needs one."""
+"""A parameter server in its own process, which runs while a command needs it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """A running server and its process.
+    """A running server.
 
     Attributes:
         url: the URL with which devices join.
         operator_url: the URL for `cleave train --server`.
-        process: its process.
+        process: the server's process.
     """
 
     url: str
@@ -33,22 +33,22 @@ class OwnServer:
 
     @property
     def train_command(self) -> str:
-        """Return the command that trains on it, on two lines: the URL fills one."""
+        """Return the command that trains on it, on two lines as the URL is long."""
         return f"cleave train --model opt-tiny --server \\\n  '{self.operator_url}'"
 
 
 @contextmanager
 def own_server(*options: str) -> Iterator[OwnServer]:
-    """Run `cleave serve` on a free port of this machine until the block is left.
+    """Run `cleave serve` on a free port of this machine until the block ends.
 
     Args:
-        options: further options for it.
+        options: further options of `cleave serve`.
 
     Raises:
         CleaveError: when the server does not start.
     """
     command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json", *options]
-    command += ["--data", "none"]  # its devices are strangers, and all have one credential
+    command += ["--data", "none"]  # nothing to keep: its devices all share one credential
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ def own_server(*options: str) -> Iterator[OwnServer]:
         env={**os.environ, "CLEAVE_CREDENTIAL": secrets.token_urlsafe(24)},
     )
     assert process.stdout is not None
-    # Whatever it says further is read away: a full pipe would stop it.
+    # Discard the rest of its output: a full pipe would block it.
     reader = threading.Thread(target=process.stdout.read, daemon=True)
     try:
         line = process.stdout.readline()
@@ -75,5 +75,5 @@ def own_server(*options: str) -> Iterator[OwnServer]:
             process.wait()
         if reader.is_alive():
             reader.join(_STOP_S)
-        if not reader.is_alive():  # else to close it would wait for the reader
+        if not reader.is_alive():  # otherwise closing would wait for the reader
             process.stdout.close()

@@ -1,4 +1,4 @@
-"""The question of `cleave plan` and `cleave doctor`: how long a step takes by each method."""
+"""The input of `cleave plan` and `cleave doctor`, which forecast a step by each method."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from profiles.fleets import find_fleet
 
 @dataclass(frozen=True, slots=True)
 class PlanQuestion:
-    """A model, a batch, a fleet and a server, of which the forecasts are wanted.
+    """A model, a batch, a fleet and a server to forecast.
 
     Attributes:
-        sizes: the sizes of the model.
+        sizes: sizes of the model.
         rows: sequences of the batch.
         dtype: the dtype in which parameters and activations travel.
-        gemms, planner, element: the matrix products of a step by tiles, and how they are planned.
+        gemms, planner, element: matrix products of a step by tiles, and how they are planned.
         devices: the fleet, with its throughput in `dtype`.
-        in_fp32: the fleet with its throughput in fp32, in which layers by stages are computed.
+        in_fp32: the fleet with its throughput in fp32, in which stages compute layers.
         ps: the parameter server.
     """
 
@@ -46,7 +46,7 @@ class PlanQuestion:
     ps: PsCompute
 
     def choose(self, method: Method) -> MethodChoice:
-        """Forecast all methods, or one method and the server alone, and choose."""
+        """Forecast all methods, or `method` and the server alone, and choose one."""
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         forecasts: list[Forecast] = []
         if method in (Method.AUTO, Method.STAGES):
@@ -57,7 +57,7 @@ class PlanQuestion:
         return MethodChoice(method, forecasts)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
-        """Forecast a step by stages; the forecast says why when there are none."""
+        """Forecast a step by stages; a refused forecast has the reason."""
         if self.dtype == "fp16":
             return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
         try:
@@ -77,11 +77,11 @@ class PlanQuestion:
 
 
 def server_flops_per_s(gflops: float, dtype: str) -> float:
-    """Return the speed of the server alone, measured on this machine where none is given.
+    """Return the FLOP/s of the server alone, measured on this machine if not given.
 
     Args:
-        gflops: as `--ps-gflops` says; 0 for none.
-        dtype: of the products that are measured.
+        gflops: value of `--ps-gflops`; 0 to measure.
+        dtype: dtype of the measured products.
     """
     if gflops:
         return gflops * 1e9
@@ -97,7 +97,7 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
     """Return the adapters that `--lora` and `--lora-bits` ask for; None for the whole model.
 
     Raises:
-        UsageError: when there are no such adapters.
+        UsageError: when the rank or the number of bits is not valid.
     """
     if rank < 0:
         raise UsageError(f"--lora is {rank}; give a rank, or 0 to train the whole model")
@@ -112,7 +112,7 @@ def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice
     """Return the devices of a fleet, with their throughput in a dtype.
 
     Raises:
-        UsageError: when there is no such fleet.
+        UsageError: when the fleet is not known.
     """
     try:
         return find_fleet(fleet, stragglers, dtype=dtype)
@@ -123,7 +123,7 @@ def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice
 def rates_of(
     devices: Sequence[FleetDevice], policy: CodingPolicy, card: PsRates
 ) -> list[DeviceRates]:
-    """Return the stated rates of devices, numbered, and which of them code payloads."""
+    """Return the stated rates of devices, numbered from 0, and which directions are compressed."""
     rates = (
         DeviceRates(
             number,

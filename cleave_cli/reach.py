@@ -8,7 +8,7 @@ from cleave.transport.addresses import is_loopback
 
 
 def only_here(url: str) -> str:
-    """Return a sentence if only this machine reaches the address; else an empty text."""
+    """Return a sentence if only this machine can reach the address; otherwise an empty text."""
     host = urlsplit(url).hostname or ""
     if not is_loopback(host):
         return ""

@@ -1,4 +1,4 @@
-"""What `cleave serve` opens: one server, or several that train together."""
+"""Open the server of `cleave serve`, or several servers that train together."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 def serving(
     app: App, config: ServerConfig, runs: Path, cluster: ClusterOptions, grid: Grid | None
 ) -> Iterator[tuple[Server, JobRunner]]:
-    """Listen for devices until the block ends; yield the server that they join, and what trains.
+    """Listen for devices until the block ends; yield the server and the runner of its jobs.
 
     Args:
         app: the parts of the server other than its fleet.
-        config: how it listens.
+        config: addresses and limits of the server.
         runs: the folder for run folders, which all servers see.
-        cluster: how many servers there are, and where.
-        grid: the electricity grid that devices are on; None if it was not stated.
+        cluster: number of servers, and their addresses.
+        grid: the electricity grid of the devices; None if it was not stated.
 
     Raises:
-        CleaveError: when one cannot listen, or the cluster is not there.
+        CleaveError: when a server cannot listen, or the cluster cannot be reached.
     """
     from cleave.server.fleet_server import serve
 

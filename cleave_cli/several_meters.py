@@ -1,4 +1,4 @@
-"""The energy of `cleave train --servers N`: what all devices used, and this machine."""
+"""The energy of `cleave train --servers N`: the energy of all devices and of this machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasured:
-    """Measures a run from when this is made.
+    """Measures the energy of a run, from the creation of this object.
 
     Attributes:
         sample: reads this machine's counters; called before any can overflow twice.
-        record: returns the run's energy record, given what servers said of emulated devices.
+        record: returns the run's energy record, given each server's emulated devices.
     """
 
     sample: Callable[[], object]
@@ -28,7 +28,7 @@ class RunMeasured:
 
 
 def of_joined_devices(doors: Doors, open_here: ExitStack) -> RunMeasured:
-    """Measure what devices do that join these doors, until the context ends."""
+    """Measure the work of joined devices, until `open_here` closes."""
     from cleave.cluster.door_logs import DoorLogs
     from cleave.machine.sensors import PowerMeter, Sensors
     from cleave.server.jobs.job_energy import JobMeter
@@ -41,10 +41,10 @@ def of_joined_devices(doors: Doors, open_here: ExitStack) -> RunMeasured:
 
 
 def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
-    """Measure this machine, where each server meters the devices that it emulates.
+    """Measure this machine; each server meters the devices that it emulates.
 
     Args:
-        on_one_machine: whether all servers are on it; what others draw is unknown.
+        on_one_machine: whether all servers are on this machine; the power of others is unknown.
     """
     from cleave.machine.sensors import PowerMeter, Sensors
     from emulator.run_meter import RunMeter

@@ -1,4 +1,4 @@
-"""`cleave train --servers N`: one training on several servers, which Ray starts."""
+"""`cleave train --servers N`: train one model on several servers, which Ray starts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedFleets:
-    """Opens each server's share of emulated devices.
+    """Opens each server's share of the emulated devices.
 
     Attributes:
-        members: all devices; server i of n has every n-th from the i-th.
-        seed: of what is random about them.
-        coding: on which links payloads count as coded.
+        members: all devices; server i of n gets every n-th from the i-th.
+        seed: seed of their random behavior.
+        coding: on which links payloads count as compressed.
     """
 
     members: Sequence[FleetDevice]
@@ -39,7 +39,7 @@ class EmulatedFleets:
     coding: str
 
     def __call__(self, ranks: Ranks) -> Fleet | None:
-        """Return the fleet of a server; None where all compute themselves."""
+        """Return the fleet of a server; None where the servers compute themselves."""
         from emulator.virtual import emulated
 
         if not self.members:
@@ -48,7 +48,7 @@ class EmulatedFleets:
         return emulated(members, seed=self.seed + ranks.rank, coding=self.coding)
 
     def meter(self, fleet: Fleet) -> Callable[[], RunEnergy]:
-        """Meter such a fleet from now on; return what says how much it used so far."""
+        """Meter such a fleet from now on; return a function that returns the energy so far."""
         from cleave.machine.sensors import PowerMeter, Sensors
         from emulator.run_meter import RunMeter
 
@@ -63,14 +63,14 @@ def train_on_several(
     grid: str,
     display: Display,
 ) -> None:
-    """Train on several servers; see `cleave train`.
+    """Train on several servers, for `cleave train`.
 
     Args:
-        request: what to train, as an operator's `submit` says it.
-        options: the emulated devices, which all servers share.
+        request: the job, with the arguments of an operator's `submit`.
+        options: the emulated devices, which the servers share.
         cluster: the servers.
-        grid: whose electricity.
-        display: shows what is reported.
+        grid: the electricity grid; empty if not given.
+        display: shows the records.
 
     Raises:
         CleaveError: for every problem that the user can solve.
@@ -91,7 +91,7 @@ def train_on_several(
     from cleave_cli.several_meters import of_emulated_devices, of_joined_devices
 
     if grid:
-        electricity(grid, 0.0, 0.0)  # an unknown country is refused now
+        electricity(grid, 0.0, 0.0)  # refuse an unknown country now
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # refuse before anything is started
     servers = cluster.servers
@@ -128,7 +128,7 @@ def train_on_several(
             fleets.meter if at is None else None,
             asked.accept_changes,
         )
-        with folder.lock():  # before anything in it changes; the first server takes it then
+        with folder.lock():  # refuse a locked run now; the first server locks it later
             pass
         began = False
         last: list[DoneRecord] = []
@@ -139,7 +139,7 @@ def train_on_several(
                 context.patience(lambda: record.step).insist(lambda: options.keep(folder.path))
             began = began or isinstance(record, StartRecord)
             if isinstance(record, DoneRecord):
-                last.append(record)  # to follow the energy, which servers tell when they end
+                last.append(record)  # shown after the energy, which servers report when they end
             else:
                 display.record(record)
 
@@ -162,17 +162,17 @@ def train_on_several(
 def _opened(
     ray: Any, servers: int, at: tuple[str, int], display: Display, open_here: ExitStack
 ) -> Doors:
-    """Open the doors of all servers, and say where devices join.
+    """Open the listeners of all servers, and show where devices join.
 
     Args:
-        ray: the module, connected to a cluster.
-        servers: how many.
+        ray: the Ray module, connected to a cluster.
+        servers: number of servers.
         at: host and port.
         display: shows the addresses.
-        open_here: closes them.
+        open_here: closes the listeners.
 
     Raises:
-        UsageError: when a node cannot listen there.
+        UsageError: when a node cannot listen at the address.
     """
     from cleave.cluster.doors import open_doors
     from cleave.cluster.own_door import DoorSetup
@@ -195,7 +195,7 @@ def _opened(
 
 
 def _listen_address(text: str) -> tuple[str, int]:
-    """Return host and port.
+    """Return the host and port of `--listen`.
 
     Raises:
         UsageError: when the text is neither host:port nor a port.

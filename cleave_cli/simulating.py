@@ -25,17 +25,17 @@ RayAddress = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SimulationProgress:
-    """A bar on stderr that counts what was simulated."""
+    """A progress bar on stderr that counts simulations."""
 
     _bar: Progress
     _task: TaskID
 
     def done(self, what: str) -> None:
-        """Count one more, and name it."""
+        """Count one more simulation, and show its name."""
         self._bar.update(self._task, advance=1, description=what)
 
     def say(self, what: str) -> None:
-        """Name what is done now."""
+        """Show what is running now."""
         self._bar.update(self._task, description=what)
 
 

@@ -1,4 +1,4 @@
-"""Signals at which commands end in order."""
+"""Signals that end a command in order."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def stops_in_order(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Take the first Ctrl-C, or SIGTERM, as the wish to stop after a step; the second ends at once.
+    """Stop after the current step at the first Ctrl-C or SIGTERM; end at once at the second.
 
     Args:
-        tell: called with what to tell the user then.
+        tell: called with a message for the user at the first signal.
 
     Returns:
-        A context, whose value says whether to stop.
+        A context manager that yields a function, which returns whether to stop.
     """
     stopping = False
 
@@ -36,9 +36,9 @@ def stops_in_order(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Return the signals at which a server ends in order: also that its terminal was closed.
+    """Return the signals that end a server in order, including SIGHUP when its terminal closes.
 
-    Under `nohup`, which has that signal ignored, a server outlives its terminal.
+    Under `nohup`, SIGHUP is ignored, so the server outlives its terminal.
     """
     found = [signal.SIGINT, signal.SIGTERM]
     hangup = getattr(signal, "SIGHUP", None)  # not on Windows

@@ -1,4 +1,4 @@
-"""A trained model that a command uses: here, or on a fleet."""
+"""A trained model that a command uses, on this machine or on a fleet."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def use(
     """Use a model, and call `report` with every record.
 
     Args:
-        request: the model, and what for.
-        devices: emulated ones that multiply; 0 for none.
-        server: the URL of a server whose devices multiply; empty for this machine.
-        report: see `cleave.training.results.uses`.
+        request: the model, and how to use it.
+        devices: number of emulated devices that multiply; 0 for none.
+        server: URL of a server whose devices multiply; empty for this machine.
+        report: called with the records of `cleave.training.results.uses`, as dictionaries.
 
     Raises:
         CleaveError: when the model cannot be opened or used.
@@ -97,7 +97,7 @@ def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any
 
 @contextmanager
 def progress_bar(what: str, *, hidden: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr that is gone at the end; yield what is called with done and total."""
+    """Show a transient bar on stderr; yield a function that takes the done and total counts."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=None)

@@ -1,4 +1,4 @@
-"""What emulated devices do, as records for traces, logs and tests."""
+"""Activities of emulated devices, as records for traces, logs and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.protocol.messages import Message
 
 
 class Direction(Enum):
-    """The direction of a message."""
+    """Direction of a message."""
 
     DOWN = "down"
     UP = "up"
@@ -24,8 +24,8 @@ class Transfer:
     """One message on an emulated link.
 
     Attributes:
-        at_s: when the message was given to the link.
-        device: the device whose link it is.
+        at_s: when the message was queued on the link.
+        device: number of the device that has the link.
         begin_s, end_s: when its first byte left, and its last.
         arrives_s: when it arrives.
     """
@@ -42,7 +42,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Multiplication:
-    """One run on an emulated device."""
+    """One matrix product on an emulated device."""
 
     device: int
     run: int
@@ -66,7 +66,7 @@ class GraphExecution:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A device's arrival or departure."""
+    """Arrival or departure of a device."""
 
     at_s: float
     device: int
@@ -80,7 +80,7 @@ Activity: TypeAlias = Transfer | Multiplication | GraphExecution | Presence
 def execution(
     device: int, order: Order, begin_s: float, end_s: float
 ) -> Multiplication | GraphExecution | None:
-    """Return what carrying out an order is to an observer; None for one that computes nothing."""
+    """Return the record of an order's execution; None for an order that computes nothing."""
     match order:
         case Compute():
             return Multiplication(

@@ -1,4 +1,4 @@
-"""Steps of a model by stages on a fleet that is emulated, in virtual time."""
+"""Training steps by stages on an emulated fleet, in virtual time."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
 OPTIMIZER_PER_S = 1e9
-"""Parameters that the PS's optimizer updates in a second, on some cores with fast memory."""
+"""Parameters a second that the PS's optimizer updates, on several cores with fast memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStages:
-    """What came of emulating steps.
+    """Result of emulated steps by stages.
 
     Attributes:
-        model: the model and the batch, as it was cut.
-        plan: the stages.
+        model: the model, with the batch cut into micro-batches.
+        plan: the plan of the stages.
         ran: the steps.
         ps: the PS, with the time of its optimizer.
-        alone_s: what a step takes the PS alone.
+        alone_s: seconds of a step on the PS alone.
     """
 
     model: StageModel
@@ -40,7 +40,7 @@ class EmulatedStages:
 
     @property
     def steps(self) -> Sequence[EmulatedStep]:
-        """Return the steps, in order; what stays on devices travels in the first."""
+        """Return the steps, in order; arrays that stay on devices travel in the first."""
         return self.ran.steps
 
     @property
@@ -63,19 +63,19 @@ def emulate_stages(
     seed: int = 0,
     observers: Sequence[Callable[[Activity], None]] = (),
 ) -> EmulatedStages:
-    """Plan stages for a fleet, and run steps of them by sizes alone.
+    """Plan stages for a fleet, and emulate steps by array sizes alone.
 
     Args:
         spec: the model.
-        rows, sequence: the batch.
+        rows, sequence: sequences of the batch, and tokens of a sequence.
         members: the devices, which state their throughput in fp32, in which graphs run.
-        ps_flops_per_s: throughput of the PS, for the loss and to compare with.
+        ps_flops_per_s: throughput of the PS, for the loss and for the step on the PS alone.
         card: the PS's network card.
-        dtype: in which parameters, activations and gradients travel.
-        steps: how many.
-        coding: whether payloads count as coded.
-        seed: of links and jitter.
-        observers: called with what devices and links do.
+        dtype: dtype in which parameters, activations and gradients travel.
+        steps: number of steps.
+        coding: on which links payloads count as compressed.
+        seed: seed of links and jitter.
+        observers: called with every activity of devices and links.
 
     Raises:
         PlanError: when no stages fit these devices.

@@ -1,4 +1,4 @@
-"""How long an emulated device multiplies, by its model, its temperature and its owner's load."""
+"""Computation time of an emulated device: its model, its temperature and its owner's load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiles.thermal import ThermalState
 
 
 class EmulatedProcessor:
-    """The processor of one device, which does one multiplication at a time.
+    """The processor of one device, which runs one order at a time.
 
     Args:
         device: the device's rates, models and owner's load.
@@ -27,7 +27,7 @@ class EmulatedProcessor:
         self.free_s = now_s
 
     def run(self, order: Order, now_s: float) -> tuple[float, float]:
-        """Queue an order now, and return when it begins and ends, in seconds."""
+        """Queue an order now; return when it begins and ends, in seconds."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         woken = now_s > self.free_s
         if isinstance(order, Compute):
@@ -40,9 +40,9 @@ class EmulatedProcessor:
         return begin_s, self.free_s
 
     def full_speed_s(self, order: Compute, woken: bool = False) -> float:
-        """Return the seconds of a multiplication on a cool device that does nothing else.
+        """Return the seconds of a multiplication on a cool device without other load.
 
-        Marks its operands as used.
+        Marks the operands as used.
 
         Args:
             order: the multiplication.

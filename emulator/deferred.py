@@ -1,10 +1,10 @@
 """Products computed in this process, without the cost of multiplying small blocks.
 
-In virtual time an emulated device answers with a `DeferredProduct`, which knows its size and is
-computed only if it is packed for a wire. When a GEMM is complete, the products of each tile are
-computed in one multiplication, from the arrays that the devices were sent, directly into their
-place in C. Small block products would take 2 to 6 times as long as the GEMM. The numbers are those
-of a device that multiplies its tile in one call.
+In virtual time an emulated device answers with a `DeferredProduct`. Its size is known, and it is
+computed only if it is packed for a network. When a GEMM is complete, the products of each tile are
+computed in one multiplication, from the arrays that the devices received, directly into C. Products
+of small blocks would take 2 to 6 times as long. The numbers are those of a device that multiplies
+its tile in one call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from cleave.scheduler.tiles.gemm_job import GemmTask
 
 @dataclass(slots=True)
 class DeferredProduct:
-    """Stands for the result of a computation that has not been done yet."""
+    """A result that has not been computed yet."""
 
     order: Compute
     backend: MatmulBackend
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the result."""
+        """Return the size of the result in bytes."""
         return self.order.rows * self.order.columns * self.order.out.itemsize
 
     def compute(self) -> Buffer:
@@ -47,38 +47,38 @@ class DeferredProduct:
 
 @dataclass(frozen=True, slots=True)
 class SizedProduct:
-    """Stands for a result of which only the size is emulated."""
+    """A result that has only a size."""
 
     nbytes: int
 
     def part(self, first: int, stop: int) -> SizedProduct:
-        """Return some of it."""
+        """Return the part from byte `first` to byte `stop`."""
         return SizedProduct(stop - first)
 
     def followed_by(self, others: Sequence[SizedProduct]) -> SizedProduct:
-        """Return it and others as one."""
+        """Return this result and others as one."""
         return SizedProduct(self.nbytes + sum(other.nbytes for other in others))
 
     def pack(self) -> memoryview:
-        """Raise UsageError, because there are no bytes to pack."""
+        """Raise UsageError: a size has no bytes to pack."""
         raise UsageError("a fleet that emulates sizes only has no results to send")
 
 
 class SizedOutput:
-    """Takes the place of `Output` for results of which only the size is emulated."""
+    """Replaces `Output` when results have only a size."""
 
     def __init__(self, out: Buffer) -> None:
         return None
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Do nothing: there is no block to place."""
+        """Do nothing: a size has no block to place."""
 
     def finish(self) -> None:
-        """Do nothing: there is no result to finish."""
+        """Do nothing: no result exists."""
 
 
 class DeferredOutput:
-    """Takes the place of `Output`, but multiplies tile by tile when the GEMM is complete."""
+    """Replaces `Output`, and multiplies tile by tile when the GEMM is complete."""
 
     def __init__(self, out: Buffer) -> None:
         self._output = Output(out)
@@ -99,7 +99,7 @@ class DeferredOutput:
         self._output.finish()
 
     def _multiply_whole(self, tile: Sequence[tuple[GemmTask, Any]]) -> bool:
-        """Multiply a tile at once if its strips lie side by side in memory; say whether they do."""
+        """Multiply a tile at once if its strips are adjacent in memory; return whether they are."""
         deferred: list[tuple[GemmTask, DeferredProduct]] = []
         for task, payload in tile:
             if not isinstance(payload, DeferredProduct):
@@ -133,19 +133,18 @@ class DeferredOutput:
 
 
 def _hull(spans: Iterable[Span]) -> Span:
-    """Return the span from the lowest start of these to the highest stop."""
     spans = list(spans)
     return Span(min(s.start for s in spans), max(s.stop for s in spans))
 
 
 def _oriented(array: Any, transposed: bool) -> Buffer:
-    """Return an array as it enters the product."""
+    """Return an array, transposed if the product takes it so."""
     buffer = as_buffer(array)
     return buffer.T if transposed else buffer
 
 
 def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -> Buffer | None:
-    """Return one view over parts that are neighbours in memory; None when they are not."""
+    """Return one view of parts that are adjacent in memory; None when they are not."""
     row0, column0 = min(parts)
     corner = parts[row0, column0]
     if len(parts) == 1:
@@ -164,12 +163,11 @@ def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -
 
 
 def _address(view: Array) -> int:
-    """Return where an array begins in memory."""
     return int(view.__array_interface__["data"][0])
 
 
 def default_backend() -> MatmulBackend:
-    """Return the torch backend if torch is installed, because operands are its tensors then."""
+    """Return the torch backend if torch is installed, as operands are then torch tensors."""
     from cleave.machine.backends import NumpyBackend, TorchBackend
 
     try:

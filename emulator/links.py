@@ -1,11 +1,10 @@
 """Emulated links: one for each direction of a device, and the lines they share.
 
-The messages of a direction follow one another at the link's rate and arrive a latency later. The
+Messages of one direction follow one another at the link's rate, and arrive after the latency. The
 rate drifts as exp(sigma x - sigma^2/2), where x is fractional Gaussian noise: measured rates are
 correlated over all time scales. Jitter is added to the latency and never reorders messages, as on
 one TCP connection. Packet loss lowers the rate: a TCP connection that loses a share p of its
-packets reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and a share p of its packets is
-sent twice.
+packets reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a share p twice.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ _MSS_BYTES: Final = 1460
 _NOISE_BLOCK: Final = 1024
 
 PIECE_BYTES: Final = 2**18
-"""What of a message passes a shared line at once: others get a turn between pieces."""
+"""Bytes that a message sends on a shared line before other messages get a turn."""
 
 
 class FractionalNoise:
-    """Fractional Gaussian noise of unit variance, value after value; indexes must not decrease.
+    """Fractional Gaussian noise of unit variance; indexes must not decrease.
 
-    Values are exact, in blocks of 1024, by circulant embedding (Davies and Harte 1987). Blocks are
-    independent, and only the last one is kept, because an emulation may last for months.
+    Values are exact within blocks of 1024, by circulant embedding (Davies and Harte 1987). Blocks
+    are independent. Only the last one is kept, because an emulation may last for months.
 
     Args:
-        hurst: 0.5 for white noise, up to 1.
+        hurst: Hurst exponent: 0.5 for white noise, up to 1.
         rng: draws all values.
     """
 
@@ -46,7 +45,7 @@ class FractionalNoise:
         covariance = ((lags + 1) ** power - 2 * lags**power + np.abs(lags - 1) ** power) / 2
         eigenvalues = np.fft.fft(np.concatenate([covariance, covariance[-2:0:-1]])).real
         self._scale = np.sqrt(np.maximum(eigenvalues, 0) / (2 * _NOISE_BLOCK))
-        self._number = -1  # of the block that is kept
+        self._number = -1  # of the kept block
         self._block: list[float] = []
 
     def __getitem__(self, index: int) -> float:
@@ -61,22 +60,22 @@ class FractionalNoise:
 
 @dataclass(slots=True)
 class Shared:
-    """One direction of a bottleneck, which messages pass one after another."""
+    """One direction of a bottleneck, which sends one message at a time."""
 
     bytes_per_s: float
     free_s: float = 0.0
 
     def passes(self, now_s: float, nbytes: int) -> float:
-        """Let a message that comes now pass; return when it is through, in seconds."""
+        """Queue a message that arrives at `now_s`; return when it has passed, in seconds."""
         self.free_s = max(now_s, self.free_s) + nbytes / self.bytes_per_s
         return self.free_s
 
 
 class SharedLines:
-    """The bottlenecks of a fleet, both directions of each.
+    """The bottlenecks of a fleet, with both directions of each.
 
     Args:
-        card: the PS's network card, which every device shares; None if it has no limit.
+        card: the PS's network card, which all devices share; None if it has no limit.
     """
 
     def __init__(self, card: SharedBottleneck | None = None) -> None:
@@ -84,7 +83,7 @@ class SharedLines:
         self._card = card
 
     def of(self, device: FleetDevice) -> tuple[list[Shared], list[Shared]]:
-        """Return what a device shares with others, for its downlink and its uplink."""
+        """Return the lines that a device shares with others: of its downlink, and of its uplink."""
         down, up = [], []
         for bottleneck in (device.bottleneck, self._card):
             if bottleneck is not None:
@@ -101,12 +100,12 @@ class SharedLines:
 
 @dataclass(slots=True)
 class Departure:
-    """A message on a link with shared lines, which leaves in pieces.
+    """A message on a link with shared lines, which is sent in pieces.
 
     Attributes:
-        left_bytes: what has not left yet.
-        left: called with the times when its first byte and its last byte left, once it has.
-        begin_s: when its first byte left.
+        left_bytes: bytes that have not been sent yet.
+        left: called with the times of its first byte and last byte, after the last piece.
+        begin_s: when its first byte was sent; None before that.
     """
 
     left_bytes: int
@@ -130,13 +129,12 @@ class Link:
 
     Attributes:
         bytes_per_s: mean rate, after loss.
-        latency_s: one way.
-        free_s: when everything given to it so far has been sent.
-        shared: bottlenecks on the way. If there are any, the link is given one piece of a message
-            at a time (`PIECE_BYTES`), each when the one before has left. Otherwise large messages
-            would reserve time in the bottleneck long before they reach it, and those of other
-            devices would wait for all of one instead of sharing the bottleneck with it.
-        queue: for the user of such a link: what is to pass it, the first of it under way.
+        latency_s: one-way latency.
+        free_s: when everything queued so far has been sent.
+        shared: bottlenecks on the path. With any, the caller sends one piece of a message at a time
+            (`PIECE_BYTES`), each after the one before. Whole messages would reserve the bottleneck
+            long before they reach it, and block the messages of other devices.
+        queue: messages of the caller that wait for such a link; the first is being sent.
     """
 
     bytes_per_s: float
@@ -152,7 +150,7 @@ class Link:
     queue: deque[Departure] = field(default_factory=deque)
 
     def transmit(self, now_s: float, nbytes: int) -> tuple[float, float, float]:
-        """Send a message after those before it.
+        """Send a message after the messages before it.
 
         Returns:
             When its first byte leaves, when its last byte leaves, and when it arrives, in seconds.
@@ -161,7 +159,7 @@ class Link:
         return begin_s, end_s, self.arrival_s(end_s)
 
     def occupy(self, now_s: float, nbytes: int) -> tuple[float, float]:
-        """Send a message, or a piece of one, after all before it.
+        """Send a message, or a piece of one, after everything before it.
 
         Returns:
             When its first byte leaves, and when its last byte leaves, in seconds.
@@ -177,7 +175,7 @@ class Link:
         return begin_s, end_s
 
     def arrival_s(self, end_s: float) -> float:
-        """Return when a message arrives whose last byte leaves then, and which is the next one."""
+        """Return when the next message arrives, if its last byte leaves at `end_s`."""
         arrives_s = end_s + self.latency_s
         if self.rng is not None and self.jitter_s:
             arrives_s = max(self.arrived_s, arrives_s + self.rng.expovariate(1 / self.jitter_s))

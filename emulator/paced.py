@@ -1,12 +1,10 @@
 """Real-time emulation: devices over real connections that pace themselves by their profiles.
 
-A device here is the same session that `cleave join` runs, with two wrappers: a connection that
-holds every message back until the modelled link would have delivered it, and a computer that
-answers when the modelled device would have. Both use the models of virtual time, on this machine's
-clock times a factor.
+A device is the session that `cleave join` runs, with two wrappers. `PacedConnection` delays every
+message until the modelled link would have delivered it. `PacedComputer` answers when the modelled
+device would have. Both use the models of virtual time, on this machine's clock times a factor.
 
-An answer is late, and counted as such, if this machine finished the product after the emulated
-device would have.
+An answer is late if this machine finished the product after the emulated device would have.
 """
 
 from __future__ import annotations
@@ -35,15 +33,15 @@ from emulator.links import Departure, Link
 _WITH_ARRAYS: Final = messages.Put | messages.PutCoded | messages.Result | messages.ResultCoded
 
 LATE_S: Final = 0.02
-"""How late an answer may be before it counts: timers of a busy machine are no better."""
+"""Lateness that is tolerated, in seconds: timers of a busy machine are no more exact."""
 
 
 AHEAD_S: Final = 0.5
-"""How far ahead of the model messages are taken from a real connection, emulated seconds."""
+"""Emulated seconds by which messages are received ahead of the model."""
 
 
 class Clock:
-    """A clock of emulated seconds: those of the event loop times a speed, from zero.
+    """A clock of emulated seconds, from zero: event-loop time multiplied by a speed.
 
     Args:
         speed: emulated seconds per real second.
@@ -55,7 +53,7 @@ class Clock:
         self._speed = speed
 
     def now_s(self) -> float:
-        """Return the emulated time."""
+        """Return the emulated time in seconds."""
         return (self._loop.time() - self._begin_s) * self._speed
 
     def call_at(self, when_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
@@ -75,11 +73,11 @@ class Clock:
 
 @dataclass(slots=True)
 class Lateness:
-    """How late the answers of this machine were.
+    """Lateness of this machine's answers.
 
     Attributes:
-        answers: how many tasks were answered; the server's probes are not counted.
-        late: how many of these answers were more than `LATE_S` late.
+        answers: number of answered tasks, without the server's probes.
+        late: number of answers that were more than `LATE_S` late.
         worst_s: the greatest lateness, in emulated seconds.
     """
 
@@ -88,7 +86,7 @@ class Lateness:
     worst_s: float = 0.0
 
     def count(self, late_s: float) -> None:
-        """Count one more answer, which was this many seconds late."""
+        """Count one answer that was `late_s` seconds late."""
         self.answers += 1
         self.worst_s = max(self.worst_s, late_s)
         self.late += late_s > LATE_S
@@ -97,8 +95,8 @@ class Lateness:
 class PacedConnection:
     """A connection as slow as a modelled link.
 
-    Messages are received from the real connection a little ahead of the model, and sent on it when
-    they would arrive. So latency delays each message once.
+    Messages are received from the real connection slightly ahead of the model, and sent on it when
+    they would arrive. So the latency delays each message once.
 
     Args:
         connection: the real connection.
@@ -132,7 +130,7 @@ class PacedConnection:
         ]
 
     async def receive(self) -> bytes:
-        """See `Connection.receive`. Returns the next message when it would arrive."""
+        """Return the next message when it would arrive (`Connection.receive`)."""
         arrives_s, data = await self._inbox.get()
         await self._clock.sleep_until(arrives_s)
         if isinstance(data, Exception):
@@ -140,7 +138,7 @@ class PacedConnection:
         return data
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """See `Connection.send`. Returns when the message has left, before it arrives."""
+        """Queue a message; return its size in bytes once it has left (`Connection.send`)."""
         if self._failure is not None:
             raise self._failure
         nbytes = sum(len(part) for part in parts)
@@ -152,11 +150,11 @@ class PacedConnection:
         return nbytes
 
     async def answers(self, within_s: float) -> bool:
-        """See `Connection.answers`. Asks the real connection, without the link's delays."""
+        """Return whether the real connection answers in time, without the link's delays."""
         return await self._connection.answers(within_s)
 
     async def close(self) -> None:
-        """See `Connection.close`. Messages that have left still arrive."""
+        """End the connection; messages that have left still arrive."""
         self._tasks[0].cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):
@@ -193,7 +191,7 @@ class PacedConnection:
             return now_s, *link.transmit(now_s, nbytes)
         passed: list[tuple[float, float]] = []
         departure = Departure(nbytes, lambda begin_s, end_s: passed.append((begin_s, end_s)))
-        while not passed:  # a piece's place in the bottleneck's line is taken when it gets there
+        while not passed:  # a piece queues at the bottleneck only when it gets there
             await self._clock.sleep_until(link.free_s)
             departure.depart(link, self._clock.now_s())
         ((begin_s, end_s),) = passed
@@ -217,7 +215,7 @@ class PacedComputer:
 
     Args:
         processor: the modelled processor.
-        backend: does the multiplications; None returns zeros, if results do not matter.
+        backend: multiplies; None returns zeros, if results do not matter.
         pool: the threads that all devices of this process share.
         clock: the emulated time.
         lateness: counts late answers.
@@ -246,7 +244,7 @@ class PacedComputer:
         self._last_graph: Future[None] | None = None
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """See `Computer.start`."""
+        """Begin an order; call `done` when the modelled device would have finished it."""
         now_s = self._clock.now_s()
         begin_s, end_s = self._processor.run(order, now_s)
         done_then = execution(self._device, order, begin_s, end_s)
@@ -260,7 +258,7 @@ class PacedComputer:
 
         def answer(outcome: Outcome) -> None:
             if not self._closed:
-                if order.run < FIRST_ID:  # all devices are tested at once, and nobody looks when
+                if order.run < FIRST_ID:  # no probe: those come all at once, and are not timed
                     self._lateness.count(self._clock.now_s() - end_s)
                 told = outcome if isinstance(outcome, str) else (outcome[0], end_s - begin_s)
                 done(order, told)
@@ -270,8 +268,8 @@ class PacedComputer:
             computed((memoryview(bytes(order.result_bytes)), 0.0))
             return
 
-        # What a graph needs may be computed by the one before. Threads take work in order, so that
-        # the one that is waited for has begun.
+        # A graph may need the outputs of the one before. Threads take work in order, so that one
+        # has already begun.
         before = None if isinstance(order, Compute) else self._last_graph
 
         def work() -> None:
@@ -285,5 +283,5 @@ class PacedComputer:
             self._last_graph = begun
 
     def close(self) -> None:
-        """See `Computer.close`."""
+        """Drop all pending answers."""
         self._closed = True

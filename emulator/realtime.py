@@ -1,7 +1,7 @@
-"""A fleet of real-time emulated devices against a running parameter server.
+"""A fleet of real-time emulated devices that joins a running parameter server.
 
-Every device has an agent, as `cleave join` has, and a WebSocket of its own; the server cannot tell
-it from a phone. All devices share this process: its event loop, its threads and its backend.
+Each device has an agent, as in `cleave join`, and its own WebSocket; the server cannot tell it from
+a phone. All devices share this process: its event loop, its threads and its backend.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from profiles.fleet_device import FleetDevice
 
 _SPARE_DESCRIPTORS: Final = 64
 _JOINING_AT_ONCE: Final = 32
-_ASKING_AT_ONCE: Final = 8  # of them; fewer than the refusals after which a server shuts out
+_ASKING_AT_ONCE: Final = 8  # handshakes; below the number of refusals that a server tolerates
 
 
 @dataclass(slots=True)
 class RealTimeCounters:
-    """What the devices have done so far.
+    """Counts of the devices' work so far.
 
     Attributes:
-        connected: sessions that have been welcomed and not ended.
-        joined, left: how often devices joined and left.
-        done: what all sessions did together.
-        lateness: how late their answers were.
+        connected: number of welcomed sessions that have not ended.
+        joined, left: number of times that devices joined and left.
+        done: the work of all sessions together.
+        lateness: lateness of their answers.
     """
 
     connected: int = 0
@@ -61,7 +61,7 @@ def need_descriptors(devices: int) -> None:
     """Ensure that this process may open a connection for every device.
 
     Raises:
-        UsageError: when it may not; says how to raise the limit.
+        UsageError: when it may not, with how to raise the limit.
     """
     try:
         import resource
@@ -80,21 +80,21 @@ def need_descriptors(devices: int) -> None:
 
 
 class _Session(DeviceSession):
-    """A session of an emulated device, which does not come back once the server said bye.
+    """A session of an emulated device, which does not reconnect after the server's bye.
 
     Attributes:
-        over: what to do when it ends.
+        over: callbacks for the end of the session.
     """
 
     over: ExitStack
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return None once the server said bye, unless it sent the device elsewhere."""
+        """Return None after the server's bye, unless it sent the device to another server."""
         return 0.0 if self.bye is None or self.moves_to else None
 
     async def run(self) -> str:
-        """See `DeviceSession.run`."""
+        """Run the session, then the callbacks of `over`; return why it ended."""
         with self.over:
             return await super().run()
 
@@ -106,10 +106,10 @@ class RealTimeFleet:
         devices: the fleet.
         target: the server to join.
         backend: multiplies for all devices; None returns zeros, if results do not matter.
-        speed: emulated seconds in one real one.
-        seed: seeds jitter, drift and presence.
-        start_hour: the hour of the day at time zero, for devices with hours of their own.
-        threads: how many threads multiply.
+        speed: emulated seconds per real second.
+        seed: seed of jitter, drift and presence.
+        start_hour: hour of the day at time zero, for devices with daily hours.
+        threads: number of threads that multiply.
 
     Attributes:
         observers: called with every activity of every device, times in emulated seconds.
@@ -138,13 +138,13 @@ class RealTimeFleet:
         self._pool = ThreadPoolExecutor(threads, "cleave-emulator")
         self._lines = SharedLines()
         self._sessions: dict[int, DeviceSession] = {}
-        self._credentials: dict[int, str] = {}  # by device, where the server gave it its own
-        self._refusal: RefusedError | None = None  # of who has none: others need not ask
+        self._credentials: dict[int, str] = {}  # own credentials from the server, by device
+        self._refusal: RefusedError | None = None  # of the shared credential
         self._ended = RealTimeCounters()
         self._lateness = Lateness()
 
     def counters(self) -> RealTimeCounters:
-        """Return the counters as they are now."""
+        """Return the current counters."""
         now, ended = list(self._sessions.values()), self._ended
         return RealTimeCounters(
             connected=len(now),
@@ -155,10 +155,10 @@ class RealTimeFleet:
         )
 
     async def run(self) -> None:
-        """Run the devices until all have left for good; cancel it to end sooner.
+        """Run the devices until all have left for good; cancel it to end earlier.
 
         Raises:
-            CleaveError: when no device can join; says why.
+            CleaveError: when no device can join, with the reason.
         """
         self._clock = Clock(self._speed)
         self._joining = asyncio.Semaphore(_JOINING_AT_ONCE)
@@ -173,7 +173,7 @@ class RealTimeFleet:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _live(self, number: int, device: FleetDevice) -> None:
-        """Run one device; it comes back until the server says bye, or refuses it for good."""
+        """Run one device; it reconnects until the server says bye or refuses it for good."""
         stays = device.availability
 
         def say(notice: Notice) -> None:
@@ -194,14 +194,14 @@ class RealTimeFleet:
         try:
             await agent.run()
         except CleaveError as error:
-            if not self._ended.joined:  # nobody got in: the user wants to know why
+            if not self._ended.joined:  # no device has joined: show the user why
                 raise
             if isinstance(error, RefusedError) and error.code is ErrorCode.CREDENTIAL:
                 self._refusal = error
             self.notes[str(error)] += 1
 
     def _presence(self, number: int, device: FleetDevice, stays: Availability) -> Look:
-        """Return a look at whether the device is there, which knows until when."""
+        """Return a function that tells whether the device is present, and until when."""
         rng = random.Random(f"{self._seed} presence {number} {device.name}")
         presences = stays.presences(rng, self._start_hour)
         stay = next(presences)
@@ -224,13 +224,13 @@ class RealTimeFleet:
         whereabouts: Whereabouts,
         ready: Callable[[int], None],
     ) -> DeviceSession:
-        """Open a session, as soon as few enough others are joining."""
+        """Open a session once fewer than the limit of devices are joining."""
         await self._joining.acquire()
         await self._asking.acquire()
         with ExitStack() as joining, ExitStack() as asking:
             joining.callback(self._joining.release)
             asking.callback(self._asking.release)
-            # The join code is used up for all of them, and a server shuts out who asks on and on.
+            # The join code is used up for all, and a server blocks clients that keep asking.
             if self._refusal is not None and number not in self._credentials:
                 raise self._refusal
             real = await whereabouts.open(self._target, open_connection)
@@ -253,18 +253,18 @@ class RealTimeFleet:
                 self._sessions[number] = session
                 self._ended.joined += 1
                 self._tell(Presence(clock.now_s(), number, device.name, True))
-                session.over.close()  # another may join
+                session.over.close()  # let another device join
                 session.over.callback(self._finish, number, session, device)
                 ready(id)
 
             def keep(welcome: Welcome) -> None:
-                asked.close()  # another may ask
-                if welcome.credential:  # for the join code, which may be used up by now
+                asked.close()  # let another device ask
+                if welcome.credential:  # replaces the join code, which may be used up by now
                     self._credentials[number] = welcome.credential
 
             credential = self._credentials.get(number, self._target.credential)
             hello = hello_of(device, credential)
-            # In virtual time there is no other server.
+            # Only a real-time device can be sent to another server.
             hello.features = (*hello.features, Feature.MOVES.value)
             session = _Session(connection, computer, hello, joined, on_welcome=keep)
             asked = asking.pop_all()

@@ -1,4 +1,4 @@
-"""Meters a run: what its emulated devices do, and what this machine draws."""
+"""Measures a run: the work of its emulated devices, and the energy of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from emulator.activity import (
 from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
-_Alike = tuple[str, float | None]  # profile, and power as a fleet file states it
+_Alike = tuple[str, float | None]  # profile, and watts from the fleet file
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class _Sums:
 
 
 class FleetMeter:
-    """Adds up what emulated devices do, as an observer of their runtime.
+    """Adds up the work of emulated devices, as an observer of their runtime.
 
     Args:
         profiles: profile names, by device name.
-        here: the names of the connected devices, by id.
+        here: names of the connected devices, by id.
         now_s: the current time on the runtime's clock.
-        active_power_w: the power of multiplying that the fleet states, in watts, by device name.
+        active_power_w: watts while multiplying, from the fleet file, by device name.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FleetMeter:
             self._come(device, name, now_s)
 
     def __call__(self, activity: Activity) -> None:
-        """Add one activity; see `emulator.activity`."""
+        """Add one activity."""
         match activity:
             case Presence(at_s, device, name, here):
                 if here:
@@ -86,7 +86,7 @@ class FleetMeter:
         self._sums[alike].names.add(name)
 
     def usages(self, now_s: float) -> tuple[DeviceUsage, ...]:
-        """Return what the devices have done so far."""
+        """Return the devices' work so far, summed over equal devices."""
         present: defaultdict[_Alike, float] = defaultdict(float)
         for device, since_s in self._since_s.items():
             present[self._alike[device]] += now_s - since_s
@@ -105,18 +105,18 @@ class FleetMeter:
         )
 
     def duration_s(self, now_s: float) -> float:
-        """Return the seconds since the meter was made."""
+        """Return the seconds since the meter was created."""
         return now_s - self._began_s
 
 
 class RunMeter:
-    """Meters a run from its making to `finish`.
+    """Measures a run from the creation of this object to `finish`.
 
     Args:
         power: measures this machine.
-        runtime: of the emulated fleet, which it observes; None without one.
+        runtime: runtime of the emulated fleet; None without one.
         members: the devices of the fleet.
-        clock: in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class RunMeter:
         self._power.sample()
 
     def finish(self) -> RunEnergy:
-        """Return what was measured so far."""
+        """Return the energy record so far."""
         self._power.sample()
         wall_s = self._clock() - self._began_s
         machine_j, source = self._power.joules, self._power.source

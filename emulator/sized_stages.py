@@ -1,7 +1,7 @@
-"""Steps by stages emulated by sizes alone, for models that need not fit this machine.
+"""Steps by stages emulated by array sizes alone, for models that need not fit in memory.
 
-Arrays are sizes: nothing is computed, but every message of a step travels, and devices take the
-time that its FLOPs take them. Sizes and FLOPs are those of `cleave.workload.stages`.
+Nothing is computed, but every message of a step is sent, and devices take the time of its FLOPs.
+Sizes and FLOPs come from `cleave.workload.stages`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from emulator.virtual import VirtualRuntime
 
 _FP32_BYTES: Final = 4
 _INDEX_BYTES: Final = 8
-_FORWARD_GRAPH_BYTES: Final = 10_000  # of real layers: 7 kB to 11 kB, and 19 kB to 22 kB
+_FORWARD_GRAPH_BYTES: Final = 10_000  # real layers: 7 to 11 kB, backward 19 to 22 kB
 _BACKWARD_GRAPH_BYTES: Final = 20_000
 _LOSS_GRAPH_BYTES: Final = 6_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Graphs:
-    """The graphs of one kind of layers, or of parts of layers."""
+    """The graphs of one kind of layer, or of one kind of layer part."""
 
     forward: StageGraph
     backward: StageGraph
@@ -63,24 +63,24 @@ class _Graphs:
 
 
 class SizedModel:
-    """A model and a batch of which only sizes exist.
+    """A model and a batch that have only sizes.
 
-    Frozen parameters, graphs, and what layers are called with beside their input are the same
-    objects in every step, so that devices keep them.
+    Frozen parameters, graphs and the layers' keyword arguments are the same objects in every step,
+    so that devices keep them.
 
     Args:
         spec: the model.
         rows: sequences of the batch.
         sequence: tokens of a sequence.
-        micro_batches: into how many parts the batch is cut.
-        dtype: in which parameters and activations travel.
-        gradients: in which gradients travel; None for `dtype`.
-        adapters: what is trained instead of the model's own parameters.
-        in_parts: whether attention and MLP of a layer are cut apart.
+        micro_batches: number of micro-batches.
+        dtype: dtype in which parameters and activations travel.
+        gradients: dtype in which gradients travel; None for `dtype`.
+        adapters: adapters to train instead of the model's parameters; None for the whole model.
+        in_parts: whether attention and MLP of a layer are separate parts.
 
     Attributes:
-        sizes: of layers and of what follows them.
-        tokens: of each micro-batch.
+        sizes: sizes of the layers and of the head.
+        tokens: number of tokens of each micro-batch.
 
     Raises:
         UsageError: when there are more micro-batches than sequences, or none.
@@ -117,11 +117,11 @@ class SizedModel:
         self._slice = self._graphs_of_slice()
 
     def costs(self) -> StageModel:
-        """Return what the layers cost, for the planner."""
+        """Return the costs of the layers, for the planner."""
         return self.sizes.costs(self.tokens)
 
     def work(self, plan: StagePlan) -> StepWork:
-        """Return a step: trained parameters are new arrays, all else is as in the step before."""
+        """Return the work of a step; it reuses all arrays but inputs and trained parameters."""
         layers = [
             self._layer_work(number, part, graphs)
             for number in range(self.spec.layers)
@@ -142,11 +142,10 @@ class SizedModel:
         )
 
     def activation(self, tokens: int) -> StageArray:
-        """Return activations of so many tokens, or their gradients, as they travel."""
+        """Return activations of `tokens` tokens, or their gradients, as they travel."""
         return _array(tokens, self.spec.width, self.dtype)
 
     def _layer_work(self, number: int, part: LayerSizes, graphs: _Graphs) -> LayerWork:
-        """Return the work of a layer, or of a part of one."""
         sequence = self.sizes.sequence
         return LayerWork(
             graphs.forward,
@@ -171,7 +170,7 @@ class SizedModel:
         return LossWork(self._loss, parameters, _sums(sizes.head), self._targets, sizes.loss_flops)
 
     def _slice_work(self, part: HeadSlice) -> SliceWork:
-        """Return the work of a slice of the loss: some rows of the LM head, all of the rest."""
+        """Return the work of a slice of the loss: some LM head rows, all other head parameters."""
         first, stop = part.rows(self.spec.vocabulary)
         head = [replace(p, rows=stop - first) if p.name == HEAD else p for p in self.sizes.head]
         parameters = self._parameters(self.spec.layers, head, first)
@@ -190,9 +189,9 @@ class SizedModel:
         """Return parameters as they travel.
 
         Args:
-            number: of their layer; the number of layers for the head.
-            parameters: of the layer, of the head, or of a slice of that.
-            first: the slice's first row.
+            number: number of their layer; the number of layers for the head.
+            parameters: parameters of the layer, the head, or a slice of the head.
+            first: first row of the slice.
         """
         found = {}
         for one in parameters:
@@ -205,14 +204,13 @@ class SizedModel:
         return found
 
     def _parameter(self, one: Parameter) -> StageArray:
-        """Return a parameter as it travels; the codes and scales of a quantized one together."""
+        """Return a parameter as it travels; a quantized one as one array of codes and scales."""
         if one.bits is None:
             return _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
         nbytes = one.travelling_bytes(self.dtype.itemsize)
         return StageArray(1, nbytes, "uint8", SizedProduct(nbytes), TrafficKind.WEIGHTS)
 
     def _graphs_of(self, part: LayerSizes) -> _Graphs:
-        """Return the graphs of a layer, or of a part of one."""
         beside = self._beside if part.heads_width else {}
         held = (names.X, *(names.parameter(t.name) for t in part.parameters), *beside)
         trained = [one.name for one in part.parameters if one.trained]
@@ -226,7 +224,6 @@ class SizedModel:
         )
 
     def _graph_of_loss(self) -> StageGraph:
-        """Return the graph of the loss."""
         trained = [one.name for one in self.sizes.head if one.trained]
         inputs = (names.X, *(names.parameter(t.name) for t in self.sizes.head))
         return StageGraph(
@@ -236,7 +233,7 @@ class SizedModel:
         )
 
     def _graphs_of_slice(self) -> tuple[StageGraph, StageGraph]:
-        """Return the graphs of a slice of the loss."""
+        """Return the forward and backward graph of a slice of the loss."""
         trained = [one.name for one in self.sizes.head if one.trained]
         parameters = (names.parameter(one.name) for one in self.sizes.head)
         held = (names.X, names.TARGETS, names.FIRST, *parameters)
@@ -247,7 +244,7 @@ class SizedModel:
 
 
 def _beside(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
-    """Return what a layer is called with beside its input: rotations by position, if any."""
+    """Return a layer's keyword arguments: rotary position embeddings for Llama, else none."""
     if spec.family is not Family.LLAMA:
         return {}
     return {
@@ -272,13 +269,13 @@ def _sums(parameters: Sequence[Parameter]) -> dict[str, SumShape]:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedStep:
-    """What an emulated step by stages took.
+    """Result of an emulated step by stages.
 
     Attributes:
         seconds: virtual seconds until all gradients are at the PS.
         downlink_bytes, uplink_bytes: encoded messages, PS to devices and back.
-        kept_bytes: what the PS keeps until the end: inputs and outputs of stages, their gradients,
-            and sums.
+        kept_bytes: bytes that the PS keeps until the end of the step: inputs, outputs and gradients
+            of stages, and accumulated gradients.
     """
 
     seconds: float
@@ -289,11 +286,11 @@ class EmulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedSteps:
-    """What emulated steps by stages took.
+    """Result of several emulated steps by stages.
 
     Attributes:
-        steps: in order; frozen parameters travel in the first.
-        memory_bytes: by device, most that its arrays occupied at once.
+        steps: the steps, in order; frozen parameters travel in the first.
+        memory_bytes: most bytes that a device's arrays occupied at once, by device.
     """
 
     steps: tuple[EmulatedStep, ...]
@@ -308,13 +305,13 @@ def run_steps(
 ) -> EmulatedSteps:
     """Run steps on a virtual fleet that computes no results.
 
-    The PS computes the loss of one micro-batch after another, while devices go on.
+    The PS computes the loss of one micro-batch after another, while devices continue.
 
     Args:
-        runtime: of the fleet.
-        work_of_step: makes the work of the next step.
-        loss_s: by micro-batch, seconds that the PS takes for its loss; unused where devices do.
-        steps: how many.
+        runtime: runtime of the fleet.
+        work_of_step: returns the work of the next step.
+        loss_s: seconds of the PS's loss, by micro-batch; unused where devices compute the loss.
+        steps: number of steps.
 
     Raises:
         FleetError: when a step cannot be completed.
@@ -366,11 +363,11 @@ def _run_step(
 
 @dataclass(slots=True)
 class _Meter:
-    """Follows messages: what the arrays of devices occupy, and what they were asked to send.
+    """Follows messages to measure the memory of devices and the bytes that they return.
 
     Attributes:
-        most_bytes: by device, most that its arrays occupied at once.
-        fetched_bytes: what devices sent to the PS, since this was last set to zero.
+        most_bytes: most bytes that a device's arrays occupied at once, by device.
+        fetched_bytes: bytes that devices sent to the PS since this was last set to zero.
     """
 
     most_bytes: dict[int, int] = field(default_factory=dict)
@@ -398,7 +395,7 @@ class _Meter:
             case messages.RunGraph():
                 made = (name for name in message.outputs if name)
                 for name, nbytes in zip(made, message.output_bytes, strict=True):
-                    now_bytes += nbytes - sizes.get(name, 0)  # it may replace an input
+                    now_bytes += nbytes - sizes.get(name, 0)  # an output may replace an input
                     sizes[name] = nbytes
             case messages.Drop():
                 now_bytes -= sum(sizes.pop(name, 0) for name in message.ids)

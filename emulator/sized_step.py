@@ -1,8 +1,8 @@
-"""Training steps emulated by sizes alone, for models that need not fit this machine.
+"""Training steps by tiles emulated by sizes alone, for models that need not fit in memory.
 
-GEMMs are submitted in the order of training: forward one Linear after the other, backward the input
-gradient and the weight gradient of a Linear together. Matrices are views of a single zero, so a
-model of any size needs no memory, and results are not computed.
+GEMMs are submitted in the order of training: in the forward pass one Linear after another, in the
+backward pass both gradients of a Linear together. Matrices are views of a single zero, so a model
+of any size needs no memory. Results are not computed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from emulator.virtual import VirtualRuntime
 
 @dataclass(frozen=True, slots=True)
 class SizedStep:
-    """What an emulated step took.
+    """Result of an emulated step.
 
     Attributes:
         fleet_s: virtual seconds.
         wall_s: seconds on this machine.
-        events: how many events were emulated one by one.
-        reused_events: how many events came from recorded timelines; see `emulator.timeline`.
-        counters: bytes, GEMMs, tiles, blocks of the step.
+        events: number of events that were emulated one by one.
+        reused_events: number of events from recorded timelines (`emulator.timeline`).
+        counters: bytes, GEMMs, tiles and blocks of the step.
     """
 
     fleet_s: float
@@ -48,14 +48,14 @@ class SizedStep:
 
 
 def server_s(spec: ModelSpec, rows: int, sequence: int, flops_per_s: float) -> float:
-    """Return what the server does itself of a step by tiles, in seconds: attention.
+    """Return the seconds of the server's own work in a step by tiles: attention.
 
-    As `cleave plan` counts it: what a step takes the server alone, less the multiplications.
+    As in `cleave plan`, this is a step on the server alone, less the multiplications.
 
     Args:
         spec: the model.
-        rows, sequence: the batch.
-        flops_per_s: of the server.
+        rows, sequence: sequences of the batch, and tokens of a sequence.
+        flops_per_s: throughput of the server.
     """
     model = StageSizes(spec, sequence, 2, 2).costs(cut_batch(rows, sequence, 1))
     alone_s = local_step_s(model, PsCompute(flops_per_s, 0.0))
@@ -66,13 +66,13 @@ class SizedStepper:
     """Runs steps of a model, or parts of them, on a virtual fleet that computes no results.
 
     Args:
-        fleet: made by `emulated(..., compute=False)`.
+        fleet: a fleet from `emulated(..., compute=False)`.
         spec: the model.
         tokens: batch times sequence length.
-        dtype: of weights and activations.
-        reuse: use recorded timelines of groups that were emulated before. Fleets of up to
-            `RESIDENCY_DEVICES` devices never do, because operands live as long as in training
-            there and arrays that devices hold are used again.
+        dtype: dtype of weights and activations.
+        reuse: use recorded timelines of equal groups. Ignored on fleets of up to
+            `RESIDENCY_DEVICES` devices: operands live as long as in training there, and devices
+            reuse the arrays that they hold.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SizedStepper:
 
     @property
     def groups(self) -> int:
-        """Return how many groups of Linears a pass has."""
+        """Return the number of groups of Linears in a pass."""
         return len(self._groups)
 
     def step(self, progress: Callable[[int, int], None] | None = None) -> SizedStep:
@@ -122,7 +122,7 @@ class SizedStepper:
         begin_s, wall_s = runtime.now_s, time.perf_counter()
         events, counters = runtime.events, runtime.counters()
         reused = timelines.reused_events if timelines else 0
-        with collector_paused():  # all along: events make no cycles, and many objects that live on
+        with collector_paused():  # events create many objects that stay, and no cycles
             for done, (index, forward) in enumerate(order):
                 self._group(index, forward=forward)
                 if progress is not None:
@@ -169,7 +169,7 @@ class SizedStepper:
         self._kept.pop((index, "x"), None)
 
     def _operand(self, index: int, name: str, rows: int, columns: int) -> Operand:
-        """Return an operand that lives until its group, or its backward pass, is over."""
+        """Return an operand that lives until the end of its group, or of its backward pass."""
         operand = self._kept.get((index, name))
         if operand is None:
             operand = self._fleet.operand(self._matrix(rows, columns))

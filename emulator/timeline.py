@@ -1,10 +1,9 @@
 """Recorded timelines: a group of GEMMs that was emulated before is not emulated again.
 
-A group of GEMMs that starts on a fleet at rest always takes the same course: the same messages,
-bytes and seconds. The first time it is emulated event by event and its course is recorded; after
-that only its sums are added. This is exact if nothing random happens in between, and if message
-sizes are the same. Names grow, and msgpack writes larger numbers with more bytes, so a timeline is
-reused only if its names need as many bytes as those of the first time.
+A group of GEMMs that starts on an idle fleet always takes the same messages, bytes and seconds. The
+first time, it is emulated event by event and recorded; after that, only its sums are added. This is
+exact if nothing random happens, and if message sizes are the same. Names grow, and msgpack writes
+larger numbers with more bytes, so a timeline is reused only if its names need equally many bytes.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from cleave.fleet.counters import FleetCounters
 from cleave.protocol.device_counters import DeviceCounters
 from emulator.virtual import VirtualRuntime
 
-_NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # where msgpack needs another byte for a number
+_NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # from here msgpack needs more bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _DeviceMoment:
-    """What a device has counted itself, and what the PS has counted of it."""
+    """Counts that a device keeps, and the PS's counters of its session."""
 
     blocks: int
     flops: int
@@ -30,7 +29,7 @@ class _DeviceMoment:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """Everything that a group of GEMMs changes on a fleet at rest."""
+    """Everything that a group of GEMMs changes on an idle fleet."""
 
     now_s: float
     events: int
@@ -83,8 +82,8 @@ class Timelines:
         reuse: False emulates every group event by event.
 
     Attributes:
-        reused: how many groups were not emulated.
-        reused_events: how many events those would have been.
+        reused: number of groups that were not emulated.
+        reused_events: number of events of those groups.
     """
 
     def __init__(self, runtime: VirtualRuntime, *, reuse: bool = True) -> None:
@@ -98,7 +97,7 @@ class Timelines:
         """Run a group of GEMMs: submit them, await them, release their operands.
 
         Args:
-            key: groups with equal keys are the same: shapes, dtypes, shared operands.
+            key: equal for groups with the same shapes, dtypes and shared operands.
             group: submits, awaits and releases.
         """
         runtime = self._runtime
@@ -114,7 +113,7 @@ class Timelines:
             self._recorded[key, epoch] = _Timeline(begin, _Moment.of(runtime))
 
     def _repeatable(self) -> bool:
-        """Whether nothing random happens, and nobody wants to see every message."""
+        """Return whether nothing random can happen, and no observer needs every message."""
         runtime = self._runtime
         if not self._reuse or runtime.observers:
             return False

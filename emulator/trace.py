@@ -1,8 +1,8 @@
-"""Traces of what a fleet did: for the Chrome or Perfetto trace viewer, or as an event log.
+"""Traces of a fleet's activity, for the Perfetto or Chrome trace viewer, or as an event log.
 
 In the viewer (ui.perfetto.dev, or chrome://tracing) every device is a group of three rows: receive,
-compute, send. Strips coming in, products starting as soon as both of theirs are there, blocks going
-out under the download: that is the wavefront.
+compute, send. A product starts when both of its strips have arrived, and its block is sent while
+the next strips are received.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TraceWriter:
     """Collects activities and writes a trace (JSON, Trace Event Format).
 
     Args:
-        limit: how many events are kept; later ones are only counted.
+        limit: number of events to keep; later ones are only counted.
     """
 
     def __init__(self, limit: int = 2_000_000) -> None:
@@ -42,7 +42,7 @@ class TraceWriter:
         self._names: dict[int, str] = {}
 
     def __call__(self, activity: Activity) -> None:
-        """Record one activity; this makes it an observer of `VirtualRuntime`."""
+        """Record one activity, as an observer of `VirtualRuntime`."""
         match activity:
             case Transfer():
                 down = activity.direction is Direction.DOWN
@@ -129,7 +129,7 @@ def _label(message: Message) -> str:
 
 
 class TraceLog:
-    """Writes one JSON line for each activity, exact: runs of one seed give the same bytes.
+    """Writes one exact JSON line for each activity: runs with one seed give the same bytes.
 
     Args:
         write: called with each line.
@@ -139,7 +139,7 @@ class TraceLog:
         self._write = write
 
     def __call__(self, activity: Activity) -> None:
-        """Log one activity; this makes it an observer of `VirtualRuntime`."""
+        """Log one activity, as an observer of `VirtualRuntime`."""
         match activity:
             case Transfer():
                 line = [

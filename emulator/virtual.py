@@ -5,8 +5,8 @@ is the code that runs over a network. The clock moves only while the caller wait
 GEMMs submitted before the first wait start at the same virtual time. Threads may share a fleet; one
 at a time moves the clock. The PS's own processing takes time at its rates, or none.
 
-Payloads are not really coded, for most emulations have none: where a session would carry one coded
-(`cleave.planner.coding`), it takes the bytes that its dtype's ratio says.
+Payloads are not really compressed, as most emulations have none. Where a session would compress one
+(`cleave.planner.coding`), its size is multiplied by the ratio of its dtype.
 """
 
 from __future__ import annotations
@@ -68,9 +68,8 @@ from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
 
 STORY_LENGTH: Final = 1_000
-"""Events and instructions that the story keeps. Runs in virtual time can be repeated, and what the
-story keeps makes Python's collector look at a program's other objects again, a tenth of a second
-each time."""
+"""Number of events and instructions in the scheduler's history. More objects would trigger garbage
+collections of a tenth of a second each, and runs in virtual time can be repeated."""
 
 
 class Arithmetic(Enum):
@@ -80,7 +79,7 @@ class Arithmetic(Enum):
     """Tile by tile when a GEMM is complete (`emulator.deferred`)."""
 
     BLOCKS = "blocks"
-    """Every block on its own when its device has computed it, as a live one does."""
+    """Every block on its own when its device has computed it, as on a live device."""
 
     NONE = "none"
     """Not at all: sizes only, for models that do not fit this machine."""
@@ -93,7 +92,7 @@ _Result = TypeVar("_Result")
 def _alone(
     method: Callable[Concatenate[VirtualRuntime, _Arguments], _Result],
 ) -> Callable[Concatenate[VirtualRuntime, _Arguments], _Result]:
-    """Let one thread at a time be in these methods: they all move the one virtual clock."""
+    """Let one thread at a time run these methods, as they all move the virtual clock."""
 
     @wraps(method)
     def alone(
@@ -117,24 +116,22 @@ class _VirtualDevice:
 
 
 class VirtualRuntime(Runtime):
-    """The runtime with virtual time and modelled links; `emulated` makes a fleet of it.
+    """The runtime with virtual time and modelled links. `emulated` returns a fleet that uses it.
 
     Args:
         profiles: the devices.
-        backend: multiplies for all devices; None where nothing is computed.
+        backend: multiplies for all devices; None if nothing is computed.
         arithmetic: how products are computed.
-        ps: what the PS's card and loop can do; None for a PS that takes no time.
-        seed: seeds everything random; the same seed gives the same events.
-        start_hour: the hour of the day at time zero, for devices with hours of their own.
-        verify: which results are checked; `auto` checks none, because results never leave the
-            process.
-        observe: plan with the rates that devices show; otherwise with the rates that they state,
-            so that the same plans are made every time.
-        coding: on which links payloads count as coded: a value of `--coding`.
+        ps: rates of the PS's card and loop; None for a PS that takes no time.
+        seed: seed of everything random; the same seed gives the same events.
+        start_hour: hour of the day at time zero, for devices with daily hours.
+        verify: which results to check; `auto` checks none, because results never leave the process.
+        observe: plan with observed rates; otherwise with stated rates, so that plans repeat.
+        coding: on which links payloads count as compressed; a value of `--coding`.
 
     Attributes:
         now_s: the time of the virtual clock, seconds.
-        events: how many events were taken from the heap.
+        events: number of events taken from the heap.
         observers: called with every activity of every device.
     """
 
@@ -203,7 +200,7 @@ class VirtualRuntime(Runtime):
     # --- the population ---
 
     def _populate(self, number: int, profile: FleetDevice) -> None:
-        """Let a device join, now or when it first comes."""
+        """Let a device join, now or at its first presence."""
         when = profile.availability
         if when is None or when.always:
             self.join(profile)
@@ -213,7 +210,7 @@ class VirtualRuntime(Runtime):
         self._expect(profile, next(presences), presences)
 
     def _joining(self, device: _VirtualDevice) -> bool:
-        """Return whether it waits to be welcomed or refused; some devices leave before that."""
+        """Return whether a device waits to be welcomed or refused; some leave before that."""
         session = self.manager.sessions.get(device.id)
         waits = session is None or session.state in (DeviceState.JOINING, DeviceState.PROBING)
         return waits and device.alive and not device.core.draining
@@ -274,9 +271,9 @@ class VirtualRuntime(Runtime):
     def _vanish(self, device_id: int) -> None:
         device = self.devices.get(device_id)
         if device is not None:
-            device.alive = False  # what is on its way to it or from it is lost
+            device.alive = False  # its messages in flight are lost
             for link in (device.down, device.up):
-                while len(link.queue) > 1:  # a piece of the first is in a shared line already
+                while len(link.queue) > 1:  # a piece of the first is on a shared line already
                     link.queue.pop()
                 for departure in link.queue:
                     departure.left_bytes = 0
@@ -298,19 +295,19 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def start(self, future: GemmFuture) -> None:
-        """See `Runtime.start`."""
+        """Start a GEMM, without waiting."""
         self._forget_released()
         self.count(future)
         with collector_paused():
             self.submit(future)
 
     def output(self, out: Buffer) -> Placing:
-        """See `Runtime.output`."""
+        """Return the object that collects the blocks of a product."""
         return _OUTPUTS[self.arithmetic](out)
 
     @_alone
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """See `Runtime.wait`. Runs the event heap until the future is done."""
+        """Run the event heap until the future is done or time is up; return whether it is done."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         stuck, job = self.manager.scheduler.stuck, future.job.id
@@ -333,7 +330,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """See `Runtime.wait_until`. Runs the event heap."""
+        """Run the event heap until a condition holds or time is up; return whether it holds."""
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         while not condition():
             if not self._heap or self.next_event_s > until_s:
@@ -343,12 +340,12 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def withdraw(self, future: GemmFuture) -> None:
-        """See `Runtime.withdraw`."""
+        """Withdraw a GEMM."""
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
     @_alone
     def begin_step(self, work: StepWork) -> None:
-        """See `Runtime.begin_step`."""
+        """Start a training step by stages, without waiting."""
         self._forget_released()
         self._outcomes.clear()
         self.count_step(work)
@@ -356,17 +353,17 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """See `Runtime.give`."""
+        """Continue a micro-batch of the step with the caller's result."""
         self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
     def resolve(self, right: bool, reason: str) -> None:
-        """See `Runtime.resolve`."""
+        """Tell the core whether the numbers of the last `Suspect` are right."""
         self.execute(self.manager.resolve(right, reason, self.now_s))
 
     @_alone
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """See `Runtime.next_outcome`. Runs the event heap until something came of the step."""
+        """Run the event heap until the step has an outcome, and return it; None if time is up."""
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         with collector_paused():
@@ -383,48 +380,48 @@ class VirtualRuntime(Runtime):
         return self._outcomes.popleft() if self._outcomes else None
 
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """See `Runtime.tell_step`."""
+        """Queue an outcome of the step for `next_outcome`."""
         self._outcomes.append(outcome)
 
     def quarantine(self, device: int, reason: str) -> None:
-        """See `Runtime.quarantine`."""
+        """End the session of a device whose work was wrong, and keep it out."""
         quarantined = ErrorCode.QUARANTINED
         self.execute(self.manager.refuse(device, quarantined, reason, self.now_s))
 
     @_alone
     def withdraw_step(self) -> None:
-        """See `Runtime.withdraw_step`."""
+        """End the step by stages, if any; devices keep what the next one can use."""
         self.execute(self.manager.withdraw_step(self.now_s))
 
     @_alone
     def end_steps(self) -> None:
-        """See `Runtime.end_steps`."""
+        """End the step by stages, if any; devices drop what they hold for it."""
         self.execute(self.manager.end_steps(self.now_s))
 
     @_alone
     def advance_for_local_work(self, flops: float) -> None:
-        """See `Runtime.advance_for_local_work`. Without it, due devices would never come."""
+        """Advance the clock by the time of the caller's own work, so that due devices can join."""
         until_s = self.now_s + flops / ASSUMED_FLOPS_PER_S
         while self.next_event_s <= until_s:
             self._step()
         self.now_s = max(self.now_s, until_s)
 
     def release(self, operand: int) -> None:
-        """See `Runtime.release`. Only queues the operand: the garbage collector may call this."""
+        """Queue an operand to be released, as the garbage collector may call this."""
         self._released.append(operand)
 
     def unbind(self, operand: int) -> None:
-        """See `Runtime.unbind`."""
+        """Free an operand's memory; devices keep their copies."""
         self.manager.unbind(operand)
 
     def add(self, counters: FleetCounters) -> None:
-        """Add counters of what was done without being emulated (`emulator.timeline`)."""
-        # The last three are the scheduler's; no time was spent on waiting.
+        """Add counters of work that was not emulated (`emulator.timeline`)."""
+        # The scheduler counts the last three, and no time was spent waiting.
         kept = replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
         self._counters = self._counters + kept
 
     def close(self) -> None:
-        """See `Runtime.close`."""
+        """End all sessions."""
         self.devices.clear()
         self._heap.clear()
 
@@ -442,10 +439,10 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def settle(self) -> bool:
-        """Let everything under way arrive, after GEMMs were awaited and operands released.
+        """Let all messages in flight arrive, after GEMMs were awaited and operands released.
 
         Returns:
-            Whether the fleet is as when it was new: no arrays held and no tasks under way.
+            Whether the fleet is as new: no arrays held and no tasks in flight.
         """
         self._forget_released()
         self.execute(self.manager.pause(self.now_s))
@@ -461,7 +458,7 @@ class VirtualRuntime(Runtime):
 
     @property
     def next_event_s(self) -> float:
-        """Return when the next event happens; infinite if none is due."""
+        """Return the time of the next event; infinite if none is due."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def _forget_released(self) -> None:
@@ -471,23 +468,23 @@ class VirtualRuntime(Runtime):
     # --- carrying out instructions ---
 
     def now(self) -> float:
-        """See `Runtime.now`."""
+        """Return the virtual time in seconds."""
         return self.now_s
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """See `Runtime.send`."""
+        """Send a message to a device, and count its bytes; do nothing if the device is gone."""
         device = self.devices.get(session)
         if device is not None:
             self._send_down(device, message, kind)
 
     def end(self, session: int) -> None:
-        """See `Runtime.end`."""
+        """End a session."""
         device = self.devices.get(session)
         if device is not None:
             self._part(device)
 
     def conclude(self, job: int, error: str) -> None:
-        """See `Runtime.conclude`."""
+        """Finish a GEMM, with every block in place or with an error."""
         output, future = self._outputs.pop(job), self._futures.pop(job)
         if not error:
             output.finish()
@@ -517,7 +514,6 @@ class VirtualRuntime(Runtime):
         self._transmit(device, device.up, message, nbytes)
 
     def _transmit(self, device: _VirtualDevice, link: Link, message: Message, nbytes: int) -> None:
-        """Let a message travel one direction of a device's link."""
         if not link.shared:
             self._left(device, link, message, nbytes, self.now_s, link.transmit(self.now_s, nbytes))
             return
@@ -540,11 +536,11 @@ class VirtualRuntime(Runtime):
         at_s: float,
         times_s: tuple[float, float, float],
     ) -> None:
-        """Let a message arrive that was sent at `at_s`.
+        """Schedule the arrival of a message that was sent at `at_s`.
 
         Args:
-            device, link, message, nbytes, at_s: what was sent, how and when.
-            times_s: when it began to leave its sender, when it had left, and when it arrives.
+            device, link, message, nbytes, at_s: the message, its link, its size and its time.
+            times_s: when its first byte leaves, when its last byte leaves, and when it arrives.
         """
         down = link is device.down
         arrive = self._to_device if down else self._to_ps
@@ -554,7 +550,7 @@ class VirtualRuntime(Runtime):
             self._tell(Transfer(at_s, device.id, direction, message, nbytes, *times_s))
 
     def _depart_next(self, link: Link) -> None:
-        """Let the next piece of a message on a shared line depart; the one before it has left."""
+        """Send the next piece of a message on a shared line, after the piece before it."""
         if link.queue:
             last = link.queue[0].depart(link, self.now_s)
             self._at(link.free_s, self._departed, link, last)
@@ -596,7 +592,7 @@ class VirtualRuntime(Runtime):
             self._send_up(device, action)
 
     def _product(self, device: _VirtualDevice, order: Order) -> Any:
-        """Return the result of an order, or as text why there is none."""
+        """Return the result of an order, or the reason as text if it failed."""
         if self.backend is None or self.arithmetic is Arithmetic.NONE:
             return SizedProduct(order.result_bytes)
         if not isinstance(order, Compute):
@@ -609,7 +605,7 @@ class VirtualRuntime(Runtime):
         if not self._block_s:
             self._handle(device, message)
             return
-        # One loop takes the messages of all devices, one after the other.
+        # One loop handles the messages of all devices, one after another.
         self._ps_free_s = max(self.now_s, self._ps_free_s) + self._block_s + nbytes * self._byte_s
         self._at(self._ps_free_s, self._handle, device, message)
 
@@ -630,7 +626,7 @@ _OUTPUTS: dict[Arithmetic, type[Output] | type[DeferredOutput] | type[SizedOutpu
 
 
 def coding_saves(message: messages.Put | messages.Result) -> int:
-    """Return by how many bytes a message is shorter with its array coded, as ratios have it."""
+    """Return the bytes that compression saves on a message, by the ratio of its dtype."""
     nbytes = payload_bytes(message.payload)
     if nbytes < CODED_LEAST_BYTES:
         return 0
@@ -638,11 +634,11 @@ def coding_saves(message: messages.Put | messages.Result) -> int:
 
 
 def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
-    """Return an emulated device's hello; it states its link's rates, so it is not probed.
+    """Return an emulated device's hello; it states its link's rates, so they are not probed.
 
     Args:
         profile: the device.
-        credential: what it joins with.
+        credential: the credential that it joins with.
     """
     return messages.Hello(
         role=Role.DEVICE,
@@ -681,17 +677,17 @@ def emulated(
     """Return a fleet of emulated devices in this process, in virtual time.
 
     Args:
-        devices: how many of the built-in `paper-N` fleet, or the devices to emulate.
-        backend: what multiplies; torch if it is installed, else numpy.
+        devices: size of the built-in `paper-N` fleet, or the devices to emulate.
+        backend: backend that multiplies; torch if it is installed, else numpy.
         whole_tiles: multiply tile by tile when a GEMM is complete; False multiplies every block on
             its own, as a live device does.
-        compute: False for sizes only: results are not computed at all.
-        ps: the server's network card and the loop time of a block; None leaves its processing out.
-        seed: seeds jitter, drift and presence.
-        start_hour: the hour of the day at time zero, for devices with hours of their own.
-        verify: which results are checked, as `cleave serve --verify` takes it; `auto` checks none,
-            because they never leave the process, and `all` needs `whole_tiles=False`.
-        coding: on which links payloads count as coded, as `cleave serve --coding` takes it.
+        compute: False emulates sizes only, without results.
+        ps: rates of the server's network card and loop; None leaves its processing out.
+        seed: seed of jitter, drift and presence.
+        start_hour: hour of the day at time zero, for devices with daily hours.
+        verify: which results to check, as for `cleave serve --verify`; `auto` checks none, because
+            results never leave the process. `all` needs `whole_tiles=False`.
+        coding: on which links payloads count as compressed, as for `cleave serve --coding`.
 
     Example:
         >>> fleet = emulated(8)

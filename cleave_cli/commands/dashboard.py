@@ -1,4 +1,4 @@
-"""`cleave dashboard`: prints the address of a running server's dashboard."""
+"""`cleave dashboard`: print the address of a running server's dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cleave demo`: in a minute, what Cleave does: the same losses, whatever happens to devices."""
+"""`cleave demo`: show in a minute that losses stay the same when a device is lost."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BATCH, _SEQUENCE = 4, 32
 _REAL_MODEL: Final = "opt-1.3b"
 _REAL_BATCH, _REAL_SEQUENCE = 64, 512
 _HOUSEHOLD: Final = "household"
-_TRIES: Final = 3  # of measuring this machine, which may do something else meanwhile
+_TRIES: Final = 3  # of measuring this machine, which may be busy with other work
 _CARD_BYTES_PER_S: Final = 125e6  # 1 Gbit/s
-_LARGEST_DIFFERENCE: Final = 1e-4  # of a loss, relative: a hundred times what rounding does
+_LARGEST_DIFFERENCE: Final = 1e-4  # relative, of a loss: a hundred times the rounding error
 
 
 def demo(
@@ -82,7 +82,7 @@ def demo(
 
 
 def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train the small model both ways; return what came of it."""
+    """Train the small model both ways; return both losses and the traffic."""
     import cleave
 
     plain: list[float] = []
@@ -146,12 +146,12 @@ def _train(
 
 @contextmanager
 def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
-    """Yield device processes that have joined a server, and end them with the block."""
+    """Yield device processes that have joined a server; stop them when the block ends."""
     from cleave.transport.url_file import url_file
 
-    with url_file(url) as source:  # command lines are no secrets
+    with url_file(url) as source:  # other users can read command lines
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json", "--once"]
-        command += ["--backend", "numpy", "--threads", "1"]  # starts at once
+        command += ["--backend", "numpy", "--threads", "1"]  # starts fastest
         started = [
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)
         ]
@@ -174,7 +174,7 @@ def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
 
 
 def _large() -> dict[str, Any]:
-    """Emulate a step of the large model on a household; return what it takes."""
+    """Emulate a step of the large model on a household; return its times and traffic."""
     from cleave.arrays import DType
     from cleave.fleet.selection import measure_ps
     from cleave.machine.backends import TorchBackend
@@ -209,7 +209,6 @@ def _large() -> dict[str, Any]:
 
 
 def _summary(small: Mapping[str, Any], large: Mapping[str, Any], took_s: float) -> str:
-    """Return what was shown, and what to do next."""
     faster = large["simulated_alone_s"] / large["simulated_step_s"]
     off, steps, devices = small["largest_difference"], len(small["losses"]), small["devices"]
     down, up = human_bytes(small["downlink_bytes"]), human_bytes(small["uplink_bytes"])
@@ -234,6 +233,6 @@ Next
 
 
 def _seen_from_here(folder: Path) -> Path:
-    """Return a folder's path from the working folder, if it lies in that."""
+    """Return a folder's path relative to the working folder, if it lies in it."""
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder

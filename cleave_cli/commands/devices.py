@@ -1,4 +1,4 @@
-"""`cleave devices`: which devices a server knows, and their states."""
+"""`cleave devices`: the devices that a server knows, and their states."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECORDED: Final = (
     "wrong_results", "failures", "failure", "blocks", "flops", "downlink_bytes", "uplink_bytes",
     "compute_s", "energy_j",
 )  # fmt: skip
-_WIDE: Final = 120  # columns of a terminal that has room for all
+_WIDE: Final = 120  # columns of a terminal that fits every heading
 
 Name = Annotated[str, typer.Argument(help="The device's name or id, as `cleave devices` lists it.")]
 
@@ -81,7 +81,7 @@ def devices(
 
 
 def _failed(device: dict[str, Any]) -> str:
-    """Return how many runs it failed, and the last reason unless its state already names that."""
+    """Return a device's number of failed runs, and the last reason unless its state names it."""
     if not device["failures"]:
         return "0"
     told = not device["failure"] or device["failure"] in device["reason"]
@@ -89,7 +89,6 @@ def _failed(device: dict[str, Any]) -> str:
 
 
 def _cells(device: dict[str, Any]) -> dict[str, str]:
-    """Return what is known of a device, by the headings of the table."""
     reason = f" ({device['reason']})" if device["reason"] else ""
     cells = {
         "name": device["name"],
@@ -99,7 +98,7 @@ def _cells(device: dict[str, Any]) -> dict[str, str]:
         "failed": _failed(device),
         "compute": f"{device['compute_s']:,.0f} s",
     }
-    if device["id"] is None:  # it joined with a credential that many share
+    if device["id"] is None:  # joined with the shared credential
         return cells
     energy_j = device["energy_j"]
     return cells | {

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cleave_cli.machine_checks import Check
 
 _ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
-_ANY_FLOPS_PER_S = 1e12  # of the server: only memory is asked for
-_CHECKPOINTS = 3  # the two that are kept, and the next one while it is written
+_ANY_FLOPS_PER_S = 1e12  # of the server; any value, as only memory is checked
+_CHECKPOINTS = 3  # the two that are kept, and the next one during its write
 
 
 def doctor(
@@ -88,10 +88,10 @@ def _fits(
     server_memory: float,
     runs: Path,
 ) -> tuple[list[Fit], Check]:
-    """Return whether a step fits, by each method, and whether its checkpoints do.
+    """Return whether a step fits by each method, and whether its checkpoints fit the disk.
 
     Raises:
-        UsageError: when the model, the fleet or a number is not possible.
+        UsageError: when the model, the fleet or a number is not valid.
     """
     from cleave.machine.sensors import total_memory_bytes
     from cleave.planner.coding import CodingPolicy, payload_rates

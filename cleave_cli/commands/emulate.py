@@ -168,7 +168,7 @@ def emulate(
 
 
 def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
-    """Refuse options for the other kind of time, which would be ignored silently."""
+    """Refuse options of the other mode, which would be ignored silently."""
     for name in _REAL_TIME if virtual else _VIRTUAL:
         if was_given(context, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"
@@ -221,7 +221,7 @@ def _virtual(
         start_hour=start_hour,
         coding=coding,
     ) as fleet:
-        # Its own loop takes no virtual time, but plans spare it as they do for a real one.
+        # The server's loop takes no virtual time, but plans allow for it as on a real server.
         fleet.planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
         runtime: Any = fleet.runtime
         runtime.observers.extend(watch.observers)
@@ -233,7 +233,7 @@ def _virtual(
         rows_done = list[dict[str, Any]]()
         try:
             for number in range(1, steps + 1):
-                # A bar for each step, gone before the step is printed: they share a terminal.
+                # Remove each step's bar before printing the step: they share the terminal.
                 with Progress(console=console, transient=True, disable=hidden) as progress:
                     step = stepper.step(_advance(progress, f"step {number} of {model}", stepper))
                 rows_done.append(_step_values(step, here_s, number, len(members)))
@@ -242,7 +242,7 @@ def _virtual(
                 elif form is Form.PEOPLE:
                     _show_step(step, here_s, number, len(members))
         finally:
-            watch.finish()  # what was seen until Ctrl-C as well
+            watch.finish()  # also after Ctrl-C
             if form is Form.CSV and rows_done:
                 write_csv(rows_done)
 
@@ -327,7 +327,6 @@ def _advance(progress: Any, title: str, stepper: Any) -> Callable[[int, int], No
 def _step_values(
     step: SizedStep, here_s: float | None, number: int, devices: int
 ) -> dict[str, Any]:
-    """Return what a step by tiles comes to; for the arguments see `_show_step`."""
     done, seconds = step.counters, step.fleet_s
     return {
         "event": "step",
@@ -355,10 +354,10 @@ def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int)
     """Show a step by tiles.
 
     Args:
-        step: what the fleet does.
-        here_s: what the server does itself meanwhile; None if that is not counted.
-        number: of the step.
-        devices: how many.
+        step: result of the fleet's step.
+        here_s: seconds of the server's own work; None if it is not counted.
+        number: number of the step.
+        devices: number of devices.
     """
     from cleave.planner.stages.prediction import in_seconds
 

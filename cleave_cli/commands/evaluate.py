@@ -1,4 +1,4 @@
-"""`cleave eval`: a model's loss on a text, and its answers to multiple-choice questions."""
+"""`cleave eval`: a model's loss on a text, or its answers to multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def evaluate(
         asked = Examination(str(choices), str(examples or ""), shots, subject)
         request = UseRequest(str(model), step, answer=asked)
     if not server:
-        request.use.check()  # what is wrong with the files before what is with the model
+        request.use.check()  # report errors in the files before errors in the model
     found: dict[str, Any] = {}
     with progress_bar("reading" if data else "answering", hidden=as_json) as progress:
 

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
 _KWH_PER_GB = 3.6e6 / 1e9  # J/byte
-_AS_ASSUMED = -1.0  # of what may be 0
+_AS_ASSUMED = -1.0  # default of options that may be 0
 
 
 class _RunOrStudy(TyperGroup):
-    """Reads `cleave footprint RUN` and `cleave footprint study`: any other word is a run folder."""
+    """Runs `study` for `cleave footprint study`; takes any other first word as a run folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args[:1] == ["study"] else ["run", *args])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == "run" else name, command, rest  # nobody types it
+        return "" if name == "run" else name, command, rest  # hide a name that nobody types
 
 
 app = typer.Typer(name="footprint", cls=_RunOrStudy, rich_markup_mode=None)
@@ -157,7 +157,7 @@ def _of_run(
     from cleave.training.loop.run_folder import RunFolder
 
     folder = RunFolder(path)
-    folder.read_config()  # says when it is none
+    folder.read_config()  # raises if this is no run folder
     energy: RunEnergy = run_energy(folder.records())
     ps = _ps(ps_watts, energy.duration_s) or energy.ps
     notes += energy.notes()
@@ -245,7 +245,7 @@ def _electricity(place: str, start_hour: float, duration_s: float) -> Electricit
 
 
 def _check(name: str, value: float, least: float, wanted: str) -> None:
-    if not least <= value < math.inf:  # nan, too
+    if not least <= value < math.inf:  # also refuses nan
         raise UsageError(f"{name} is {value:g}; give {wanted}")
 
 
@@ -257,7 +257,6 @@ def _assumed(
     pue: float,
     host_share: float,
 ) -> Assumptions:
-    """Return Cleave's assumptions with the values that the user gave."""
     from cleave.energy.assumptions import load_assumptions
 
     made = load_assumptions()

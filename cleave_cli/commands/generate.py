@@ -1,4 +1,4 @@
-"""`cleave generate`: a model goes on with a text."""
+"""`cleave generate`: continue a text with a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cleave jobs`: a server's jobs, now and before; to stop, pause and resume them."""
+"""`cleave jobs`: list a server's present and past jobs; stop, pause and resume them."""
 
 from __future__ import annotations
 
@@ -69,12 +69,11 @@ def jobs(
 
 
 def _headline(job: dict[str, Any]) -> list[str]:
-    """Return what a job is told by; a server may be older than what it was called."""
+    """Return the parts of a job's headline; older servers send no name."""
     return [f"{job['job']:8}", f"{job['state']:12}", f"{job['model']:16}", job.get("name", "")]
 
 
 def _progress(job: dict[str, Any]) -> str:
-    """Say how far a job is, and when it was that far."""
     steps, of = job["steps"], job.get("steps_in_all", 0)
     parts = []
     if steps:
@@ -140,14 +139,13 @@ def logs(
 
       cleave jobs logs job-3 -n 1000 --json
     """
-    url = running_server(server, data)  # records of earlier servers are in run folders
+    url = running_server(server, data)  # the run folder has the records of earlier servers
     answer = ask("records", {"job": job, "last": last}, url, None)
     for record in answer["records"]:
         typer.echo(json.dumps(record) if as_json else printable(_line(record)))
 
 
 def _line(record: dict[str, Any]) -> str:
-    """Return a record for people, in a line."""
     match record["event"]:
         case "step":
             loss = loss_text(record["loss"])
@@ -168,6 +166,6 @@ def _change(action: str, job: str, server: str, data: Any, *, as_json: bool) -> 
         typer.echo(json.dumps(answer))
         return
     name, state = answer["job"], answer["state"]
-    # Else what was asked for has happened already, or was too late.
+    # In any other state the job has already ended or paused.
     text = _NEXT[action].format(name) if state in ("running", "queued") else f"is {state}"
     say(f"{name} {text}", err=False)

@@ -116,7 +116,7 @@ def join(
     known_length(name)
     if cores:
         owner.keep_to_cores(cores)
-    if threads or cores:  # read by the math libraries when they are imported, so before they are
+    if threads or cores:  # math libraries read these when they are imported
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[variable] = str(threads or cores)
 
@@ -154,7 +154,7 @@ def join(
     called = name or socket.gethostname()
     kind = kind_of(this_machine(), android=on_android())
     saved = SavedCredentials(state_folder())
-    chosen: list[Speed] = []  # not before it may work: choosing loads and measures
+    chosen: list[Speed] = []  # filled once work is allowed, as it takes time
 
     def event(kind: str, human: str, **fields: object) -> None:
         if as_json:
@@ -207,14 +207,14 @@ def join(
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         if not chosen:
             chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
-        # Read again each time: whoever restarts the server may have written a new one.
+        # Read it for each connection: a restarted server may have written a new one.
         home = parse_join_url(read_url(url))
         credential, code = saved.keys(home, called)
 
         def welcomed(welcome: Welcome) -> None:
             first = not known
             known.append(True)
-            if code and not welcome.credential and first:  # not whenever it comes back
+            if code and not welcome.credential and first:  # only at the first connection
                 text = (
                     "that server knows this device already, so the join code was not used; where "
                     "it is to be its operator's own and is not: cleave devices own NAME"
@@ -224,7 +224,7 @@ def join(
                 kept = SavedCredential(welcome.server, called, home.address, welcome.credential)
                 try:
                     saved.save(kept)
-                except CleaveError as error:  # it may work nevertheless
+                except CleaveError as error:  # the device can work without it
                     event("note", str(error), text=str(error))
 
         hello = device_hello(
@@ -270,7 +270,7 @@ def join(
         guest = Agent(connect, say, look=look, once=once)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            if sys.platform == "win32":  # its loops handle no signals
+            if sys.platform == "win32":  # event loops on Windows take no signals
                 signal.signal(number, lambda *_: loop.call_soon_threadsafe(guest.stop))
             else:
                 loop.add_signal_handler(number, guest.stop)
@@ -280,10 +280,10 @@ def join(
 
 
 def known_threads(threads: int) -> None:
-    """Refuse a number of threads that makes no sense.
+    """Refuse an impossible number of threads.
 
     Raises:
-        UsageError: for less than 0, or far more than any machine has cores.
+        UsageError: when it is below 0, or far above the cores of any machine.
     """
     from cleave.errors import UsageError
 
@@ -311,7 +311,7 @@ def known_profile(name: str) -> None:
     """Refuse a profile that is not in the library.
 
     Raises:
-        UsageError: for an unknown name.
+        UsageError: when the name is unknown.
     """
     from cleave.errors import UsageError
     from profiles.library import load_profiles

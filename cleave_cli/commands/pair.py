@@ -1,4 +1,4 @@
-"""`cleave pair`: gets a new join code."""
+"""`cleave pair`: create a join code."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def pair(
 
 
 def _list(answer: dict[str, Any], *, as_json: bool) -> None:
-    """List codes without their text, which only their receivers know."""
+    """List join codes without their text, which only the receivers know."""
     if as_json:
         typer.echo(json.dumps(answer))
         return

@@ -1,4 +1,4 @@
-"""`cleave plan`: what a training step takes on a fleet by each method, and what limits it."""
+"""`cleave plan`: forecast a training step on a fleet by each method, and name what limits it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LEAST_GBIT = 1e-3
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-_MOST_TOKENS = 2**18  # of a step, in the search for the crossing
+_MOST_TOKENS = 2**18  # per step, in the search for the crossing
 
 
 def plan(
@@ -151,7 +151,7 @@ def plan(
     card = ps_gbit * 1e9 / 8 or float("inf")
     ps = PsRates(card, card, ps_memory * 1e9 or float("inf"))
     by_link = rates_of(profiles, policy, ps)
-    devices = payload_rates(by_link, dtype)  # tiles are planned by payloads
+    devices = payload_rates(by_link, dtype)  # plans of tiles use payload rates
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
     spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # as a server plans
     planner = TilePlanner(spared, choice_of(PlanMethod, "--tiling", tiling))
@@ -213,10 +213,10 @@ def plan(
 
 
 def _server_counts(text: str) -> list[int]:
-    """Return numbers of servers.
+    """Return the sorted numbers of servers; an empty list for an empty text.
 
     Raises:
-        UsageError: when the text has none.
+        UsageError: when the text has anything else.
     """
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
@@ -234,7 +234,7 @@ def _plan_servers(
     *,
     sharded: bool,
 ) -> None:
-    """Compare numbers of servers; show a progress bar meanwhile.
+    """Compare numbers of servers, with a progress bar.
 
     Raises:
         UsageError: when there are more servers than devices or sequences.
@@ -290,12 +290,11 @@ def _plan_servers(
 
 
 def _numbered(devices: list[DeviceRates]) -> list[DeviceRates]:
-    """Return devices numbered from 0."""
     return [replace(rates, device=number) for number, rates in enumerate(devices)]
 
 
 def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
-    """Return the server; its speed is measured on this machine where none is given."""
+    """Return the server; measure its speed on this machine if none is given."""
     from cleave.planner.stages.model import PsCompute
     from cleave_cli.plan_question import server_flops_per_s
 
@@ -303,10 +302,10 @@ def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
 
 
 def _crossing(question: PlanQuestion, method: Method) -> Crossing:
-    """Search for the smallest batch with which stages win; show a progress bar meanwhile.
+    """Search for the smallest batch with which stages win, with a progress bar.
 
     Raises:
-        UsageError: when stages are not asked for.
+        UsageError: when `method` excludes stages.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -353,9 +352,9 @@ def _draw(
     names: list[str],
     title: str,
 ) -> None:
-    """Draw the crossing if there is one, or the chosen plan.
+    """Draw the crossing if it was searched for, or else the chosen plan.
 
-    Where the server alone is fastest it is the plan of stages, if there is one.
+    Where the server alone is fastest, draw the plan of stages, if stages are possible.
 
     Raises:
         UsageError: when there is nothing to draw, or the file cannot be written.
@@ -382,7 +381,6 @@ def _draw(
 def _rows(
     found: MethodChoice, where: Crossing | None, question: PlanQuestion
 ) -> list[dict[str, Any]]:
-    """Return the rows of the table: the points of a crossing, or the methods."""
     from cleave_cli.render.plan_methods import crossing_json, methods_json
 
     if where is not None:

@@ -1,4 +1,4 @@
-"""`cleave profile`: measures devices and links, and shows known profiles."""
+"""`cleave profile`: measure devices and links, and show known profiles."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def device(
     cores = len(usable_cores())
     if not 0 <= threads <= cores:
         raise UsageError(f"--threads is {threads}; give 0 for all cores, or 1 to {cores}")
-    if threads:  # read by the math libraries when they are imported, so before they are
+    if threads:  # math libraries read these when they are imported
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     if memory:
         parse_memory(str(memory), total_memory_bytes())
@@ -187,7 +187,7 @@ def link(
         _need("tomli_w")
         with _as_usage_errors():
             profile = read_profile(into)
-    saved = SavedCredentials(state_folder())  # where this machine is a device of the server already
+    saved = SavedCredentials(state_folder())  # used if the server knows this machine
     with _progress() as bar:
         task = bar.add_task("measuring the link", total=repeats)
         found = asyncio.run(
@@ -362,7 +362,7 @@ def _show(
 
 
 def _warn_of_poor_fits(profile: DeviceProfile) -> None:
-    """Say on stderr which models predict badly what they were not fitted on."""
+    """Warn on stderr of models with large errors on shapes that they were not fitted on."""
     from profiles.performance import POOR_ERROR
 
     for dtype, entry in profile.compute.items():
@@ -386,7 +386,7 @@ def _kind(text: str) -> Any:
 
 
 def _writable(path: Path, *, force: bool) -> Path:
-    """Return the path; check it before minutes of measuring."""
+    """Return the path of a new profile; refuse it before minutes of measurements."""
     if path.suffix != ".toml":
         raise UsageError(f"{path} is no name for a profile; give one that ends in .toml")
     if path.is_dir():
@@ -413,7 +413,7 @@ def _need(*modules: str) -> None:
 
 @contextmanager
 def _as_usage_errors() -> Iterator[None]:
-    """Turn errors of `profiles` into `UsageError`."""
+    """Turn each ValueError of `profiles` into a UsageError."""
     try:
         yield
     except ValueError as error:
@@ -427,6 +427,6 @@ def _progress() -> Iterator[Progress]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    hidden = not console.is_terminal  # else an empty line would come before what is said
+    hidden = not console.is_terminal  # otherwise it would print an empty line first
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         yield bar

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-STOP_S = 600.0  # how long a running job may take to come to its end and write a checkpoint
+STOP_S = 600.0  # time for a running job to end and write a checkpoint
 
 
 def serve(
@@ -146,8 +146,8 @@ def serve(
 
       cleave serve --host 0.0.0.0 --servers 4 --ray 10.0.0.1:6379
     """
-    # Threads that spin while they wait make small operations twenty times slower when anything else
-    # wants the core, and the server's own loop always does. Read when torch is imported.
+    # Spinning threads slow small operations twentyfold when another thread wants the core, as the
+    # server's loop always does. torch reads this on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from cleave.planner.coding import CodingPolicy
     from cleave.scheduler.stages.runs import StagesOn
@@ -182,7 +182,7 @@ def serve(
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode
 
-    gc.freeze()  # to look at all of torch's modules again stops every session for a quarter second
+    gc.freeze()  # collecting torch's modules again would block every session for 0.25 s
     stop = threading.Event()
     for number in ending_signals():
         signal.signal(number, lambda *_: stop.set())
@@ -240,15 +240,15 @@ def serve(
             if code is not None:
                 server_app.access.on_redeemed = _Codes(server, code, as_json=as_json).redeemed
             while not stop.wait(SAMPLE_S):
-                server_app.power.used()  # before the counters are full
+                server_app.power.used()  # read the counters before they overflow
             _logger.info(stopping(jobs.running))
-            for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends it at once
+            for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends the process at once
                 signal.signal(number, signal.SIG_DFL)
             jobs.close(STOP_S)
 
 
 def stopping(job: TrainingJob | None) -> str:
-    """Return what to say about a job when the server was asked to stop."""
+    """Return the message about the running job when the server is asked to stop."""
     if job is None:
         return "stopping"
     return f"stopping: {job.id} writes a checkpoint of its last whole step"
@@ -262,7 +262,6 @@ def _welcome(
     *,
     as_json: bool,
 ) -> None:
-    """Say how devices join and operators train."""
     from cleave.server.http.pages import Pages
 
     secret = credential if code is None else code.text
@@ -279,7 +278,7 @@ def _welcome(
             values["operator_url_file"] = str(url_file)
         typer.echo(json.dumps({"event": "listening", **values}))
         return
-    # Tokens are not printed where they are kept: what is printed gets into logs.
+    # Do not print a token that is in a file: printed text gets into logs.
     operator = f"'{server.operator_url}'" if url_file is None else f"'@{url_file}'"
     watch = server.dashboard_url
     if url_file is not None:
@@ -325,7 +324,7 @@ class _Codes:
         self._as_json = as_json
 
     def redeemed(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None:
-        """Note that a device used a code, and show the next one."""
+        """Log that a device used a code; show the next code if it was the one shown."""
         _logger.info("%s used a join code; it is device %d from now on", device.name, device.id)
         if code.id != self._shown.record.id:
             return

@@ -1,4 +1,4 @@
-"""`cleave service`: starts `cleave join` when the machine starts."""
+"""`cleave service`: start `cleave join` with the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-RUNTIME_BYTES = 2 * 10**9  # Python, torch and messages under way, besides the arrays on offer
+RUNTIME_BYTES = 2 * 10**9  # memory of Python, torch and messages in flight, without arrays
 
 System = Annotated[
     bool, typer.Option("--system/--user", help="For the machine (needs root), or for you.")

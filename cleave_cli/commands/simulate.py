@@ -1,4 +1,4 @@
-"""`cleave simulate`: compares training methods by simulation."""
+"""`cleave simulate`: compare training methods by simulation."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def paper(
     if (policy := CodingPolicy.of(coding)) is not CodingPolicy.OFF:
         policies.append(policy)
     try:
-        writable_folder(out)  # said before minutes of work, not after them
+        writable_folder(out)  # fail before the work, not after it
         planned = [paper_cells(scope, seed, thorough=thorough, coding=each) for each in policies]
         with simulation_progress(sum(len(each.every) for each in planned)) as progress:
             plain, *coded = [
@@ -239,10 +239,10 @@ def paper(
 
 
 def counts(text: str) -> list[int]:
-    """Return the numbers of devices that `--devices` means.
+    """Return the sorted numbers of devices of `--devices`.
 
     Raises:
-        UsageError: when it means none.
+        UsageError: when the text is not a number, a list or a range.
     """
     found: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""`cleave status`: shows what a server is doing."""
+"""`cleave status`: show what a server is doing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cleave_cli.operator_client import OperatorClient
 
 LEAST_EVERY_S = 0.2
-LEAST_WINDOW_S = 1.5  # of rates that are shown once
+LEAST_WINDOW_S = 1.5  # shortest window of rates that are shown once
 
 
 def status(
@@ -48,7 +48,7 @@ def status(
     pause_s = every if watch else None
     try:
         asyncio.run(_show(running_server(server, data), pause_s, as_json=as_json))
-    except KeyboardInterrupt:  # how one stops watching
+    except KeyboardInterrupt:  # Ctrl-C ends --watch
         return
 
 
@@ -65,7 +65,7 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
             await _learn(client, seen)
             window_s = seen.latest["rates"]["window_s"]
             if window_s is not None and window_s < LEAST_WINDOW_S:
-                # Nobody had looked for a while, and rates are from one look to the next.
+                # Rates cover the time between two requests, and no other client asked recently.
                 await asyncio.sleep(LEAST_WINDOW_S)
                 await _learn(client, seen)
             Console(highlight=False).print(shown(seen))
@@ -76,7 +76,7 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
 
 
 async def _print(client: OperatorClient, pause_s: float | None) -> None:
-    """Print a line of JSON for each look, with what is new since the last one."""
+    """Print one line of JSON for each request, with what is new since the last one."""
     seen = Seen()
     while True:
         typer.echo(json.dumps(await _look(client, seen)))
@@ -95,7 +95,7 @@ async def _draw(client: OperatorClient, pause_s: float) -> None:
 
 
 async def _learn(client: OperatorClient, seen: Seen) -> None:
-    """Fetch all that is new; a long job's records come in several replies."""
+    """Fetch all new records and events; a long job's records take several replies."""
     complete = False
     while not complete:
         await _look(client, seen)

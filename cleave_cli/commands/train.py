@@ -1,4 +1,4 @@
-"""`cleave train`: trains a model, in this process or on a running server."""
+"""`cleave train`: train a model, in this process or on a running server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cleave_cli.render.training import Display, make_display
 from cleave_cli.stopping import stops_in_order
 
 _EMULATED: Final = ("devices", "fleet", "churn", "coding")
-"""Options of devices that are emulated in this process."""
+"""Options of devices that this process emulates."""
 _PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}
 """Options of the job that may be paths."""
 
@@ -148,7 +148,7 @@ def train(
                 "--devices N would emulate some here"
             )
             resume = str(Path(resume).resolve()) if resume else ""
-            for key in _PATHS & given.keys():  # the server works in another folder
+            for key in _PATHS & given.keys():  # the server has another working folder
                 if settings[key] and Path(settings[key]).exists():
                     settings[key] = str(Path(settings[key]).resolve())
         elif resume:
@@ -175,7 +175,7 @@ def train(
                 f"--{option} emulates devices in this process and --server trains on that "
                 f"server's; give one of the two"
             )
-    if resume:  # only what was asked for changes; the rest comes from the run folder
+    if resume:  # change only the given settings of the run folder
         changed = given if model else given.keys() - {"model"}
         settings = {key: value for key, value in settings.items() if key in changed}
     request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
@@ -196,7 +196,7 @@ def train(
         options = FleetOptions(**asked)
         if resume:
             kept = FleetOptions.of_run(Path(resume))
-            if "fleet" in asked and "devices" not in asked:  # their number was that of another
+            if "fleet" in asked and "devices" not in asked:  # the saved number was of another fleet
                 kept = replace(kept, devices=None)
             options = replace(kept, **asked)
         if cluster.servers > 1:
@@ -243,7 +243,7 @@ COMMON: Final = frozenset(
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
-    """Read settings of a job.
+    """Read the settings of a job from a TOML file.
 
     Raises:
         UsageError: when the file cannot be read.
@@ -276,7 +276,7 @@ def _here(
     from emulator.run_meter import RunMeter
 
     if grid:
-        electricity(grid, 0.0, 0.0)  # an unknown country is refused now
+        electricity(grid, 0.0, 0.0)  # refuse an unknown country now
     asked = JobRequest.from_dict(request)
     spec = asked.spec()  # refuse before anything is started
     members = options.members(spec.dtype, spec.seed)
@@ -296,7 +296,7 @@ def _here(
         if isinstance(record, StartRecord):
             started, waiting = Path(record.run_folder), context.patience(lambda: record.step)
             waiting.insist(lambda: options.keep(started))
-        if isinstance(record, DoneRecord):  # stays the last line
+        if isinstance(record, DoneRecord):  # the energy comes before it
             energy, folder = meter.finish(), RunFolder(Path(record.run_folder))
             patience = context.patience(lambda: record.steps)
             patience.insist(lambda: folder.append(energy.to_record()))
@@ -320,11 +320,11 @@ def _on_server(
 
     Args:
         server: the operator's URL, or `@FILE`.
-        request: what is to be trained.
+        request: the job to submit.
         attach: a job to follow instead; empty for a new one.
-        where: the option that names the server, if one is needed to find it again.
-        grid: whose electricity.
-        display: shows it.
+        where: `--server` option to print in the command that attaches again; may be empty.
+        grid: the electricity grid; empty if not given.
+        display: shows the records.
     """
     import asyncio
 
@@ -335,7 +335,7 @@ def _on_server(
     from cleave_cli.render.footprint import summary
 
     if grid:
-        electricity(grid, 0.0, 0.0)  # an unknown country is refused now
+        electricity(grid, 0.0, 0.0)  # refuse an unknown country now
 
     async def follow() -> None:
         client = await OperatorClient.connect(server)
@@ -348,7 +348,7 @@ def _on_server(
                 job = answer["job"]
                 display.note(f"{job} submitted; paths are read, and results written, on the server")
                 display.start(int(request["job"].get("steps", 0)))
-            if ahead := answer.get("ahead"):  # a server may be older
+            if ahead := answer.get("ahead"):  # older servers do not send it
                 display.note(f"{job} is queued behind {', '.join(ahead)}")
             with display:
                 async for record in client.records():

@@ -26,15 +26,15 @@ from profiles.library import load_profiles
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BARS = 5  # in a table; the plot has all
+_BARS = 5  # rows of the table; the plot has all bars
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown.
+    """Input of `show`.
 
     Attributes:
-        title: what is accounted for.
+        title: name of the run or scenario.
         duration_s: seconds of the fleet's run.
         notes: assumptions that the footprints do not name.
     """
@@ -47,7 +47,7 @@ class Shown:
 
 
 def show(shown: Shown, plot: Path | None, form: Form) -> None:
-    """Print it, and draw a plot if asked for.
+    """Print the footprints and their comparison, and draw a plot if asked for.
 
     Raises:
         UsageError: when the plot cannot be drawn.
@@ -170,7 +170,7 @@ def _bars_table(bars: Sequence[Bar], *, ratio: bool) -> Table:
 
 
 def human_time(seconds: float) -> str:
-    """Return seconds as text, for people."""
+    """Return seconds as text with a unit, such as "3.5 min"."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
@@ -180,7 +180,7 @@ def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
     """Return the energy of a run for the summary of `cleave train`, with texts for people.
 
     Args:
-        grid: see `cleave.energy.grid.electricity`; empty if none was given.
+        grid: a grid that `cleave.energy.grid.electricity` takes; empty if none was given.
     """
     at = electricity(grid, 0.0, energy.duration_s) if grid else None
     case = Case(load_assumptions(), at.gco2e_per_kwh if at else None, None)

@@ -1,4 +1,4 @@
-"""The forms of what a command prints: for people, as JSON, as CSV."""
+"""Output formats of a command: tables for people, JSON, CSV."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Csv = Annotated[bool, typer.Option("--csv", help="The table's rows as CSV on std
 
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""A spreadsheet would compute a text that begins so, and devices choose their names themselves."""
+"""A spreadsheet runs a text that begins with these, and devices choose their own names."""
 
 
 class Form(Enum):
-    """For whom it is printed."""
+    """Format of a command's output."""
 
     PEOPLE = "people"
     JSON = "json"
@@ -28,10 +28,10 @@ class Form(Enum):
 
 
 def form_of(*, as_json: bool, as_csv: bool) -> Form:
-    """Return the form that the options ask for.
+    """Return the format that the options ask for.
 
     Raises:
-        UsageError: when they ask for two.
+        UsageError: when both options are given.
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv are two forms of the same; give one of them")
@@ -44,8 +44,8 @@ def write_csv(records: Sequence[Mapping[str, Any]], columns: Sequence[str] = ())
     """Print records as rows of CSV, with a heading.
 
     Args:
-        records: values by name. Several values of one name share a cell, as "a 1; b 2".
-        columns: the names that are printed; if empty, all of the first record, which is there then.
+        records: values by name. A mapping or list fills one cell, as "a 1; b 2".
+        columns: the names to print; if empty, the names in the first record, which must exist.
     """
     shown = list(columns) or list(records[0])
     writer = csv.writer(sys.stdout)

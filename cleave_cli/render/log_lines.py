@@ -1,4 +1,4 @@
-"""What a server logs, as the lines that `cleave serve` prints."""
+"""Print a server's log as the lines of `cleave serve`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _JsonFormatter(logging.Formatter):
 
 @contextmanager
 def printed_log(*, as_json: bool) -> Iterator[None]:
-    """Print what Cleave logs until the block is left: JSON on stdout, or text on stderr."""
+    """Print Cleave's log until the block ends: JSON on stdout, or text on stderr."""
     handler = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     loggers = [logging.getLogger(name) for name in ("cleave", "cleave_cli")]
@@ -31,7 +31,7 @@ def printed_log(*, as_json: bool) -> Iterator[None]:
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        logger.propagate = False  # a library may add a handler to the root: no line comes twice
+        logger.propagate = False  # a root handler of a library would print lines twice
     try:
         yield
     finally:

@@ -11,14 +11,14 @@ WIDTH: Final = 80
 
 
 def narrow_console() -> Console:
-    """Return a console on stdout that is 80 columns wide, whatever the terminal is."""
+    """Return a console on stdout that is always 80 columns wide."""
     return Console(width=WIDTH)
 
 
 def filled(text: str, width: int = WIDTH) -> str:
-    """Break the lines of a text between words, so that no terminal has to; indents are kept.
+    """Wrap the lines of a text between words, and keep their indents.
 
-    A word that is longer than a line, as an address, stays whole: it can be copied.
+    A word longer than a line, such as a URL, stays whole so that it can be copied.
     """
     lines: list[str] = []
     for line in text.split("\n"):

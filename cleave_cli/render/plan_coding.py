@@ -1,4 +1,4 @@
-"""With which ratios of coded to plain bytes a plan reckons, and on which links."""
+"""The compression ratios that a plan assumes, and the links that they apply to."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
-    """Return the end of a sentence about it; empty where nothing is coded.
+    """Return the end of a sentence about compression; empty where no link is compressed.
 
     Args:
-        devices: by their links.
-        dtypes: in which payloads travel.
+        devices: the devices, with their links.
+        dtypes: dtypes of the payloads.
     """
     down, up = _links(devices)
     if not down + up:
@@ -33,7 +33,7 @@ def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
 def coding_json(
     policy: CodingPolicy, devices: Sequence[DeviceRates], dtypes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the same for machines."""
+    """Return the policy, the compressed links and the ratios as JSON."""
     down, up = _links(devices)
     return {
         "policy": policy.value,

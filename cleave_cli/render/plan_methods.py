@@ -1,4 +1,4 @@
-"""How methods of training are shown side by side, and stages, and where stages begin to win."""
+"""Output of forecasts by method, plans of stages, and the batch size from which stages win."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def show_methods(title: str, found: MethodChoice) -> None:
-    """Print the methods side by side, and which one is chosen."""
+    """Print the methods side by side, and the chosen one."""
     typer.echo(textwrap.fill(title, WIDTH))
     typer.echo(f"\n{'':<8}{'a step':>9}{'down':>11}{'up':>11}{'device':>11}{'server':>11}")
     for each in found.forecasts:
@@ -62,9 +62,9 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
     """Print a plan of stages.
 
     Args:
-        model: with the batch as it is cut.
-        plan: its stages.
-        names: of the devices, by number.
+        model: the model of the stages, with the batch cut into micro-batches.
+        plan: the plan of the stages.
+        names: device names, by device number.
     """
     said = (
         f"Stages: {len(model.tokens)} micro-batches of up to {max(model.tokens):,} tokens; each "
@@ -84,7 +84,7 @@ def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> Non
 
 
 def methods_json(found: MethodChoice) -> dict[str, Any]:
-    """Return the methods side by side for machines."""
+    """Return the forecasts of all methods as JSON."""
     return {
         "methods": [
             {
@@ -105,7 +105,7 @@ def methods_json(found: MethodChoice) -> dict[str, Any]:
 
 
 def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dict[str, Any]:
-    """Return a plan of stages for machines; see `show_stages`."""
+    """Return a plan of stages as JSON; the arguments are those of `show_stages`."""
     return {
         "micro_batches": list(model.tokens),
         "kept_batches": {names[device]: asdict(kept) for device, kept in plan.kept_batches.items()},
@@ -129,7 +129,7 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
 
 
 def show_crossing(found: Crossing, sequence: int) -> None:
-    """Print from how many tokens a step stages beat the server alone."""
+    """Print the tokens a step from which stages beat the server alone."""
     typer.echo(f"\n{'sequences':>9}{'tokens':>10}{'stages s':>10}{'alone s':>10}")
     for point in found.points:
         stages = "-" if point.stages_s == float("inf") else f"{point.stages_s:.4g}"
@@ -139,7 +139,7 @@ def show_crossing(found: Crossing, sequence: int) -> None:
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
-    """Say in a sentence from how many tokens a step stages beat the server alone."""
+    """Return a sentence with the tokens a step from which stages beat the server alone."""
 
     def tokens(point: CrossingPoint) -> str:
         return f"{point.rows * sequence:,}"
@@ -156,7 +156,7 @@ def crossing_text(found: Crossing, sequence: int) -> str:
 
 
 def crossing_json(found: Crossing, sequence: int) -> dict[str, Any]:
-    """Return the crossing for machines."""
+    """Return the crossing as JSON."""
     above, below = found.above, found.below
     return {
         "from_tokens": above.rows * sequence if above is not None else None,

@@ -1,4 +1,4 @@
-"""Pictures of plans: a tiling, what devices do in a step by stages, where stages begin to win."""
+"""Plots of plans: a tiling, device use in a step by stages, and where stages begin to win."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cleave.planner.stages.simulated import SimulatedDevice
 
 _MOST_ROWS: Final = 40
-"""Of more devices, one row for each stage is drawn, with their mean."""
+"""With more devices, each stage has one row, with the mean of its devices."""
 
 _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ...]] = (
     ("downlink", "weights", "#1f5a99", lambda d: d.weights_s),
@@ -31,7 +31,7 @@ _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ..
     ("uplink", "gradients", "#b3541e", lambda d: d.gradients_s),
     ("uplink", "activations out", "#edb183", lambda d: d.y_s),
 )
-"""What a device does, where, in which colour. Each place does one thing after another."""
+"""Parts of a step: resource, name, colour, seconds. A resource runs its parts in sequence."""
 
 _BARS: Final = ("downlink", "processor", "uplink")
 
@@ -66,8 +66,8 @@ def draw_tiling(path: Path, plan: Plan) -> None:
     depths = {t.tile.k for t in plan.tiles}
     most = max(k.size for k in depths)
     colours = colormaps["viridis"]
-    # Slabs lie above one another: a tile is drawn where its rows and columns of C are, and the
-    # slabs of a place share it from left to right in the order of k.
+    # Each tile covers its rows and columns of C. Slabs at the same place would hide each other, so
+    # they share its width from left to right in the order of k.
     for t in plan.tiles:
         m, n, k = t.tile.m, t.tile.n, t.tile.k
         left = n.start + n.size * k.start / plan.gemm.k
@@ -100,11 +100,11 @@ def draw_stages(
     """Draw how long links and processors of devices are busy in a step by stages.
 
     Args:
-        path: of the file.
-        model, plan: the batch as it is cut, and its stages.
-        devices: what they did in the simulated step.
-        names: of the devices, by number.
-        title: under which conditions.
+        path: the file to write.
+        model, plan: the model, with the batch cut into micro-batches, and its plan of stages.
+        devices: results of each device in the simulated step, by device number.
+        names: device names, by device number.
+        title: the conditions of the step.
 
     Raises:
         UsageError: when the file cannot be written, or matplotlib is not installed.
@@ -138,7 +138,7 @@ def draw_stages(
 def _rows(
     model: StageModel, plan: StagePlan, names: Sequence[str]
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and devices of the rows: one for each device, or for each stage."""
+    """Return names and devices of the rows: one row for each device, or for each stage."""
     places = [(stage, device) for stage in plan.planned for device in stage.devices]
     if len(places) <= _MOST_ROWS:
         return [(f"{_held(model, stage)}: {names[d]}", (d,)) for stage, d in places]
@@ -158,7 +158,7 @@ def _held(model: StageModel, stage: PlannedStage) -> str:
 
 
 def draw_crossing(path: Path, found: Crossing, sequence: int, title: str) -> None:
-    """Draw what a step takes by stages and on the server alone, against tokens a step.
+    """Draw the time of a step by stages and on the server alone, against tokens a step.
 
     Raises:
         UsageError: when the file cannot be written, or matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""What several servers take, as `cleave plan --servers` prints it."""
+"""Output of `cleave plan --servers`: forecasts for several numbers of servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cleave_cli.render.narrow import WIDTH
 
 
 def servers_json(plans: Sequence[ServersPlan]) -> list[dict[str, Any]]:
-    """Return the plans for machines, as the rows of a table."""
+    """Return the plans as JSON, one row for each number of servers."""
     return [
         {
             "servers": plan.servers,
@@ -36,7 +36,7 @@ def servers_json(plans: Sequence[ServersPlan]) -> list[dict[str, Any]]:
 
 
 def show_servers(title: str, plans: Sequence[ServersPlan]) -> None:
-    """Print a table with a line for each number of servers, and whether more of them pay."""
+    """Print one row for each number of servers, and whether more servers pay off."""
     typer.echo(textwrap.fill(title, WIDTH))
     typer.echo(
         f"\n{'servers':>7}{'devices':>9}{'rows':>6}  {'method':<7}{'a step':>8}{'exchange':>10}"

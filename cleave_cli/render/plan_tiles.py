@@ -1,4 +1,4 @@
-"""How plans of tiles are shown: tables and JSON."""
+"""Output of plans of tiles: tables and JSON."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _KINDS: Final = {"forward": "fwd", "input-gradient": "dX", "weight-gradient": "d
 
 
 def gemm_json(report: PlanReport, devices: list[DeviceRates], *, tiles: bool) -> dict[str, Any]:
-    """Return the plan of one GEMM for machines.
+    """Return the plan of one GEMM as JSON.
 
     Args:
-        tiles: whether every tile is listed.
+        tiles: whether to list every tile.
     """
     plan = report.plan
     document = _report_json(report)
@@ -84,7 +84,7 @@ def _report_json(report: PlanReport) -> dict[str, Any]:
 
 
 def step_json(step: StepReport, gemms: tuple[StepGemm, ...]) -> dict[str, Any]:
-    """Return the plans of a step's GEMMs for machines."""
+    """Return the plans of a step's GEMMs as JSON."""
     return {
         "gemms": [
             {"kind": g.kind.value, "name": g.name, "count": g.count} | _report_json(r)

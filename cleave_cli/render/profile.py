@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _BAR = 40
 _DEPTHS = (16, 64, 256, 1024, 4096)
-_TILE = 512  # rows and columns of the tile whose throughput is drawn over its depth
+_TILE = 512  # rows and columns of the tile in plots of throughput over depth
 
 
 def human_flops_per_s(rate: float) -> str:
-    """Return a throughput as text, for people."""
+    """Return a throughput as text with a unit."""
     if rate < 1e12:
         return f"{rate / 1e9:.3g} GFLOP/s"
     return f"{rate / 1e12:.3g} TFLOP/s" if rate < 1e15 else f"{rate / 1e15:.3g} PFLOP/s"
@@ -114,7 +114,7 @@ def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
 
 
 def link_rows(link: Any) -> Iterator[tuple[str, str, str]]:
-    """Return the figures of a link: p10, p50, p90."""
+    """Yield the rows of a link, with p10, p50 and p90 of each rate."""
 
     def spread(q: Quantiles, unit: float, name: str) -> str:
         low, middle, high = (f"{x / unit:.3g}" for x in (q.p10, q.p50, q.p90))
@@ -126,7 +126,7 @@ def link_rows(link: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def show_fits(console: Console, profile: DeviceProfile) -> None:
-    """Print how well the models predict samples that they were not fitted on."""
+    """Print the error of the models on samples that they were not fitted on."""
     if not any(entry.fits for entry in profile.compute.values()):
         return
     table = Table(
@@ -149,7 +149,6 @@ def show_fits(console: Console, profile: DeviceProfile) -> None:
 
 
 def _show_bars(console: Console, profile: DeviceProfile) -> None:
-    """Print throughput over depth, and speed over time, as bars of text."""
     for dtype, entry in profile.compute.items():
         if not entry.models:
             continue
@@ -200,12 +199,12 @@ def show_list(console: Console, profiles: Sequence[DeviceProfile]) -> None:
             profile.provenance.origin.value,
         )
     wide = console.options.update(width=1000)
-    console.width = max(console.width, console.measure(table, options=wide).maximum)  # not cut
+    console.width = max(console.width, console.measure(table, options=wide).maximum)
     console.print(table)
 
 
 def list_entry(profile: DeviceProfile) -> dict[str, Any]:
-    """Return a profile's entry of a list, as JSON."""
+    """Return a profile as JSON for a list."""
     return {
         "name": profile.name,
         "title": profile.title,
@@ -222,9 +221,9 @@ def list_entry(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, float]]:
-    """Return the figures that both profiles have, in SI units: name, of `a`, of `b`."""
+    """Return the figures that both profiles have, in SI units: name, value in `a`, value in `b`."""
     rows: list[tuple[str, float | None, float | None]] = [
-        ("flops_per_s", a.flops_per_s, b.flops_per_s)  # of their best dtypes
+        ("flops_per_s", a.flops_per_s, b.flops_per_s)  # in their best dtypes
     ]
     for dtype in (d for d in a.compute if d in b.compute):
         pair = a.compute[dtype].flops_per_s, b.compute[dtype].flops_per_s
@@ -261,10 +260,10 @@ def show_comparison(console: Console, a: DeviceProfile, b: DeviceProfile) -> Non
 
 
 def plot(path: Path, profile: DeviceProfile) -> None:
-    """Draw measured against predicted, throughput over depth, and speed over time.
+    """Draw measurement against prediction, throughput over depth, and speed over time.
 
     Raises:
-        UsageError: as `check_plot`, and when the file cannot be written.
+        UsageError: when `check_plot` refuses the path, or the file cannot be written.
     """
     check_plot(path)
     from matplotlib.figure import Figure
@@ -283,10 +282,10 @@ def plot(path: Path, profile: DeviceProfile) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a plot that could not be written, before minutes of measuring.
+    """Refuse a plot that cannot be written, before minutes of measurements.
 
     Raises:
-        UsageError: when matplotlib is missing, there is no such folder, or no such format.
+        UsageError: when matplotlib, the folder or the format is missing.
     """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
@@ -331,7 +330,7 @@ def _plot_throughput(axes: Any, profile: DeviceProfile) -> None:
     for dtype, entry in profile.compute.items():
         rates = [2 * _TILE**2 * round(c) / tile_seconds(profile, dtype, round(c)) for c in depths]
         (line,) = axes.plot(depths, rates, label=dtype)
-        # Measured tiles of about this width, of any layout.
+        # Measured tiles of half to twice this width, in any layout.
         near = [
             (c, 2 * a * b * c / seconds)
             for a, b, c, _, seconds, _ in entry.samples
@@ -342,7 +341,7 @@ def _plot_throughput(axes: Any, profile: DeviceProfile) -> None:
         title=f"{_TILE} x {_TILE} tiles (dots: half to twice as wide)",
         xlabel="depth", ylabel="throughput", xscale="log", ylim=(0, None),
     )  # fmt: skip
-    axes.yaxis.set_major_formatter(EngFormatter(unit="FLOP/s"))  # as 50 GFLOP/s
+    axes.yaxis.set_major_formatter(EngFormatter(unit="FLOP/s"))  # such as 50 GFLOP/s
     axes.legend()
 
 

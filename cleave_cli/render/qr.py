@@ -9,7 +9,7 @@ from typing import Final
 from cleave.errors import UsageError
 from cleave.files import write_output
 
-_DOT_PIXELS: Final = 8  # of a picture: sharp on a screen and on paper
+_DOT_PIXELS: Final = 8  # pixels a dot in a picture: sharp on screens and on paper
 
 
 def qr_code(text: str) -> str:

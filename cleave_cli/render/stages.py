@@ -1,4 +1,4 @@
-"""A step by stages on a terminal: which device holds which layers, and how far it is."""
+"""A step by stages on a terminal: the devices of each stage, and their progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave_cli.render.say import printable
 
 HOLDERS_SHOWN: Final = 12
 
-_LAYERS: Final = 14  # characters; with the others a line has 80
+_LAYERS: Final = 14  # characters; with the other columns, 80
 _NAME: Final = 18
 
 
@@ -21,8 +21,8 @@ def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[Rend
     """Return a step by stages for a terminal of 80 columns.
 
     Args:
-        step: as an overview has it.
-        names: of devices, by session.
+        step: the stages of a server's overview.
+        names: device names, by session number.
     """
     batches, again = step["batches"], step["repeated"]
     words = [f"stages {batches:,} micro-batch{'' if batches == 1 else 'es'}"]

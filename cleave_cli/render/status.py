@@ -27,17 +27,17 @@ _NO_KIND: Final = "kind not stated"
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 60
-_RECENT_STEPS: Final = 10  # that pace and time left are reckoned from, as on the dashboard
+_RECENT_STEPS: Final = 10  # for the pace and the time left, as on the dashboard
 
 
 @dataclass
 class Seen:
-    """What was learnt from overviews so far; each overview has only what is new.
+    """State collected from overviews; each overview has only new records and events.
 
     Attributes:
         latest: the last overview.
         job: the job of the records.
-        steps: that job's records of steps.
+        steps: step records of that job.
         next_record, last_event: numbers from which to ask for more.
         events: the latest events, oldest first.
         complete: whether the last overview had no more records.
@@ -62,7 +62,7 @@ class Seen:
         if job is None:
             self.complete = True
             return
-        if job["job"] != self.job:  # another one runs now: from its first record
+        if job["job"] != self.job:  # a new job: start at its first record
             self.job, self.steps, self.next_record = job["job"], [], 0
             if job["first_record"] > 0:
                 self.complete = False
@@ -94,7 +94,7 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a curve as one line; each character is the mean of its part, blank without numbers."""
+    """Return a curve as one line of part means; a part without finite values is blank."""
     count = min(width, len(values))
     means = []
     for i in range(count):
@@ -117,7 +117,7 @@ def _server(server: dict[str, Any]) -> RenderableType:
 
 
 def _servers(counts: Sequence[int | None]) -> str:
-    """Say how many devices each of several servers has, and which of them do not answer."""
+    """Return the devices of each server as text, and the servers that do not answer."""
     known = " + ".join(f"{count}" for count in counts if count is not None)
     lost = [f"server {n}" for n, count in enumerate(counts, 1) if count is None]
     silent = f"; no answer from {', '.join(lost)}" if lost else ""
@@ -129,7 +129,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
         return [_text("no job; submit one with: cleave train --model NAME")]
     title = f"{job['job']} ({job['model']}) {job['state']}"
     waits = [_text(f"waits  {job['waits']}", style="bold")] if job.get("waits") else []
-    if not job["steps"]:  # a model that is used, not trained
+    if not job["steps"]:  # inference, not training
         return [_text(title, style="bold"), *waits]
     if not steps:
         none = f"{title}, no step yet of {job['steps']:,}{_tasks(job)}"
@@ -139,7 +139,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
     lines = [_text(done, style="bold"), *waits]
     losses = [float(record["loss"]) for record in steps]
     lines.append(_text(f"loss   {losses[-1]:.4f}  {sparkline(losses, _CURVE_WIDTH)}"))
-    # The median: a step in which nobody was there says nothing about the next one.
+    # The median, as a step without devices predicts nothing about the next one.
     wall_s = statistics.median(record["wall_s"] for record in recent)
     if wall_s > 0:
         tokens = statistics.median(record["tokens"] for record in recent)
@@ -156,7 +156,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
 
 
 def _tasks(job: dict[str, Any]) -> str:
-    """Say how far the next step is, if it is under way."""
+    """Return the progress of the next step; empty if none is running."""
     tasks, last = job.get("tasks"), job.get("last_step")
     if not tasks or (last is not None and last["step"] >= job["steps"]):
         return ""
@@ -180,13 +180,12 @@ def _fleet(devices: dict[str, Any]) -> RenderableType:
 
 
 def _rows(devices: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the devices of an overview by the names of its columns."""
     columns = devices.get("columns", ())
     return [dict(zip(columns, row, strict=False)) for row in devices.get("rows", ())]
 
 
 def _own(devices: list[dict[str, Any]], total: int) -> list[RenderableType]:
-    """Return which devices are the operator's own."""
+    """Return a line that names the operator's own devices."""
     mine = [device["name"] for device in devices if device.get("own")]
     if not mine:
         return []
@@ -198,7 +197,7 @@ def _own(devices: list[dict[str, Any]], total: int) -> list[RenderableType]:
 
 
 def _troubled(devices: list[dict[str, Any]]) -> list[RenderableType]:
-    """Return the devices whose state has a reason, with that reason."""
+    """Return lines for the devices whose state has a reason, with the reason."""
     found = [row for row in devices if row["reason"]]
     lines = [
         Text(f"{row['name']} is {row['state']}: {row['reason']}", overflow="ellipsis", no_wrap=True)
@@ -259,12 +258,12 @@ def _events(events: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _text(text: str, **style: Any) -> Text:
-    """Return a text of the server without what a terminal would obey."""
+    """Return a text from the server without terminal control characters."""
     return Text(printable(text), **style)
 
 
 def span(seconds: float) -> str:
-    """Return a length of time as text, for people."""
+    """Return a length of time as text with a unit, such as "5 min"."""
     minutes, hours = round(seconds / 60), seconds / 3600
     if seconds < 90:
         return f"{seconds:.0f} s"

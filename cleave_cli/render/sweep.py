@@ -1,4 +1,4 @@
-"""How a comparison of methods on fleets of several sizes is shown."""
+"""Output of a comparison of methods on fleets of several sizes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LEFT: Final = {"method", "fits", "most of the time", "setting"}
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """How often a device is lost.
+    """How often devices are lost.
 
     Attributes:
-        losses_per_s: of each device.
-        detection_s: until a loss is noticed.
+        losses_per_s: losses a second of each device.
+        detection_s: seconds until a loss is detected.
     """
 
     losses_per_s: float
@@ -50,13 +50,13 @@ _ABOUT_TILES: Final = (
 
 
 def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> None:
-    """Print what a step takes by each method.
+    """Print the time of a step by each method.
 
     Args:
-        rows: by number of devices, then by method.
+        rows: results, by number of devices, then by method.
         churn: how often devices are lost.
-        title: under which conditions.
-        wide: all columns in one table, however wide; else 80 columns.
+        title: the conditions of the comparison.
+        wide: print all columns in one table; otherwise fit 80 columns.
     """
     if wide:
         _show_wide(rows, churn, title)
@@ -153,7 +153,7 @@ def _show_wide(rows: Sequence[Row], churn: Churn, title: str) -> None:
         )
     console = Console()
     whole = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.width = max(console.width, whole)  # rather wrapped than cut
+    console.width = max(console.width, whole)  # wrap rows instead of cutting them
     console.print(table)
     console.print(
         "a step: if memory were no matter; fits: whether the device with least memory for its part "

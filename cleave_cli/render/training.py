@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from cleave.fleet.counters import StepProgress
     from cleave.training.loop.records import Record
 
-_REASONS = 4  # shown in a summary
+_REASONS = 4  # shown in the summary
 _INDENT = len("step ")
 
 
 class Display(ABC):
-    """Shows the records of a run as they come."""
+    """Shows the records of a run as they arrive."""
 
     def start(self, steps: int) -> None:  # noqa: B027 - nothing to do for some
-        """Note that the run has this many steps; 0 if not known."""
+        """Set the number of steps of the run; 0 if not known."""
 
     def record(self, record: Record) -> None:
         """Show a record of this process."""
@@ -52,11 +52,11 @@ class Display(ABC):
     def watch(  # noqa: B027 - nothing to show for some
         self, progress: Callable[[], StepProgress | None]
     ) -> None:
-        """Show how far the step is that is under way, as this function says."""
+        """Show the progress of the current step, read from this function."""
 
     @abstractmethod
     def plain(self, record: dict[str, Any]) -> None:
-        """Show a record in its form for the network."""
+        """Show a record in its network form."""
 
     @abstractmethod
     def note(self, text: str) -> None:
@@ -78,25 +78,25 @@ class JsonDisplay(Display):
     """Prints one JSON object a line on stdout; texts for people go to stderr."""
 
     def plain(self, record: dict[str, Any]) -> None:
-        """See `Display.plain`."""
+        """Print a record as one JSON line; a note goes to stderr."""
         if record.get("event") == "note":
             self.note(str(record.get("text", "")))
         elif record.get("event") not in ("end", "tasks"):
             typer.echo(json.dumps(record))
 
     def note(self, text: str) -> None:
-        """See `Display.note`."""
+        """Print a text on stderr."""
         say(text)
 
 
 class _StepProgress(Progress):
-    """A progress bar with what the last step took below it, in a line of its own.
+    """A progress bar with the result of the last step on the next line.
 
-    Beside it, the line would leave no room for the bar on a terminal of 80 columns.
+    On one line, an 80-column terminal would have no room for the bar.
     """
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """Yield the bar, and the last step's line once there is one."""
+        """Yield the bar, and the line of the last step once one is done."""
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
             if line := task.fields["line"]:
@@ -104,10 +104,10 @@ class _StepProgress(Progress):
 
 
 class HumanDisplay(Display):
-    """Shows a progress bar on stderr, or prints a line for each step if that is no terminal.
+    """Shows a progress bar on stderr, or prints a line for each step if stderr is no terminal.
 
     Args:
-        verbose: show what a reader of a first run does not need, too.
+        verbose: also show details that a first run does not need.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -122,16 +122,16 @@ class HumanDisplay(Display):
             console=self._console,
         )
         self._energy: dict[str, Any] = {}
-        self._told = ""  # how far the step is on a server
+        self._told = ""  # progress of the step, as a server reports it
         self._tasks: Callable[[], str] = lambda: self._told
         self._task = self._progress.add_task("train", total=None, line="")
 
     def start(self, steps: int) -> None:
-        """See `Display.start`."""
+        """Set the total of the progress bar."""
         self._progress.update(self._task, total=steps or None)
 
     def watch(self, progress: Callable[[], StepProgress | None]) -> None:
-        """See `Display.watch`."""
+        """Show the progress of the current step, read from this function."""
 
         def tasks() -> str:
             found = progress()
@@ -140,7 +140,7 @@ class HumanDisplay(Display):
         self._tasks = tasks
 
     def plain(self, record: dict[str, Any]) -> None:
-        """See `Display.plain`."""
+        """Update the bar with a record, or print its text."""
         match record.get("event"):
             case "tasks":
                 self._told = tasks_text(record["done"], record["of"])
@@ -162,7 +162,7 @@ class HumanDisplay(Display):
                 self._console.print(_summary(record, self._energy, verbose=self._verbose))
 
     def note(self, text: str) -> None:
-        """See `Display.note`."""
+        """Print a text above the bar."""
         text = printable(text)
         if self._console.is_terminal:
             text = filled(text, self._console.width)
@@ -183,10 +183,10 @@ class HumanDisplay(Display):
 
 
 class _TasksColumn(ProgressColumn):
-    """Shows how far the step is that is under way.
+    """Shows the progress of the current step.
 
     Args:
-        tasks: says it.
+        tasks: returns the progress as text.
     """
 
     max_refresh = 0.25
@@ -196,27 +196,27 @@ class _TasksColumn(ProgressColumn):
         self._tasks = tasks
 
     def render(self, task: Task) -> Text:
-        """Return the text; empty between steps."""
+        """Return the progress; empty between steps."""
         return Text(self._tasks())
 
 
 class _TimeLeftColumn(TimeRemainingColumn):
-    """Shows the time left while something is left and its time is known."""
+    """Shows the time left while steps remain and the time is known."""
 
     def render(self, task: Task) -> Text:
-        """Return the text; empty otherwise."""
+        """Return the time left; empty if the run is done or its time is not known."""
         if task.finished or task.time_remaining is None:
             return Text()
         return super().render(task) + Text(" left", style="progress.remaining")
 
 
 def tasks_text(done: int, of: int) -> str:
-    """Say how far a step is; `of` is 0 where that is not known yet."""
+    """Return the progress of a step as text; `of` is 0 while the total is not known."""
     return f"task {done:,} of {of:,}" if of else f"task {done:,}"
 
 
 def make_display(*, as_json: bool, verbose: bool = False) -> Display:
-    """Return the display that was asked for."""
+    """Return a display of JSON lines or of a progress bar."""
     return JsonDisplay() if as_json else HumanDisplay(verbose=verbose)
 
 
@@ -242,13 +242,13 @@ def _step_line(record: dict[str, Any], *, verbose: bool) -> str:
 
 
 def loss_text(loss: float | None) -> str:
-    """Return a loss of a record for people; None stands for one that is not finite."""
+    """Return a record's loss as text; None stands for a loss that is not finite."""
     return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -> Table:
     table = Table(title="stopped early" if record["stopped"] else "done", show_header=False)
-    resumed_after = record.get("resumed_after", 0)  # a server may be older
+    resumed_after = record.get("resumed_after", 0)  # older servers do not send it
     after = f"; all else is of those after step {resumed_after}" if resumed_after else ""
     table.add_row("steps", f"{record['steps']}{after}")
     if record["tokens"]:
@@ -280,7 +280,7 @@ def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -
 
 
 def _details(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield rows of what is not shown unless it is asked for."""
+    """Yield the rows that only `verbose` shows."""
     if record["downlink_bytes"]:
         for way, kinds in record.get("traffic", {}).items():
             yield f"  of it {way}", by_kind(kinds, "\n")
@@ -308,6 +308,6 @@ def _details(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _kept(record: dict[str, Any], saving: str) -> str:
     kept = f"{record['kept_gemms']:,} of {record['gemms']:,} multiplications"
-    if not math.isfinite(record["kept_saves_s"]):  # nobody was there to compute them
+    if not math.isfinite(record["kept_saves_s"]):  # no device was connected to compute them
         return kept
     return f"{kept}, {saving} {record['kept_saves_s']:.3g} s, as predicted"
