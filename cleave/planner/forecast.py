@@ -205,7 +205,8 @@ class MethodChoice:
     """The forecasts of a step, and the choice between them.
 
     Attributes:
-        forecasts: one for each method that was considered.
+        asked: the method that the user asked for.
+        forecasts: one for each method that was considered, at least that method.
     """
 
     asked: Method
@@ -218,19 +219,18 @@ class MethodChoice:
         Raises:
             PlanError: when the method that was asked for is refused.
         """
-        if self.asked is Method.AUTO:
-            order = sorted(self.forecasts, key=lambda each: _BY_TRAFFIC.index(each.method))
-            return min(order, key=lambda each: each.step_s)
         found = self.considered
-        if found.refused:
+        if found.refused and self.asked is not Method.AUTO:
             raise PlanError(f"--method {self.asked.value} is refused: {found.refused}")
         return found
 
     @property
     def considered(self) -> Forecast:
         """Return the forecast of the method asked for, even if refused; with AUTO, the fastest."""
-        asked = [each for each in self.forecasts if each.method is self.asked]
-        return asked[0] if asked else self.chosen
+        if self.asked is not Method.AUTO:
+            return next(each for each in self.forecasts if each.method is self.asked)
+        order = sorted(self.forecasts, key=lambda each: _BY_TRAFFIC.index(each.method))
+        return min(order, key=lambda each: each.step_s)
 
     @property
     def stages(self) -> tuple[StageModel, StagePlan] | None:

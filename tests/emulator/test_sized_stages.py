@@ -89,7 +89,7 @@ def real_model(family: str, *, lora: bool) -> tuple[Any, Any]:
     nothing = helper.make_model(helper.make_graph([], "nothing", [], [])).SerializeToString()
     parts = [LayerPart.whole(call, number) for number, call in enumerate(calls)]
     layers = [
-        LayerGraphs(nothing, nothing, nothing, {}, tuple(part.held), part.trainable)
+        LayerGraphs(nothing, nothing, nothing, {}, tuple(part.held), part.trainable())
         for part in parts
     ]
     graphs = ModelGraphs(calls, parts, layers, export_loss(model, calls))

@@ -164,8 +164,8 @@ class TilePlanner:
         """Return the latest plan of this GEMM, changed for the few devices that left or joined.
 
         Return None if many devices changed, and for small fleets, which are as quick to plan from
-        scratch. Also return None if both directions of the PS's card are limited, because then
-        each device's share depends on the number of devices.
+        scratch. Also return None if the PS's card is limited, because then each device's share
+        depends on the number of devices.
         """
         latest = self._latest.get((gemm, element))
         if latest is None or len(devices) <= _SMALL_FLEET:
@@ -179,7 +179,7 @@ class TilePlanner:
             now[i] != rates for i, rates in latest.rates.items() if i in now
         ):
             return None
-        if not math.isinf(self.ps.egress_bytes_per_s + self.ps.ingress_bytes_per_s):
+        if min(self.ps.egress_bytes_per_s, self.ps.ingress_bytes_per_s) < math.inf:
             return None
         plan: Plan | None = latest.plan
         try:
