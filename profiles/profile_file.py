@@ -54,11 +54,11 @@ def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
     """Read a TOML file as plain values; all numbers must be finite and fit 64 bits.
 
     Raises:
-        ValueError: when the file cannot be read or has such numbers.
+        ValueError: when the file cannot be read or has a number outside these limits.
     """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # tomllib does not catch deep nesting
+    except (OSError, ValueError, RecursionError) as error:  # tomllib lets Python's errors through
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"{where} cannot be read: {reason}") from None
     for path, value in _leaves(table, ""):
