@@ -121,7 +121,7 @@ def measured(payload: bytes, dtype: DType) -> Size:
 
 
 class Watch:
-    """Measures what a step by stages would send, while it is on.
+    """Measures what steps by stages would send, while switched on.
 
     Args:
         model: a model of Transformers, in training.

@@ -31,7 +31,7 @@ def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
     """Return a trainer that writes to a temporary folder and reports nothing.
 
     Raises:
-        ValueError: when the job has a fleet but no fixed method, so that the work is not known.
+        ValueError: when a job with a fleet has method `auto`, so that the measured work is unknown.
     """
     if fleet is not None and job.method == Method.AUTO.value:
         raise ValueError("a benchmark's job with a fleet names its method")

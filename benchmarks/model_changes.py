@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--methods", default="tiles,stages")
     parser.add_argument("--emulated", action="store_true")
     given = parser.parse_args()
-    warnings.filterwarnings("ignore")  # of conversions that a change may do
+    warnings.filterwarnings("ignore")  # changes may trigger warnings about conversions
     wrong = changes = 0
     methods = given.methods.split(",")
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ layer), data parallel over dp = n / tp of them:
         + gradients / m
     compute   3 l forward ceil(b / dp) / (tp F)
     tensor    4 l ring all-reduces of ceil(b / dp) S d e
-    gradients ring all-reduce of 2 l p / tp bytes among dp, once a step
+    gradients ring all-reduce of 2 l p / tp bytes among dp, once per step
 
 Alpa's dynamic program (`partition`) minimizes T = sum t_i + (m - 1) max t_i over the stages. The
 micro-batch counts m tried are powers of two. The mesh is homogeneous: every device computes and

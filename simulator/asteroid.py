@@ -5,7 +5,7 @@ their compute. Devices are sorted by their links; consecutive devices form stage
 group,
 
     t = max(3 l forward b / sum F, 2 b S d e / sum of links) + gradients / m
-    gradients   ring all-reduce of 2 l p bytes over the slowest link of the group, once a step
+    gradients   ring all-reduce of 2 l p bytes over the slowest link of the group, once per step
 
 and T = sum t_i + (m - 1) max t_i. A dynamic program over layers and devices minimises T. It skips
 groups whose memory does not hold the layers' state; if no group is left, memory is ignored. A stage

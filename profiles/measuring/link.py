@@ -80,7 +80,7 @@ async def measure_link(
         url: join URL for devices.
         repeats: number of measurements.
         progress: called after each measurement with the count so far and the rates.
-        keys: returns `credential` and `code` for `hello`; None means the URL's credential.
+        keys: returns the credential and code for `hello`; None means the URL's credential.
 
     Raises:
         UsageError: for a malformed URL, or fewer than one repeat.
