@@ -1,1 +1,1 @@
-"""Scripts that measure every figure that Cleave claims; each prints ratios of one run."""
+"""Scripts that measure every figure that Cleave claims; each prints ratios from one run."""

@@ -1,10 +1,10 @@
-"""Run everything that carries a claim, and write one page of results.
+"""Run every benchmark behind a published claim, and write one page of results.
 
     python -m benchmarks.all [--quick] [--only NAMES] [--out build/results.md] [--list]
 
-Runs one benchmark after another, each with a time limit. The page states the machine, the commit
-and the date, how each benchmark ended, and its last lines. Results are kept next to the page
-(`.json`): a benchmark that finished at the same commit with the same options is not run again.
+Runs the benchmarks one after another, each with a time limit. The page states the machine, commit
+and date, how each benchmark ended, and its last lines of output. Results are kept next to the page
+(`.json`), so a benchmark that finished at the same commit with the same options is not run again.
 `--quick` runs each benchmark's short form. The exit code is 1 if a benchmark failed.
 """
 
@@ -35,14 +35,14 @@ _ROOT: Final = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark that carries a claim.
+    """A benchmark behind a published claim.
 
     Attributes:
-        name: of the module in `benchmarks`.
-        limit_min: how long it may take.
-        options: it is run with.
-        quick: options of its short form; None if it has none, or is short.
-        left_out: why it is not run unattended; empty if it is.
+        name: name of the module in `benchmarks`.
+        limit_min: time limit in minutes.
+        options: command-line options.
+        quick: options of the short form; None means the same as `options`.
+        left_out: why the benchmark is not run unattended; empty if it is.
     """
 
     name: str
@@ -116,12 +116,12 @@ class Ended:
     """How a benchmark ended.
 
     Attributes:
-        name: of the module.
-        command: how it was run, without the interpreter.
-        code: its exit code; None if its time was over.
-        took_s: how long it took.
-        output: its last lines.
-        commit, date, machine: of what, when and where.
+        name: name of the module.
+        command: command line, without the interpreter.
+        code: exit code; None if the time limit was exceeded.
+        took_s: duration in seconds.
+        output: last lines of output.
+        commit, date, machine: commit, date and machine of the run.
     """
 
     name: str
@@ -135,19 +135,19 @@ class Ended:
 
     @property
     def good(self) -> bool:
-        """Say whether it found its limits kept."""
+        """Return whether the benchmark met all its limits."""
         return self.code == 0
 
     @property
     def how(self) -> str:
-        """Return how it ended, in words."""
+        """Return the outcome as text."""
         if self.code is None:
             return f"took longer than its limit, {self.took_s / 60:.0f} minutes"
         return "whole" if self.good else f"ended with {self.code}"
 
 
 def run(benchmark: Benchmark, *, quick: bool, commit: str) -> Ended:
-    """Run a benchmark to its end, or its limit."""
+    """Run a benchmark until it ends or exceeds its time limit."""
     options = command_of(benchmark, quick=quick)
     began_s = time.monotonic()
     date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -178,7 +178,7 @@ def run(benchmark: Benchmark, *, quick: bool, commit: str) -> Ended:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a benchmark with all that it has started, after some time to do that itself."""
+    """End a benchmark; kill it and its children if it does not end in time."""
     process.terminate()
     try:
         process.wait(_END_S)

@@ -2,12 +2,12 @@
 
     python -m benchmarks.android_kernels
 
-Needs a JDK and the Java libraries that `android_client/README.md` names. Speed: products of
+Needs a JDK and the Java libraries listed in `android_client/README.md`. Speed: products of
 512 x 512 fp32 matrices. The naive loop, the kernel on one thread and the kernel on all threads take
-turns for several rounds in one process. Each figure is the median over the rounds of the best try.
-Errors: the largest of any element against double precision, as a share of what rounding allows (all
-dtypes, transposed operands, odd sizes; above 1 is wrong). A phone has another compiler, so this
-says nothing about its speed.
+turns for several rounds in one process. Each figure is the median over rounds of the best try.
+Errors: the largest element error against double precision, as a share of the rounding bound (all
+dtypes, transposed operands, odd sizes; above 1 is wrong). Phones have another compiler, so this
+says nothing about their speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIDE = 512
 
 
 def measured(folder: Path, rounds: int, time_s: float) -> list[dict[str, Any]]:
-    """Run the Java program and return its records: one for each round, and one of errors."""
+    """Run the Java program and return its records: one per round, and one of errors."""
     command = compile_core(folder).run(
         "cleave.core.kernels.KernelBenchmark", str(SIDE), str(rounds), str(time_s)
     )

@@ -1,11 +1,11 @@
-"""What can multiply here: every backend and every torch device, checked and timed.
+"""Check and time every backend and torch device on this machine.
 
     python -m benchmarks.backend_devices
 
-It prints for each: the result of its numeric self-check; GFLOP/s with operands and result in the
-host's memory (where tiles arrive and leave); GFLOP/s with everything on the device; and both
-compared with those of torch on the CPU. Of each provider of ONNX Runtime that is installed: the
-error of its self-test, the test's seconds, and by how much it made the process grow.
+For each it prints the result of the numeric self-check, GFLOP/s with operands and result in host
+memory (where tiles arrive and leave), GFLOP/s with everything on the device, and both relative to
+torch on the CPU. For each installed provider of ONNX Runtime it prints the error and duration of
+the self-test, and the growth of the process's memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TORCH_DTYPES = {
 
 
 def best_s(work: Callable[[], object], repeats: int = 5) -> float:
-    """Return the seconds of the fastest of a few runs, after one that loads kernels."""
+    """Return the seconds of the fastest of several runs, after a warm-up."""
     work()
     times = []
     for _ in range(repeats):
@@ -45,7 +45,7 @@ def best_s(work: Callable[[], object], repeats: int = 5) -> float:
 
 
 def from_host(backend: MatmulBackend, side: int, dtype: DType) -> float:
-    """Return FLOP/s of square products whose operands and result are in the host's memory."""
+    """Return FLOP/s of square products whose operands and result are in host memory."""
     a, b, out = (empty(side, side, dtype) for _ in range(3))
     for buffer in (a, b):
         buffer.array[...] = 0
@@ -55,7 +55,7 @@ def from_host(backend: MatmulBackend, side: int, dtype: DType) -> float:
 def on_device(device: str, side: int, dtype: DType) -> float:
     """Return FLOP/s of square products that stay on the device."""
     a, b = (torch.zeros(side, side, dtype=TORCH_DTYPES[dtype], device=device) for _ in range(2))
-    many = 1 if device == "cpu" else 10  # one wait for many, as launches are asynchronous
+    many = 1 if device == "cpu" else 10  # launches are asynchronous: wait once for all of them
 
     def work() -> None:
         for _ in range(many):
@@ -66,7 +66,7 @@ def on_device(device: str, side: int, dtype: DType) -> float:
 
 
 def graph_self_test(setup: ProviderSetup) -> str:
-    """Return what the self-test of a provider finds and takes."""
+    """Return the result, duration and memory of a provider's self-test as text."""
     before, began_s = resident_bytes(os.getpid()), time.perf_counter()
     try:
         found = accuracy(partial(open_session, setup=setup))
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
     options = parser.parse_args()
-    for setup in setups_of(None, installed()):  # before others fill memory that it may use
+    for setup in setups_of(None, installed()):  # first, before other backends fill memory
         print(f"graphs by {setup}: {graph_self_test(setup)}")
     backends = {c.name: c.make() for c in candidates()}
     for name, backend in backends.items():

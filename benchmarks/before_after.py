@@ -1,12 +1,12 @@
-"""Figures of other benchmarks at an earlier commit and now, in turns on one machine.
+"""Compare figures of other benchmarks at an earlier commit and now, on one machine.
 
     python -m benchmarks.before_after COMMIT [--rounds 2] [--only step_overhead,...] [--json]
 
-The earlier commit is cloned into a temporary folder, and each benchmark is run there and here, one
-after the other, so that what the machine does meanwhile meets both. A figure is the median of its
-rounds; its ratio is above 1 where now is slower. Exit code 1 if a ratio is above 1.03.
+Clones the earlier commit into a temporary folder and runs each benchmark there and here in turn, so
+that other load on the machine affects both. A figure is the median of its rounds. A ratio above 1
+means slower now. Exit code 1 if a ratio is above 1.03.
 
-Where a feature since then changes plans, it is off, so that the same work is compared.
+Later features that change plans are turned off, so that both sides do the same work.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Figure:
     """A figure that a benchmark prints.
 
     Attributes:
-        name: what it is.
-        pattern: finds it.
-        rate: whether more is better.
+        name: name of the figure.
+        pattern: regular expression that finds the figure.
+        rate: whether larger is better.
     """
 
     name: str
@@ -70,7 +70,7 @@ BENCHMARKS: Final[dict[str, tuple[tuple[str, ...], tuple[Figure, ...]]]] = {
 
 
 SAME_PLANS: Final[dict[str, tuple[str, ...]]] = {"step_overhead": ("--coding", "off")}
-"""Options that benchmarks have had since then, for plans as they were."""
+"""Options of the current benchmarks that restore the earlier plans."""
 
 
 @dataclass
@@ -78,8 +78,8 @@ class Row:
     """A figure before and after.
 
     Attributes:
-        benchmark, figure: which.
-        before, after: what each round printed.
+        benchmark, figure: the benchmark and its figure.
+        before, after: values of each round.
     """
 
     benchmark: str
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Return how much slower it is now."""
+        """Return the slowdown; above 1 means slower now."""
         before, after = statistics.median(self.before), statistics.median(self.after)
         return before / after if self.figure.rate else after / before
 
@@ -97,11 +97,11 @@ class Row:
 PARTS: Final = {
     "emulator_scale": "from benchmarks.emulator_scale import events; events('its own strips', None)"
 }
-"""What is run of benchmarks that have longer parts without a figure."""
+"""Code to run instead of the whole benchmark, to skip long parts without a figure."""
 
 
 def printed(folder: Path, benchmark: str, options: tuple[str, ...]) -> str:
-    """Run a benchmark in a checkout, and return what it prints; its exit code does not matter."""
+    """Run a benchmark in a checkout and return its output, ignoring the exit code."""
     part = PARTS.get(benchmark)
     program = ["-m", f"benchmarks.{benchmark}"] if part is None else ["-c", part]
     command = [sys.executable, *program, *options]
@@ -109,10 +109,10 @@ def printed(folder: Path, benchmark: str, options: tuple[str, ...]) -> str:
 
 
 def number(figure: Figure, text: str) -> float:
-    """Return a figure from what was printed.
+    """Return a figure's value from a benchmark's output.
 
     Raises:
-        RuntimeError: when it is not there.
+        RuntimeError: when the figure is missing.
     """
     found = re.search(figure.pattern, text)
     if found is None:
@@ -121,7 +121,7 @@ def number(figure: Figure, text: str) -> float:
 
 
 def measured(earlier: Path, names: list[str], rounds: int) -> Iterator[Row]:
-    """Yield all figures of some benchmarks."""
+    """Yield all figures of the named benchmarks."""
     for name in names:
         options, figures = BENCHMARKS[name]
         rows = [Row(name, figure, [], []) for figure in figures]

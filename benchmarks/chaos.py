@@ -1,17 +1,17 @@
-"""Training under faults: every step finishes, every product is right, no bit of a loss changes.
+"""Train under faults: every step finishes, every product is right, no bit of a loss changes.
 
     python -m benchmarks.chaos [--quick] [--backend torch] [--seed 1]
 
-OPT-tiny, 200 steps, 12 device processes behind a proxy that delays, duplicates, truncates,
-corrupts, reorders and drops messages, cuts, silences and slows links; processes are killed and
-stopped; a tenth of the devices is lost in every step. All faults are drawn from the seed
-(`tests/faults`); those that happened are written to a log.
+Trains OPT-tiny for 200 steps on 12 device processes behind a proxy. The proxy delays, duplicates,
+truncates, corrupts, reorders and drops messages, and cuts, silences and slows links. Processes are
+killed and stopped. Every step loses a tenth of the devices. All faults are drawn from the seed
+(`tests/faults`) and logged.
 
-With `--backend invariant` products do not depend on how they are cut, and losses must equal those
-of an undisturbed run to the last bit. With `torch` or `numpy` every product is compared with its
-rounding bound, and the first 20 losses must agree with plain PyTorch within 1e-4.
+With `--backend invariant` products do not depend on the tiling, and losses must equal those of an
+undisturbed run to the last bit. With `torch` or `numpy` every product is compared with its rounding
+bound, and the first 20 losses must agree with plain PyTorch within 1e-4.
 
-The check itself takes most of the time of a step: each product is computed again in fp64.
+The check takes most of a step's time, because it computes each product again in fp64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported
-# A dozen processes share the machine: numpy's threads would wait for each other, in circles.
+# A dozen processes share the machine; numpy's threads would spin waiting for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
@@ -56,11 +56,11 @@ FIRST_LOSSES: Final = 20
 LOSS_LIMIT: Final = 1e-4
 GROWTH_LIMIT: Final = 0.05
 GROWTH_STEPS: Final = 150
-_WINDOW: Final = 10  # steps whose median is the memory at one time
+_WINDOW: Final = 10  # steps per median of memory
 _LONGEST_STEP_S: Final = 300.0
 
 LOSS_WEIGHTS: Final = {Fault.KILL: 4.0, Fault.CUT: 4.0, Fault.STOP: 1.0, Fault.SILENCE: 1.0}
-"""Killed and cut devices are noticed at once, the others only by their silence."""
+"""Weights of faults; losses by kill and cut are noticed at once, the others only by silence."""
 
 CHANCES: Final = {
     Fault.DELAY: 1e-3,
@@ -72,7 +72,7 @@ CHANCES: Final = {
     Fault.DROP: 1e-4,
     Fault.SLOW: 5e-5,
 }
-"""Of each fault, for each message: some thousand pass in a step."""
+"""Probability of each fault per message; a step has some thousand messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,13 @@ class Outcome:
     """The outcome of a run under faults.
 
     Attributes:
-        losses: losses of the steps that finished.
+        losses: losses of the finished steps.
         error: why the run ended early; empty if it did not.
         ps_bytes: resident memory of the parameter server after each step.
-        faults: how often each fault happened.
+        faults: number of occurrences of each fault.
         blocks: number of results that the scheduler accepted.
-        reissued, late: as `FleetCounters` counts them.
-        wall_s, slowest_s: seconds of all steps, and of the slowest.
+        reissued, late: counts as in `FleetCounters`.
+        wall_s, slowest_s: seconds of all steps together, and of the slowest.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Outcome:
 
 
 class Verdicts:
-    """Prints each result with its limit, and remembers whether all limits were met."""
+    """Prints each result with its limit, and records whether all limits were met."""
 
     def __init__(self) -> None:
         self.met = True
@@ -124,7 +124,7 @@ class Verdicts:
 
 
 def undisturbed(job: JobSpec, options: Options) -> list[float]:
-    """Return the losses of the same training without a fault."""
+    """Return the losses of the same training without faults."""
     if options.backend != "invariant":  # plain PyTorch
         return run_steps(make_trainer(job, None), min(options.steps, FIRST_LOSSES))
     with cleave.emulated(1, backend=InvariantBackend()) as fleet:
@@ -161,7 +161,7 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
     ):
         audit(served.live, ledger, InvariantBackend() if invariant else None)
         trainer = make_trainer(job, Fleet(served.live, planner))
-        messages = 0  # of a device in a step, about
+        messages = 0  # approximate number per device and step
         try:
             for step in range(options.steps):
                 before, told = proxy.passed.total(), len(proxy.happened)
@@ -199,7 +199,7 @@ def among_faults(job: JobSpec, options: Options, ledger: Ledger) -> Outcome:
 
 
 class watched:  # noqa: N801 - reads as a statement
-    """Close a fleet that does not finish in time, which ends everything that waits for it.
+    """Close a fleet that does not finish in time, which ends everything waiting for it.
 
     Args:
         served: the fleet.
@@ -288,10 +288,10 @@ def main() -> None:
     without = frozenset(Fault(name) for name in given.without)
     options = Options(steps, devices, given.seed, given.backend, without, log)
 
-    # However few steps are done, they are the first of the same run: its warm-up is a tenth of it.
+    # Short runs use the full run's schedule, because its warm-up is a tenth of the steps.
     planned = max(steps, FULL_STEPS)
-    # Bits are compared on little text, since exact products are slow. Losses of so few tokens part
-    # by 3e-4 within 20 steps from rounding alone, without a fault; those of a usual batch by 2e-5.
+    # Bits are compared on small batches because exact products are slow. With so few tokens,
+    # rounding alone changes losses by 3e-4 within 20 steps; with a usual batch by 2e-5.
     batch, seq = (1, 64) if options.backend == "invariant" else (4, 128)
     job = JobSpec(
         "opt-tiny", steps=planned, batch=batch, seq=seq, checkpoint_every=0, method="tiles"

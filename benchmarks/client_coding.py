@@ -1,7 +1,6 @@
-"""The coders of the clients: the browser's in Chromium, the Android client's on a JVM.
+"""The clients' compressors: the browser's in Chromium, the Android client's on a JVM.
 
-`benchmarks.coding` measures them beside Python's. What they code is decoded by Python, and must be
-what it was.
+`benchmarks.coding` compares them with Python's. Python must decode their output to the original.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from cleave.coding.exponents import decode
 from tests.android.jvm import Classes, compile_core
 from tests.web.browser import build_lab, chromium, serving
 
-_TRIES = 8  # the first ones are slower: both compile what runs often
+_TRIES = 8  # the first are slower because both compile hot code
 
 
 @dataclass(frozen=True)
 class Coded:
-    """An array that a client coded: its bytes then, and seconds of one core."""
+    """An array compressed by a client: its compressed bytes and the seconds of one core."""
 
     nbytes: int
     encode_s: float
@@ -36,16 +35,16 @@ class Coded:
 
 
 class Client(Protocol):
-    """Codes a file of elements."""
+    """Compresses and decompresses elements."""
 
     def __call__(self, payload: bytes, dtype: DType) -> Coded:
-        """Code and decode elements, and return how that went."""
+        """Compress and decompress elements, and return the figures."""
         ...
 
 
 @contextmanager
 def chromium_coder() -> Iterator[Client]:
-    """Open the browser's coder; needs Chromium, and `npm ci` in web_client."""
+    """Yield the browser's compressor; needs Chromium, and `npm ci` in web_client."""
     with ExitStack() as stack:
         lab = Path(stack.enter_context(TemporaryDirectory())) / "lab"
         build_lab(lab)
@@ -66,7 +65,7 @@ def chromium_coder() -> Iterator[Client]:
 
 @contextmanager
 def jvm_coder() -> Iterator[Client]:
-    """Compile the Android client's coder; needs what `tests.android.jvm.missing` names."""
+    """Yield the Android client's compressor; needs what `tests.android.jvm.missing` names."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         classes: Classes = compile_core(folder / "java")
@@ -87,7 +86,7 @@ def jvm_coder() -> Iterator[Client]:
 
 
 def _checked(payload: bytes, dtype: DType, coded: bytes, encode_s: float, decode_s: float) -> Coded:
-    """Return the figures of what a client coded, once Python has read it."""
+    """Return the figures of a client's output after checking it with Python's decoder."""
     if decode(coded, dtype, len(payload)) != payload:
         raise AssertionError("what a client codes does not come back in Python")
     return Coded(len(coded), encode_s, decode_s)

@@ -1,7 +1,7 @@
-"""The kernels of the browser's and Android's clients, for benchmarks that multiply with them.
+"""The kernels of the browser and Android clients, for other benchmarks.
 
-Each kernel runs in a helper that is kept between products: the page `web_client/tests/lab` in
-Chromium, or a JVM. Matrices that are stored by columns are sent transposed, as to devices.
+Each kernel runs in a helper that stays open between products: the page `web_client/tests/lab` in
+Chromium, or a JVM. Column-major matrices are sent transposed, as to devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Multiply = Callable[[Buffer, Buffer, Buffer], None]
 
 BROWSER: Final = ("js", "wasm", "webgpu")
 JAVA: Final = ("java 4x4", "java 1x8")
-"""The kernel's inner loops, in the order of their enum. A phone takes the one that is faster."""
+"""The kernel's inner loops, in the order of their enum. A phone uses the faster one."""
 
 CLIENT_KERNELS: Final = (*BROWSER, *JAVA)
 THREADS: Final = 2
@@ -38,11 +38,11 @@ _DTYPES: Final = (DType.FP32, DType.BF16, DType.FP16)  # in the order of Java's 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The kernels that were opened.
+    """The opened kernels.
 
     Attributes:
         kernels: the kernels by name.
-        missing: why others are missing, by name.
+        missing: why each missing kernel is missing, by name.
     """
 
     kernels: Mapping[str, Multiply]
@@ -51,7 +51,7 @@ class Opened:
 
 @contextmanager
 def client_kernels(names: Iterable[str] = CLIENT_KERNELS) -> Iterator[Opened]:
-    """Open some kernels, and yield them with the reasons why others are missing."""
+    """Open the named kernels; yield them with the reasons why others are missing."""
     kernels: dict[str, Multiply] = {}
     missing: dict[str, str] = {}
     wanted = list(names)
@@ -96,8 +96,8 @@ def page_kernels(page: Page, lab: Path, names: Iterable[str]) -> Iterator[dict[s
 
     Args:
         page: the built page `web_client/tests/lab`.
-        lab: the folder that it was loaded from; operands are written to a new folder in it.
-        names: some of `BROWSER`.
+        lab: folder that the page was loaded from; operands are written to a new folder in it.
+        names: kernel names from `BROWSER`.
     """
     with TemporaryDirectory(dir=lab) as folder:
         yield {name: _InPage(page, Path(folder), name) for name in names}
@@ -119,7 +119,7 @@ def java_kernels(
 ) -> Iterator[dict[str, Multiply]]:
     """Yield kernels of a new JVM, by the names of their inner loops."""
     command = classes.run("cleave.core.kernels.KernelServer", str(THREADS))
-    # Leaving it closes its standard input, at which the program ends, and waits for that.
+    # Leaving the block closes standard input, which ends the program, and waits for it.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -129,7 +129,7 @@ def java_kernels(
 
 @dataclass(frozen=True, slots=True)
 class _InPage:
-    """A kernel of the page, which gets operands as files and answers in base64."""
+    """A kernel of the page, which reads operands from files and answers in base64."""
 
     page: Page
     folder: Path
@@ -152,7 +152,7 @@ class _InPage:
 
 @dataclass(frozen=True, slots=True)
 class _InJava:
-    """A kernel of a JVM, with the input and output that `KernelServer` defines."""
+    """A kernel of a JVM, with the input and output format of `KernelServer`."""
 
     stdin: IO[bytes]
     stdout: IO[bytes]

@@ -1,27 +1,26 @@
-"""How many bytes coding saves of what travels in training, and how fast it is.
+"""Measure the bytes that compression saves in training, and its speed.
 
     python -m benchmarks.coding [--models opt-tiny,llama-tiny] [--after 200] [--steps 20]
                                 [--batch 4] [--seq 128] [--clients] [--json]
 
-Trains models on the default corpus with plain PyTorch in fp32, and codes what a step by stages
-would send, rounded to each dtype: weights of all layers and of the head once, their gradients once,
-what each layer returns and the gradient of that twice (to the server, and to the next stage). In
-`--steps` steps from the first on, and as many after `--after` steps. Arrays below 16 KiB count as
-they are. Everything that is coded is decoded again and compared.
+Trains models on the default corpus with plain PyTorch in fp32, and compresses what a step by stages
+would send, rounded to each dtype: weights of all layers and the head once, their gradients once,
+each layer's output and its gradient twice (to the server, and to the next stage). It measures the
+first `--steps` steps, and as many after `--after` steps. Arrays below 16 KiB stay uncompressed.
+Everything compressed is decompressed again and compared.
 
-`entropy` is the least that a coder can reach that looks at exponents one by one, as rANS does, with
-the frequencies of each array known to both sides for nothing: hardly less, and neither browsers nor
-Java can read it. With `zstandard` installed (it is no dependency of Cleave): zstd of whole
-payloads, and of exponents alone, without the time to split these off. It is faster, but Java cannot
-read it, nor can all browsers: every client would need a library for it.
+`entropy` is the lower bound for compressors of single exponents, such as rANS, if both sides know
+each array's frequencies. It is hardly lower, and neither browsers nor Java can read rANS. With
+`zstandard` installed (no dependency of Cleave), zstd is measured on whole payloads and on exponents
+alone, without the time to split them off. It is faster, but Java and some browsers cannot read it,
+so clients would need a library.
 
-With `--clients` also the coders of the browser, in Chromium, and of the Android client, on a JVM
-(of the clock there, not of the core); Python decodes what they code.
+`--clients` adds the compressors of the browser, in Chromium, and of the Android client, on a JVM
+(wall-clock time, not core time); Python decompresses their output.
 
-Speeds are of one core, of an array of 4 million weights as they are after training. From these
-follows the rate of the link up to which coding saves time even where nothing overlaps:
-`LINK_BYTES_PER_S` must not be above it. Ends with 1 if a ratio is above its limit (bf16 0.70, fp32
-0.86) or that link rate is.
+Speeds are for one core and 4 million trained weights. They give the link rate up to which
+compression saves time even without overlap. Ends with 1 if `LINK_BYTES_PER_S` is above that rate or
+a ratio is above its limit (bf16 0.70, fp32 0.86).
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _TRIES: Final = 5
 
 @dataclass
 class Size:
-    """Bytes of some arrays: as they are, coded, and with exponents at their entropy."""
+    """Bytes of arrays: plain, compressed, and with exponents at their entropy."""
 
     plain: float = 0.0
     coded: float = 0.0
@@ -74,7 +73,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Ratio:
-    """What coding left of the bytes of some arrays."""
+    """Compressed over plain bytes of some arrays."""
 
     model: str
     steps: str
@@ -86,7 +85,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Speed:
-    """One core's speed with a coder."""
+    """One core's speed with a compressor."""
 
     coder: str
     dtype: str
@@ -100,14 +99,14 @@ Sizes = dict[tuple[str, DType], Size]
 
 
 def exponents(payload: bytes, dtype: DType) -> np.ndarray[Any, Any]:
-    """Return the byte of each element that is deflated."""
+    """Return the exponent byte of each element, which is deflated."""
     words = dtype.itemsize // 2
     upper = np.frombuffer(payload, "<u2")[words - 1 :: words]
     return (upper >> 7).astype(np.uint8)
 
 
 def measured(payload: bytes, dtype: DType) -> Size:
-    """Code an array, and check that it comes back."""
+    """Compress an array, and check that decompression restores it."""
     if len(payload) < CODED_LEAST_BYTES:
         return Size(len(payload), len(payload), len(payload))
     coded = encode_if_shorter(payload, dtype)
@@ -122,7 +121,7 @@ def measured(payload: bytes, dtype: DType) -> Size:
 
 
 class Watch:
-    """Measures what a step by stages would send, in the steps in which it is on.
+    """Measures what steps by stages would send, while switched on.
 
     Args:
         model: a model of Transformers, in training.
@@ -149,7 +148,7 @@ class Watch:
             y.register_hook(lambda dy: self._measure("activations", dy))
 
     def weights(self) -> None:
-        """Measure the weights as they are now."""
+        """Measure the current weights."""
         for parameter in self._parameters:
             self._measure("weights", parameter)
 
@@ -162,7 +161,7 @@ class Watch:
 
 
 def ratios(model: str, steps: str, sizes: Sizes) -> list[Ratio]:
-    """Return the ratios of each kind, and of all."""
+    """Return the ratios of each kind of array, and of all together."""
     found = []
     for dtype in DType:
         whole = Size()
@@ -180,7 +179,7 @@ def _ratio(model: str, steps: str, kind: str, dtype: DType, size: Size) -> Ratio
 
 
 def train(options: argparse.Namespace, model: str) -> tuple[list[Ratio], Trainer]:
-    """Train a model and measure in its first and in later steps."""
+    """Train a model and measure its first and later steps."""
     steps = options.after + options.steps
     job = JobSpec(
         model, steps=max(steps, options.steps), batch=options.batch, seq=options.seq, memory="plain"
@@ -202,7 +201,7 @@ def train(options: argparse.Namespace, model: str) -> tuple[list[Ratio], Trainer
 
 
 def seconds(what: Callable[[], object]) -> float:
-    """Return the shortest time that something took, in seconds of one core."""
+    """Return the shortest duration of several calls, in seconds of one core."""
     best = float("inf")
     for _ in range(_TRIES):
         began_s = time.process_time()
@@ -212,7 +211,7 @@ def seconds(what: Callable[[], object]) -> float:
 
 
 def speeds(values: np.ndarray[Any, Any]) -> list[Speed]:
-    """Return the speed of each coder at hand, for weights of each dtype."""
+    """Return the speed of each available compressor, for weights of each dtype."""
     try:
         zstd = importlib.import_module("zstandard")
     except ModuleNotFoundError:
@@ -243,7 +242,7 @@ def speeds(values: np.ndarray[Any, Any]) -> list[Speed]:
 
 
 def client_speeds(values: np.ndarray[Any, Any]) -> list[Speed]:
-    """Return the speed of the clients' coders, for weights of each dtype."""
+    """Return the speed of the clients' compressors, for weights of each dtype."""
     found = []
     openers = {"Huffman, Chromium": chromium_coder, "Huffman, JVM": jvm_coder}
     for name, opened in openers.items():
@@ -261,7 +260,7 @@ def _client_speed(name: str, code: Client, values: np.ndarray[Any, Any], dtype: 
 
 def _speed(coder: str, dtype: DType, nbytes: int, coded: int, times: tuple[float, float]) -> Speed:
     ratio = coded / nbytes
-    pays = (1 - ratio) * nbytes / sum(times)  # saved on the link is what both ends spend
+    pays = (1 - ratio) * nbytes / sum(times)  # time saved on the link equals time spent at the ends
     return Speed(
         coder, dtype.value, ratio, nbytes / times[0] / 1e6, nbytes / times[1] / 1e6, pays * 8 / 1e6
     )

@@ -1,4 +1,4 @@
-"""Helpers of the benchmarks: models in training, device processes, memory of a process."""
+"""Shared helpers of the benchmarks: trainers, device processes, process memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
     """Return a trainer that writes to a temporary folder and reports nothing.
 
     Raises:
-        ValueError: where the job may choose what it does, so that what is measured is not known.
+        ValueError: when a job with a fleet has method `auto`, so that the measured work is unknown.
     """
     if fleet is not None and job.method == Method.AUTO.value:
         raise ValueError("a benchmark's job with a fleet names its method")
@@ -48,7 +48,7 @@ def make_trainer(job: JobSpec, fleet: Fleet | None) -> Trainer:
 
 
 def machine() -> str:
-    """Return the machine in words: its cores and what they are."""
+    """Return a description of the machine: number and model of its cores."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else ():
@@ -69,13 +69,13 @@ class DeviceProcess:
     process: subprocess.Popen[str]
 
     def resident_bytes(self) -> int:
-        """Return its resident memory in bytes."""
+        """Return the process's resident memory in bytes."""
         return resident_bytes(self.process.pid)
 
 
 @contextmanager
 def joined(url: str, count: int, *options: str) -> Iterator[list[DeviceProcess]]:
-    """Yield `count` device processes that have joined a server, and end them with the block."""
+    """Yield `count` device processes that have joined a server; end them after the block."""
     with url_file(url) as source:
         yield from _joined(source, count, *options)
 

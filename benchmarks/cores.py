@@ -1,4 +1,4 @@
-"""Groups of processes that may use a share of this machine's cores: Linux, root (cgroups)."""
+"""Process groups limited to a share of this machine's cores: Linux, root (cgroups)."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from typing import Final
 
 _ROOT: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 20_000
-"""Short beside a step, so that processes do not wait for one another in bursts."""
+"""Scheduling period; short compared with a step, so that processes do not stall in bursts."""
 
 _END_S: Final = 5.0
 
 
 @dataclass(frozen=True)
 class LimitedCores:
-    """A group of processes that together may use so many cores.
+    """A group of processes with a common limit on cores.
 
     Attributes:
-        processes: the file that a process is put into the group by.
+        processes: file to which a process id is written to join the group.
     """
 
     processes: Path
 
     def inside(self, *command: str) -> list[str]:
-        """Return a command that is run in the group. Its process is that of the command."""
+        """Return a command line that runs a command in the group, as the same process."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.processes), *command]
 
 
 @contextmanager
 def limited_cores(name: str, cores: float) -> Iterator[LimitedCores]:
-    """Yield a group that may use a number of cores, as 0.5, and delete it with the block.
+    """Yield a group limited to `cores` cores (such as 0.5), and delete it after the block.
 
-    What still runs in it then is killed.
+    Processes that still run in it are killed.
 
     Raises:
         OSError: when the system does not allow it.
@@ -59,7 +59,7 @@ def limited_cores(name: str, cores: float) -> Iterator[LimitedCores]:
 
 
 def _delete(folder: Path) -> None:
-    """Kill what runs in a group, and delete it once nothing does."""
+    """Kill all processes of a group, and delete the empty group."""
     until_s = time.monotonic() + _END_S
     while left := (folder / "cgroup.procs").read_text().split():
         for pid in left:

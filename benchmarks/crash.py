@@ -1,24 +1,24 @@
-"""SIGKILL at seeded moments: every run goes on, every checkpoint is whole.
+"""Send SIGKILL at seeded moments: every run continues, every checkpoint is intact.
 
     python -m benchmarks.crash            # 200 killed runs, every line of writing a checkpoint
     python -m benchmarks.crash --quick    # a few of each
 
-There are three parts. Moments are counted in Python calls, or lines, and drawn from a seed, so that
-a failure can be repeated whatever the speed of the machine.
+Moments are counted in Python calls or lines and drawn from a seed, so that failures are
+reproducible on machines of any speed. There are three parts:
 
-- *writing*: a process is killed at every line that it executes while it writes a checkpoint.
-  Afterwards either the old checkpoint or the new one is there, with every value; the next
-  checkpoint can be written and leaves no other files.
-- *damage*: a byte of the newest checkpoint is changed, or a file of it cut short or missing: the
-  run reports it and goes on from the checkpoint before.
+- *writing*: a process is killed at every line that it executes while writing a checkpoint.
+  Afterwards the old or the new checkpoint must be complete. The next checkpoint can be written and
+  leaves no other files.
+- *damage*: a byte of the newest checkpoint is changed, or one of its files truncated or deleted.
+  The run must report it and continue from the previous checkpoint.
 - *runs*: `cleave train` is killed at a random call, resumed, perhaps killed again, and resumed to
-  its end, without and with `--journal`. All losses equal those of the undisturbed run, to the
-  last bit. (The emulated devices add up in the order of k: with a library's kernels a product's
-  last bits depend on how it is cut into tiles, and after a step that was partly taken from disk
-  devices hold other arrays, so that products are cut differently.)
+  its end, without and with `--journal`. All losses must equal those of the undisturbed run, to the
+  last bit. (The emulated devices sum in the order of k. With a library's kernels, the last bits
+  depend on the tiling. A step partly restored from disk leaves other arrays on devices, which
+  changes the tiling.)
 
-Every killed process is forked from this one, which has loaded torch: a real process with a real
-SIGKILL, without the seconds that starting takes.
+Every killed process is forked from this one, which has loaded torch. So processes and SIGKILL are
+real, without the seconds of starting up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
-if __name__ == "__main__":  # before torch: a forked process has one thread, so it may use no more
+if __name__ == "__main__":  # before torch is imported: a forked process has only one thread
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -65,7 +65,7 @@ STEPS, EVERY = 5, 2
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Run a function in a forked process; return its exit status, as of `os.waitpid`."""
+    """Run a function in a forked process; return its exit status as `os.waitpid` does."""
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
@@ -81,10 +81,10 @@ def forked(work: Callable[[], None]) -> int:
 
 @dataclass
 class Countdown:
-    """Kills its own process after a number of events, or never if there are fewer.
+    """Kills its own process at a given event, if it gets that far.
 
     Attributes:
-        left: number of the event at which it is killed.
+        left: number of the event at which the process is killed.
         seen: number of events so far.
     """
 
@@ -97,7 +97,7 @@ class Countdown:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Count the lines of the modules that write, as a function for `sys.settrace`."""
+        """Count lines of the modules that write checkpoints; a function for `sys.settrace`."""
         if frame.f_code.co_filename not in WRITES:
             return None
         if event == "line":
@@ -105,7 +105,7 @@ class Countdown:
         return self.line
 
     def call(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Count all calls and returns, with those of C functions, for `sys.setprofile`."""
+        """Count all calls and returns, including C functions; a function for `sys.setprofile`."""
         self._count()
 
 
@@ -138,7 +138,7 @@ def _is_whole(found: checkpoint.LoadedCheckpoint | None, steps: tuple[int, ...])
 def kill_while_writing(folder: Path, quick: bool, seed: int) -> None:
     """Run part one; see the module's docstring."""
     count = folder / "count"
-    for again in (False, True):  # a new step, and one that is written a second time
+    for again in (False, True):  # a new step, and a step that is written again
         target = 2 if again else 3
 
         def undisturbed(place: Path = folder / f"whole-{again}", step: int = target) -> None:
@@ -184,7 +184,7 @@ def kill_while_writing(folder: Path, quick: bool, seed: int) -> None:
 
 
 class OrderedBackend:
-    """A backend that adds products one after the other, in the order of k, for any tile."""
+    """A backend that sums products in the order of k, for any tile."""
 
     name = "ordered"
 
@@ -211,7 +211,7 @@ def _train(folder: Path, *options: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How runs are started, and the losses that they must have."""
+    """The options of runs, and the losses that they must reach."""
 
     root: Path
     options: tuple[str, ...]
@@ -219,7 +219,7 @@ class Course:
     calls: int
 
     def killed(self, name: str, options: tuple[str, ...], moment: int) -> bool:
-        """Start or resume a run, and kill it at a moment; return whether it did not end before."""
+        """Start or resume a run and kill it at a moment; return False if it ended before."""
 
         def work() -> None:
             sys.setprofile(Countdown(moment).call)
@@ -231,19 +231,19 @@ class Course:
 
 
 def losses_of(run: Path) -> tuple[float, ...]:
-    """Return the losses in a run's metrics, which must be of steps 1, 2, 3, ..."""
+    """Return the losses in a run's metrics, checking that the steps are 1, 2, 3, ..."""
     steps = [r for r in run_folder.RunFolder(run).records() if r["event"] == "step"]
     require([r["step"] for r in steps] == list(range(1, STEPS + 1)), f"{run} has other steps")
     return tuple(r["loss"] for r in steps)
 
 
 def prepare_text() -> None:
-    """Train the tokenizer if that was not done yet; it is cached."""
+    """Train the tokenizer unless it is cached."""
     default_tokenizer(vocab_size=find_model("opt-nano").vocabulary)
 
 
 def undisturbed(root: Path) -> Course:
-    """Run without a kill, and return its options, its losses and its number of calls."""
+    """Run without a kill; return the run's options, losses and number of calls."""
     lines = (f"def step_{i}(a, b):\n    return a * {i} + b - {i % 7}\n" for i in range(2000))
     (root / "text.txt").write_text("\n".join(lines))
     options = (
@@ -280,10 +280,14 @@ def kill_runs(course: Course, kills: int, seed: int) -> None:
         with_journal = ("--journal",) if number % 2 else ()
         start = (*course.options, "--name", name, *with_journal)
         died += course.killed(name, start, rng.randrange(course.calls // 4, course.calls))
-        while not (run / "config.toml").is_file():  # there was nothing to resume yet
+        while not (run / "config.toml").is_file():  # killed before the run could be resumed
             run.rename(run.with_name(f"{name}-before-{rng.random()}")) if run.exists() else None
             require(forked(lambda o=start: _train(course.root, *o)) == 0, f"{name} failed")  # type: ignore[misc]
-        resume = ("--resume", str(run), "--restart")  # some die before their first checkpoint
+        resume = (
+            "--resume",
+            str(run),
+            "--restart",
+        )  # some are killed before their first checkpoint
         if rng.random() < 0.5:
             died += course.killed(name, resume, rng.randrange(course.calls // 4, course.calls))
         status = forked(lambda r=resume: _train(course.root, *r))  # type: ignore[misc]

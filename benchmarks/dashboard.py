@@ -1,11 +1,11 @@
-"""How long the dashboard takes to show a reply, with a thousand devices.
+"""Measure how long the dashboard takes to show a reply, with a thousand devices.
 
     python -m benchmarks.dashboard [--devices 1000] [--updates 30]
 
-A made-up feed (`benchmarks/dashboard_feed.py`) answers over a real WebSocket; the page is the built
-one, in Chromium. An update lasts from the reply's arrival to the task after the frame that shows
-it: it includes decoding, sorting, layout and painting. It is measured while the page is left alone,
-while its table is scrolled, and with a device selected.
+A made-up feed (`benchmarks/dashboard_feed.py`) answers over a real WebSocket to the built page in
+Chromium. An update lasts from the reply's arrival to the task after the frame that shows it, so it
+includes decoding, sorting, layout and painting. It is measured while the page is idle, while its
+table is scrolled, and with a device selected.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         page.add_init_script(WATCH)
         page.goto(url)
         page.wait_for_selector(".devices tbody th button")
-        _measure(page, 5)  # the first also compile the page, and read the job's past
+        _measure(page, 5)  # warm-up: compiles the page and reads the job's history
         resting = _measure(page, options.updates)
         page.click(".devices tbody th button >> nth=3")
         page.wait_for_selector(".timeline canvas")
@@ -100,7 +100,7 @@ def _print(name: str, updates_ms: list[float]) -> float:
 
 def _measure(page: Page, updates: int) -> list[list[float]]:
     page.evaluate("updates.length = 0")
-    # Not `wait_for_function`: it evaluates a text in the page, which the page's policy forbids.
+    # `wait_for_function` would evaluate a string in the page, which the page's policy forbids.
     measured: list[list[float]] = page.evaluate(
         """async (wanted) => {
           while (updates.length < wanted) await new Promise(requestAnimationFrame);
@@ -112,9 +112,9 @@ def _measure(page: Page, updates: int) -> list[list[float]]:
 
 
 def _sizes() -> Iterator[str]:
-    """Yield the sizes of what the server gives a browser.
+    """Yield the sizes of the files that the server sends a browser.
 
-    ONNX Runtime's files, which only devices that do whole layers load, are there compressed, too.
+    ONNX Runtime's files, loaded only by devices that run whole layers, also exist compressed.
     """
     assets = files("cleave.server").joinpath("web").joinpath("assets")
     by_name = {entry.name: entry.read_bytes() for entry in assets.iterdir()}

@@ -1,8 +1,8 @@
-"""A server that answers a dashboard with made-up overviews, to measure nothing but the page.
+"""A server that answers a dashboard with made-up overviews, to measure only the page.
 
-The pages and their headers are the server's own (`cleave.server.http.pages`), messages go through
-the protocol's codec and a real WebSocket. With every reply, every figure of every device
-changes, and all of a plan's tiles: more than in a real fleet.
+The pages and their headers are the server's own (`cleave.server.http.pages`). Messages go through
+the protocol's codec and a real WebSocket. Every reply changes every figure of every device and all
+tiles of a plan, which is more than in a real fleet.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ SLABS = 4
 
 @dataclass(slots=True)
 class Feed:
-    """Overviews of a made-up fleet, each a second later than the last.
+    """Overviews of a made-up fleet, each one second after the previous.
 
     Args:
-        devices: number of devices; with 0 there is no job either.
+        devices: number of devices; 0 also means no job.
         start_s: Unix time of the first overview.
         seed: seed of all made-up values.
-        by_stages: whether the job goes by stages, and not by tiles.
+        by_stages: whether the job runs by stages rather than tiles.
         compared: whether the job is compared with another run.
     """
 
@@ -226,7 +226,7 @@ class Feed:
         }
 
     def _stages(self) -> dict[str, Any]:
-        """Return a step in which each device holds some layers of its own."""
+        """Return a step in which each device holds its own layers."""
         batches, count = 16, min(self.devices, 24)
         done = self.replies % (3 * batches)
         passed = [min(batches, max(0, done - batches * part)) for part in range(3)]
@@ -286,7 +286,7 @@ class Feed:
 
 @contextmanager
 def serving(feed: Feed, token: str = "viewer", port: int = 0) -> Iterator[str]:
-    """Serve the feed and the built pages on a port (0: a free one); yield the dashboard's address.
+    """Serve the feed and the built pages on a port (0: any free one); yield the dashboard's URL.
 
     Raises:
         SystemExit: when the pages are not built.
@@ -356,6 +356,6 @@ async def _serve(connection: ServerConnection, feed: Feed, token: str) -> None:
 
 
 def made_up(devices: int, *, by_stages: bool = False, compared: bool = False) -> Feed:
-    """Return a feed that begins now."""
+    """Return a feed that starts now."""
     start_s = float(int(time.time()))
     return Feed(devices, start_s, by_stages=by_stages, compared=compared)

@@ -1,11 +1,11 @@
-"""Pictures of the dashboard in each state of a server, and what axe and the console find there.
+"""Take screenshots of the dashboard in each state of a server, with axe and console findings.
 
     python -m benchmarks.dashboard_states [--folder dashboard-states]
 
-A real server: nobody there and no job; a job that waits for devices; a job that trains, beside the
-losses of plain PyTorch; the same after its only device was killed. Each state in light and dark, on
-a desktop and on a phone. Exit code 1 where axe finds something grave or the console has an error.
-The state of many devices is that of `benchmarks.screenshots`.
+The states of a real server are: no devices and no job; a job that waits for devices; a job that
+trains, compared with the losses of plain PyTorch; the same job after its only device was killed.
+Each state is shown in light and dark, on a desktop and on a phone. Exit code 1 if axe finds
+something serious or the console has an error. `benchmarks.screenshots` covers many devices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = 20
 
 
 def main() -> None:
-    """Take the pictures."""
+    """Take the screenshots."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _take(browser: Browser, url: str, text: str, file: Path, *, scheme: str, phone: bool) -> bool:
-    """Take a picture once a text is there; return whether nothing is amiss."""
+    """Take a screenshot once a text is visible; return whether no problem was found."""
     with watched(browser, scheme=scheme, phone=phone) as seen:
         seen.page.goto(url)
         expect(seen.page.get_by_text(text).first).to_be_visible(timeout=PATIENCE_S * 1000)

@@ -1,11 +1,11 @@
-"""A link that delays: carries packets between two TUN interfaces, each some milliseconds late.
+"""A delayed link: carries packets between two TUN interfaces, each some milliseconds late.
 
     python -m benchmarks.delayed_link HERE THERE DELAY_S
 
-Makes both interfaces, prints `ready`, and carries packets until it is ended; the interfaces go with
-it. They may be moved to network namespaces meanwhile. Packets keep their order; what limits rates
-is the interfaces' queueing disciplines. Linux's own `netem` would do the same, where the kernel has
-it: many small ones, such as those of virtual machines, do not.
+Makes both interfaces, prints `ready`, and carries packets until it is ended, which removes the
+interfaces. They may be moved to network namespaces in the meantime. Packets keep their order. Rates
+are limited by the interfaces' queueing disciplines. Linux's `netem` does the same, but many small
+kernels, such as those of virtual machines, lack it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from collections.abc import Callable
 from typing import Final
 
 MTU: Final = 16_000
-"""Bytes of a packet. Below the burst of a link's queueing discipline, which drops longer ones."""
+"""Bytes per packet, below the burst of a link's queueing discipline, which drops longer packets."""
 
 _TUNSETIFF: Final = 0x400454CA
 _IFF_TUN: Final = 0x0001
-_IFF_NO_PI: Final = 0x1000  # nothing before a packet
-_AT_ONCE: Final = 64  # packets that are read before others are delivered
-_PRIORITY: Final = -15  # before what computes on the same cores
+_IFF_NO_PI: Final = 0x1000  # no header before a packet
+_AT_ONCE: Final = 64  # packets read before others are delivered
+_PRIORITY: Final = -15  # above processes that compute on the same cores
 
 
 class Delay:
-    """Packets on their way in one direction, oldest first.
+    """Packets in flight in one direction, oldest first.
 
     Args:
-        delay_s: how long each is on its way.
-        write: takes a packet that arrives.
+        delay_s: delay of each packet in seconds.
+        write: function called with each packet that arrives.
     """
 
     def __init__(self, delay_s: float, write: Callable[[bytes], object]) -> None:
@@ -44,7 +44,7 @@ class Delay:
         self._packets: deque[tuple[float, bytes]] = deque()
 
     def take(self, packet: bytes, now_s: float) -> None:
-        """Take a packet that sets out now."""
+        """Add a packet that departs at `now_s`."""
         self._packets.append((now_s + self._delay_s, packet))
 
     def deliver(self, now_s: float) -> None:
@@ -54,12 +54,12 @@ class Delay:
 
     @property
     def due_s(self) -> float | None:
-        """Return when the next packet arrives; None if none is on its way."""
+        """Return the time at which the next packet arrives; None if none is in flight."""
         return self._packets[0][0] if self._packets else None
 
 
 def make_interface(name: str) -> int:
-    """Make a TUN interface, and return the file that its packets are read from and written to."""
+    """Make a TUN interface; return the file descriptor for its packets."""
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
     return file
@@ -69,7 +69,7 @@ def _writer(file: int) -> Callable[[bytes], object]:
     def write(packet: bytes) -> None:
         try:
             os.write(file, packet)
-        except OSError:  # the interface is not up yet, or no longer: the packet is lost, as it may
+        except OSError:  # the interface is down; packets may be lost
             return
 
     return write

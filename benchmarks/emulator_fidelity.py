@@ -1,13 +1,13 @@
-"""Whether emulated devices behave like real ones on this machine.
+"""Compare emulated devices with real ones on this machine.
 
     python -m benchmarks.emulator_fidelity [--profile FILE] [--tiles N] [--steps N]
 
 Profiles this machine (one thread), then runs `cleave join` processes and emulated devices of that
 profile on the same GEMMs:
 
-- tile times of one pinned process, on shapes that were not measured: error at most
-  max(5 %, 1.5 x that of one real run against another) in the median, max(15 %, 2 x that) at p95;
-- tile times of two and four processes at once, against the contention that the profile states;
+- tile times of one pinned process, on shapes that were not profiled: median error at most
+  max(5 %, 1.5 x the error between two real runs), p95 at most max(15 %, 2 x that error);
+- tile times of two and four concurrent processes, against the profile's contention;
 - training steps of opt-tiny on three processes behind real rate-limited links (network namespaces,
   tbf: 55/7.5, 100/20 and 20/5 Mbit/s down/up): emulated step time within 10 %. Needs root.
 """
@@ -50,13 +50,13 @@ from profiles.profile_file import read_profile
 
 LINKS = ((55 * MBIT, 7.5 * MBIT), (100 * MBIT, 20 * MBIT), (20 * MBIT, 5 * MBIT))
 VARIANTS = ((DType.FP32, DType.FP32), (DType.BF16, DType.BF16), (DType.BF16, DType.FP32))
-REPEATS = 7  # of a tile in one run, of which the median counts: this machine is not alone
+REPEATS = 7  # of a tile in one run; the median counts because other load disturbs the machine
 LAYOUTS = ((False, False), (False, True), (True, False))
 
 
 @dataclass(frozen=True)
 class Task:
-    """A GEMM, and the number of strips a side into which its tiles are cut."""
+    """A GEMM, and the number of strips per side of its tiles."""
 
     gemm: Gemm
     strips: int
@@ -66,7 +66,7 @@ class Task:
 
 
 def tasks(count: int, devices: int, seed: int) -> list[Task]:
-    """Return GEMMs of random odd shapes, each up to about 30 ms of computing for each device."""
+    """Return GEMMs of random odd shapes, each up to about 30 ms of computing per device."""
     rng = np.random.default_rng(seed)
     made: list[Task] = []
     while len(made) < count:
@@ -74,7 +74,7 @@ def tasks(count: int, devices: int, seed: int) -> list[Task]:
         k = round(np.exp(rng.uniform(np.log(64), np.log(3000))))
         if not 2e6 < m * n * k < 1.5e9:
             continue
-        # Those of one dtype follow one another, as in training.
+        # GEMMs of one dtype follow one another, as in training.
         dtype, out = VARIANTS[len(made) * len(VARIANTS) // count]
         layout = LAYOUTS[int(rng.integers(len(LAYOUTS)))]
         strips = int(rng.integers(1, 4))
@@ -84,7 +84,7 @@ def tasks(count: int, devices: int, seed: int) -> list[Task]:
 
 @dataclass
 class Rows:
-    """A planner that gives every device equally many rows, in `strips` strips a side."""
+    """A planner that gives every device equally many rows, in `strips` strips per side."""
 
     strips: int = 1
 
@@ -106,14 +106,14 @@ class Rows:
 
 
 def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
-    """Return for each task and device the seconds of computing that the device reported."""
+    """Return the reported seconds of computing for each task and device."""
     planner = Rows()
     fleet.planner = planner
     assert isinstance(fleet.runtime, Runtime)
     manager = fleet.runtime.manager
     rng = np.random.default_rng(0)
     took = [{i: list[float]() for i in sorted(manager.sessions)} for _ in todo]
-    for _ in range(1 + REPEATS):  # all shapes, and all again: so training meets them
+    for _ in range(1 + REPEATS):  # cycle through all shapes, as in training
         for task, of_task in zip(todo, took, strict=True):
             gemm, (turn_a, turn_b) = task.gemm, task.transposes
             planner.strips = task.strips
@@ -128,12 +128,12 @@ def tile_times(fleet: Fleet, todo: Sequence[Task]) -> list[float]:
             fleet.submit(a, b, empty(gemm.m, gemm.n, task.out)).result()
             for i, session in manager.sessions.items():
                 of_task[i].append(session.counters.compute_s - before[i])
-    # The first time kernels are made for a shape.
+    # The first run builds kernels for a shape.
     return [statistics.median(times[1:]) for each in took for times in each.values()]
 
 
 def real_times(todo: Sequence[Task], devices: int) -> list[float]:
-    """Return `tile_times` of `cleave join` processes of one thread; a single one is pinned."""
+    """Return `tile_times` of `cleave join` processes with one thread; a single one is pinned."""
     pin = ("--cores", "1") if devices == 1 else ()
     with cleave.serve() as server, joined(server.url, devices, "--threads", "1", *pin):
         server.fleet.wait_for(devices)
@@ -149,7 +149,7 @@ def emulated_times(profile: DeviceProfile, todo: Sequence[Task], devices: int) -
 
 
 def device_of(profile: DeviceProfile, together: int, link: tuple[float, ...] = ()) -> FleetDevice:
-    """Return an emulated device of a profile, one of `together` on this machine."""
+    """Return an emulated device of a profile, one of `together` that compute at once."""
     values = of_profile(profile, "fp32")
     factor = contention(profile, together)
     down, up, latency_s = link or (1e9, 1e9, 0.0)
@@ -163,7 +163,7 @@ def device_of(profile: DeviceProfile, together: int, link: tuple[float, ...] = (
 
 
 def contention(profile: DeviceProfile, together: int) -> float:
-    """Return the factor on a tile's time if `together` processes multiply at once."""
+    """Return the slowdown of a tile if `together` processes multiply at once."""
     known = profile.contention or (1.0,)
     if together <= len(known):
         return known[together - 1]
@@ -171,7 +171,7 @@ def contention(profile: DeviceProfile, together: int) -> float:
 
 
 def show_errors(name: str, got: Sequence[float], wanted: Sequence[float]) -> tuple[float, float]:
-    """Print and return median and p95 of the relative errors."""
+    """Print and return the median and p95 of the relative errors."""
     errors = np.abs(np.array(got) / np.array(wanted) - 1)
     median, p95 = float(np.median(errors)), float(np.quantile(errors, 0.95))
     print(f"  {name}: median {median:.1%}, p95 {p95:.1%}", flush=True)
@@ -181,8 +181,8 @@ def show_errors(name: str, got: Sequence[float], wanted: Sequence[float]) -> tup
 def compare_tiles(given: Path | None, count: int, folder: Path) -> DeviceProfile:
     """Run part one; return the profile of this machine.
 
-    The profile is measured between the two real runs. A shared machine drifts; the difference of
-    the two runs then shows how much a real run may differ from the profile for that reason alone.
+    The profile is measured between two real runs, whose difference shows how much the speed of a
+    shared machine drifts.
     """
     todo = tasks(count, 1, seed=11)
     first = real_times(todo, 1)
@@ -229,7 +229,7 @@ def measured_link(namespace: LimitedNamespace, url: str) -> tuple[float, float, 
 
 @contextmanager
 def limited_devices(server: Server) -> Iterator[list[tuple[float, float, float]]]:
-    """Run three real devices behind limited links; yield what was measured of their links."""
+    """Run three real devices behind limited links; yield their measured rates."""
     with ExitStack() as stack:
         links, processes = [], []
         for number, (down, up) in enumerate(LINKS):
@@ -276,7 +276,7 @@ def compare_steps(profile: DeviceProfile, steps: int) -> None:
 
 
 def step_times(job: JobSpec, fleet: Fleet) -> list[float]:
-    """Return fleet seconds of each step but the first, which plans and sends more."""
+    """Return the fleet seconds of each step except the first, which plans and sends more."""
     trainer = make_trainer(job, fleet)
     times = []
     for _ in range(job.steps):

@@ -1,14 +1,14 @@
-"""How many devices one machine emulates, how fast, and how exact the planner's predictions are.
+"""Measure the emulator's scale and speed, and the accuracy of the planner's predictions.
 
     python -m benchmarks.emulator_scale [--quick] [--real-time]
 
 - closed form: on equal devices, emulated makespan against the planner's prediction (at most 2 %);
-- events: one OPT-13B layer on paper-1024, forward and backward, event by event, planning apart
-  (60,000 events/s or more on one core), at the strips that the planner chooses by itself and at 16;
+- events: one OPT-13B layer on paper-1024, forward and backward, event by event, without planning
+  (60,000 events/s or more on one core), with the planner's own number of strips and with 16;
 - whole steps of OPT-13B on paper-1024 and OPT-1.3B on paper-8192 (at most 120 s each);
 - 1000 real-time devices join a `cleave serve` (at most 15 s) and train opt-tiny on it; memory of
   both processes (below 1.5 GB each);
-- 200 home-mix devices that come and go share a step of opt-tiny: how many of them, in how long.
+- 200 home-mix devices that join and leave share a step of opt-tiny: devices used, and duration.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ TOKENS = 128 * 1024
 
 
 def matrix(rows: int, columns: int) -> Buffer:
-    """Return a bf16 matrix that has only a size, no memory of its own."""
+    """Return a bf16 matrix with a shape but no memory of its own."""
     return Buffer(np.broadcast_to(np.uint16(0), (rows, columns)), DType.BF16)
 
 
 def closed_form() -> None:
-    """Run the part on closed forms."""
+    """Run the closed-form part."""
     worst = 0.0
     for devices in (1, 8, 64, 256):
         for m, n, k in ((16384, 4096, 4096), (4096, 4096, 131072), (8192, 16384, 4096)):
@@ -54,7 +54,7 @@ def closed_form() -> None:
                     FleetDevice(f"d{i}", 6e12, 50e6, 8e6, latency_s, 2 * 10**9)
                     for i in range(devices)
                 ]
-                # Predictions here are of plain payloads.
+                # These predictions are for uncompressed payloads.
                 fleet = emulated(members, compute=False, coding="off")
                 runtime = fleet.runtime
                 assert isinstance(runtime, VirtualRuntime)
@@ -71,11 +71,11 @@ def closed_form() -> None:
 
 
 def events(strips: str, ps: PsRates | None) -> None:
-    """Run the part on events."""
+    """Run the events part."""
     planner = TilePlanner(ps) if ps else TilePlanner()
     fleet = emulated(
         paper_fleet(1024), compute=False, coding="off"
-    )  # its plans are those made apart
+    )  # uncompressed, so that it uses the plans made in advance
     fleet.planner = planner
     stepper = SizedStepper(fleet, find_model("opt-13b"), TOKENS, DType.BF16, reuse=False)
     planning_s = _planning_s(fleet, planner)
@@ -91,7 +91,7 @@ def events(strips: str, ps: PsRates | None) -> None:
 
 
 def _planning_s(fleet: object, planner: TilePlanner) -> float:
-    """Plan a layer's GEMMs ahead; return the seconds. The emulation then finds the plans."""
+    """Plan a layer's GEMMs in advance for the emulation; return the seconds."""
     rates = fleet.runtime.fleet_rates()[1]  # type: ignore[attr-defined]
     from cleave.gemm import Gemm
 
@@ -108,7 +108,7 @@ def _planning_s(fleet: object, planner: TilePlanner) -> float:
 
 
 def whole_step(model: str, devices: int) -> None:
-    """Run the part on whole steps."""
+    """Run the part with whole steps."""
     began_s = time.perf_counter()
     fleet = emulated(paper_fleet(devices), compute=False)
     step = SizedStepper(fleet, find_model(model), TOKENS, DType.BF16).step()
@@ -122,7 +122,7 @@ def whole_step(model: str, devices: int) -> None:
 
 
 def real_time(devices: int, steps: int) -> None:
-    """Run the part in real time."""
+    """Run the real-time part."""
     with own_server() as server:
         command = [sys.executable, "-m", "cleave_cli", "emulate", "--devices", str(devices)]
         command += ["--server", server.url, "--json"]
@@ -158,14 +158,14 @@ def real_time(devices: int, steps: int) -> None:
 
 
 def home_mix(devices: int, steps: int) -> None:
-    """Run the part on devices that come and go."""
+    """Run the part with devices that join and leave."""
     with own_server() as server:
         cleave = [sys.executable, "-m", "cleave_cli"]
         fleet = ["--fleet", "home-mix", "--devices", str(devices), "--churn", "600:120"]
         command = [*cleave, "emulate", *fleet, "--server", server.url, "--json"]
         emulator = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert emulator.stdout is not None
-        for _ in range(10):  # looks, one each second: some devices are away
+        for _ in range(10):  # one record per second; some devices are away
             present = json.loads(emulator.stdout.readline()).get("connected", 0)
         operator = ["--server", server.operator_url, "--json"]
         train = [*cleave, "train", "--model", "opt-tiny", "--steps", str(steps), *operator]

@@ -1,14 +1,13 @@
-"""Exports of every family: whether transformers loads them, and computes the same bits.
+"""Check that transformers loads exports of every family and computes the same bits.
 
     python -m benchmarks.exports [--families opt,llama,...]
 
-A small model of each family, dropout 0, is trained for two steps by stages and tiles as `cleave
-train` does with devices (four emulated ones; layers that cannot be graphs stay on the server), and
-exported. The folder is loaded by `AutoModelForCausalLM.from_pretrained`. Its logits must be those
-of the model that was trained, as it is in memory after the last step, in every bit; and the
-parameters of a folder that was exported in bf16 those of that model, rounded.
+Trains a small model of each family, dropout 0, for two steps by stages and tiles as `cleave train`
+does, on four emulated devices (layers without graphs stay on the server), and exports it.
+`AutoModelForCausalLM.from_pretrained` loads the folder. Its logits must equal those of the trained
+model in memory, in every bit. Parameters exported in bf16 must equal that model's, rounded.
 
-Ends with 1 if any bit differs, or a family cannot be done.
+Ends with 1 if any bit differs, or a family fails.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def save_family(family: str, folder: Path) -> None:
 
 
 def logits(model: Any) -> Tensor:
-    """Return a model's logits of some tokens."""
+    """Return a model's logits for fixed random tokens."""
     ids = torch.randint(3, VOCABULARY, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
     was = model.training
     model.eval()
@@ -72,7 +71,7 @@ def differing(family: str, folder: Path) -> tuple[int, int, str]:
     """Train and export a family.
 
     Returns:
-        How many logits differ in fp32, how many parameters in bf16, and by what it was trained.
+        The number of differing fp32 logits and bf16 parameters, and the training method.
     """
     from transformers import AutoModelForCausalLM
 
@@ -113,7 +112,7 @@ def differing(family: str, folder: Path) -> tuple[int, int, str]:
 
 
 def trained(job: JobSpec, context: TrainContext, path: Path) -> tuple[nn.Module, RunFolder]:
-    """Train; return the model as it is in memory, and the run."""
+    """Train; return the model in memory and the run."""
     dataset = prepare(job, context)
     run = RunFolder.create(path.parent, path.name)
     model, spec = load_model(dataset.source, seed=job.seed)

@@ -1,27 +1,26 @@
-"""The checks on honest results of real training: none may be called wrong.
+"""Run the verification checks on honest results of real training: none may be called wrong.
 
     python -m benchmarks.false_alarms [--steps 20] [--warm 200] [--batch 2] [--seq 128]
                                       [--model opt llama] [--dtype fp32 bf16 fp16]
                                       [--when start warm] [--quick]
                                       [--backend numpy torch "in turn" js wasm ...]
 
-Trains OPT-125M and a Llama of the same size on real text with plain torch, and takes every product
-of `--steps` steps at the start and after `--warm` steps, under fp32, bf16 and fp16 autocast. Each
-is cut as the planner cuts it, for four equal processes beside the server and for eight unequal
-phones (whose plans have partial sums); each block is multiplied by every backend (numpy, torch)
-and by a device that adds one product after the other, in fp32; each result is judged by every path
-of the check (numpy, compiled loops).
+Trains OPT-125M and a Llama of the same size on real text with plain torch. It takes every product
+of `--steps` steps at the start and after `--warm` steps, in fp32, bf16 and fp16 autocast. The
+planner tiles each product for four equal processes next to the server and for eight unequal phones
+(whose plans have partial sums). Each block is multiplied by every backend (numpy, torch) and by a
+device that sums products in order, in fp32. Each result is judged by every path of the check
+(numpy, compiled loops).
 
-The kernels of the other clients are judged, too, as far as they are installed here: the browser's
-in Chromium (plain JavaScript, WASM, and WebGPU, which the processor emulates if there is no GPU)
-and both inner loops of the Android client's on a JVM. These are slow, so they do only the first
-product of each shape and dtype in every table and, of the others, one in `--slow-every`, drawn at
-random; and of each of these one random block of each plan (of a large block, rows that make
-0.1 GFLOP).
+Installed kernels of the other clients are judged, too: the browser's in Chromium (plain JavaScript,
+WASM, and WebGPU, which the CPU emulates without a GPU) and both inner loops of the Android client
+on a JVM. These are slow, so they compute only the first product of each shape and dtype in every
+table, and a random one in `--slow-every` of the others. Of each they compute one random block per
+plan (of a large block, rows worth 0.1 GFLOP).
 
-It prints for each: blocks; results called wrong (must be 0); rows that were in doubt and computed
-again; the largest residual over the tolerance of rows not in doubt; and, of 16-bit results, the
-elements computed exactly and those that were not the right rounding.
+It prints for each: blocks; results called wrong (must be 0); rows in doubt that were computed
+again; the largest residual over tolerance of the other rows; and, for 16-bit results, the elements
+computed exactly and the misrounded elements.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ AT_ONCE = 512
 
 @numba.njit(fastmath=False, nogil=True)
 def _add_in_turn(a: Any, b: Any, out: Any) -> None:
-    for start in range(0, b.shape[1], AT_ONCE):  # four of its rows stay in the first cache
+    for start in range(0, b.shape[1], AT_ONCE):  # so that four rows stay in the L1 cache
         stop = min(b.shape[1], start + AT_ONCE)
         for i in range(0, a.shape[0], 4):
             o0, o1 = out[i, start:stop], out[i + 1, start:stop]
@@ -95,7 +94,7 @@ def _add_in_turn(a: Any, b: Any, out: Any) -> None:
 
 
 def in_turn(a: Buffer, b: Buffer, out: Buffer) -> None:
-    """Multiply as a device that adds one product after the other, in fp32."""
+    """Multiply like a device that sums products in order, in fp32."""
     rows = -(-a.shape[0] // 4) * 4  # four at a time
     left = np.zeros((rows, a.shape[1]), np.float32)
     left[: a.shape[0]] = a.float32()
@@ -130,12 +129,12 @@ class Judge:
     """Multiplies for a model in training and, while active, judges the results of every backend.
 
     Attributes:
-        paths: the paths of the check, by name.
-        backends: they multiply all blocks of the products that are judged.
+        paths: paths of the check, by name.
+        backends: backends that multiply all blocks of judged products.
         active: whether to judge.
         every: judge one in this many products.
-        slow: slow backends, which multiply a part of one block of each plan.
-        slow_every: they do one in this many products, and the first of each shape.
+        slow: slow backends, which multiply part of one block per plan.
+        slow_every: slow backends do one in this many products, and the first of each shape.
     """
 
     paths: dict[str, Pass]
@@ -154,7 +153,7 @@ class Judge:
         self._own = TorchBackend()
         self._rng = np.random.default_rng(0)
         self._draw = np.random.default_rng(1)
-        self._seen: set[Any] = set()  # what slow backends had a product of since the last report
+        self._seen: set[Any] = set()  # kinds of products that slow backends did since the report
 
     def operand(self, buffer: Buffer) -> Operand:
         """See `Fleet.operand`."""
@@ -177,13 +176,13 @@ class Judge:
             return
         for number, fleet in enumerate(FLEETS):
             names = list(self.backends)
-            if number:  # the second plan has one backend after the other
+            if number:  # backends take turns on the second plan
                 names = [names[self.products // self.every % len(names)]]
             blocks = self.blocks(gemm_of(a.shape, b.shape), a.dtype, dtype, fleet)
             self.judge(a, b, dtype, blocks, {name: self.backends[name] for name in names})
 
     def _is_turn_of_slow(self, a: Buffer, b: Buffer, dtype: DType) -> bool:
-        """Say whether slow backends do this product; drawn, so that all layers take turns."""
+        """Return whether slow backends do this product, at random so that all layers take turns."""
         turned = [x.array.strides[0] < x.array.strides[1] for x in (a, b)]
         kind = (a.shape, b.shape, *turned, a.dtype, dtype)
         new = kind not in self._seen
@@ -191,7 +190,7 @@ class Judge:
         return bool(self.slow) and (new or self._draw.random() < 1 / self.slow_every)
 
     def _judge_slow(self, a: Buffer, b: Buffer, dtype: DType) -> None:
-        """Judge a block of each plan, or some rows of it."""
+        """Judge one block of each plan, or some rows of a large block."""
         for fleet in FLEETS:
             blocks = self.blocks(gemm_of(a.shape, b.shape), a.dtype, dtype, fleet)
             block, partial = blocks[int(self._draw.integers(len(blocks)))]
@@ -208,7 +207,7 @@ class Judge:
         blocks: Sequence[tuple[Block, bool]],
         backends: Mapping[str, Multiply],
     ) -> None:
-        """Multiply some blocks with backends, and judge them by every path of the check."""
+        """Multiply blocks with backends, and judge the results by every path of the check."""
         for name, multiply in backends.items():
             checks = {
                 path: GemmCheck(a, b, [x for x, _ in blocks], self._rng, project)
@@ -247,7 +246,7 @@ class Judge:
         return self._plans[key]
 
     def report(self, title: str) -> int:
-        """Print what was found since the last report; return the number of results called wrong."""
+        """Print results since the last report; return the number of results called wrong."""
         accused = 0
         print(
             f"{title}\n  {'product':11} {'backend':9} {'check':9} {'blocks':>8} {'accused':>8} "
@@ -270,7 +269,7 @@ class Judge:
 
 @dataclass
 class Training:
-    """A model in training on real text, whose products a judge multiplies."""
+    """Trains a model on real text while a judge multiplies its products."""
 
     spec: ModelSpec
     judge: Judge
@@ -290,7 +289,7 @@ class Training:
         self._step = 0
 
     def steps(self, number: int, dtype: str = "fp32", *, judged: bool = False) -> float:
-        """Train some steps; return the last loss."""
+        """Train `number` steps; return the last loss."""
         self.judge.active = judged
         offload(self._model, self.judge)
         try:
@@ -314,7 +313,7 @@ class Training:
 
 
 def judge_training(judge: Judge, options: argparse.Namespace) -> int:
-    """Train every model and judge its products; return how many results were called wrong."""
+    """Train every model and judge its products; return the number of results called wrong."""
     steps, warm = (2, 5) if options.quick else (options.steps, options.warm)
     accused = 0
     for name in options.model:

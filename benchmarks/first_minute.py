@@ -1,11 +1,11 @@
-"""The way from an empty folder to the first exact loss, and to the end of `make demo`.
+"""Time the way from an empty folder to the first exact loss, and to the end of `make demo`.
 
     python -m benchmarks.first_minute [--installers pip,uv]
 
-For each installer: clones what is committed into an empty folder, installs what the demo needs (pip
-with a cache that others may have filled; uv, which is installed for this, with an empty one), and
-runs `make demo`, whose lines are read as they come. Exit code 1 if the demo takes more than 60 s
-after the install.
+For each installer: clones the committed state into an empty folder, installs the demo's
+requirements, and runs `make demo`, reading its output line by line. pip uses the existing cache; uv
+is installed for this and starts with an empty cache. Exit code 1 if the demo takes more than 60 s
+after the installation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent
 MOST_S: Final = 60.0
 _LOSS: Final = re.compile(r"^ +1 +[0-9.]+ +[0-9.]+ +[0-9.e+-]+ +[0-9.]+ s$")
-"""The first step: its loss here, by devices, and the difference."""
+"""Matches the output line of the first step: local loss, loss by devices, and difference."""
 
 
 def main() -> None:

@@ -1,16 +1,16 @@
-"""A million hostile inputs for the codec, coded arrays and the parameter server's state machine.
+"""Fuzz the codec, compressed arrays and the parameter server's state machine.
 
     python -m benchmarks.fuzz [--inputs N] [--seed S] [--failures FILE]
 
-Fuzzing is property-based, with a corpus: an input that leads to a new outcome (which message in
-which state, its effect, which rule refused it) is kept and mutated further. The coverage of lines
-is not measured: Python 3.11 can only trace, which takes ten times as long as the codec.
+Fuzzing is property-based with a corpus: an input with a new outcome (message, state, effect,
+refusing rule) is kept and mutated further. Line coverage is not measured, because tracing in Python
+3.11 takes ten times as long as the codec.
 
-Most inputs go to the codec: it returns a message that is written as it was read, or raises
-`ProtocolError`. Some are coded arrays (`tests.coded_bytes`): these are decoded to as many bytes as
-were said, or refused. The others go through the codec into a session manager with several hostile
-sessions and an honest device, see `tests.fuzzing.Arena`; after every thousand inputs the hostile
-sessions go silent, and the honest device must finish everything, with the right result.
+Most inputs go to the codec, which must return a message that encodes to the same bytes, or raise
+`ProtocolError`. Some are compressed arrays (`tests.coded_bytes`), which must decode to the stated
+number of bytes or be refused. The others go through the codec into a session manager with several
+hostile sessions and an honest device (`tests.fuzzing.Arena`). After every thousand inputs the
+hostile sessions go silent, and the honest device must finish all work with the right result.
 
 The exit code is 1 if anything else happens; the inputs that caused it are written to a file.
 """
@@ -35,7 +35,7 @@ CODEC_SHARE = 0.6
 CODING_SHARE = 0.1
 ARENA_INPUTS = 1000
 SLOW_S = 2.0
-"""Seconds of this thread's processor time (machines are busy) above which an input is a hang."""
+"""Limit of an input in seconds of this thread's CPU time; anything longer is a hang."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Report:
 
 
 class Bar:
-    """A progress bar that costs nothing between its updates."""
+    """A progress bar that costs almost nothing between its updates."""
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:
         self._progress = progress
@@ -77,7 +77,7 @@ class Bar:
 
 
 def fuzz_codec(inputs: int, seed: int, report: Report, bar: Bar) -> Mutator:
-    """Give inputs to the codec alone."""
+    """Fuzz the codec alone."""
     mutator = Mutator(Random(seed))
     for _ in range(inputs):
         data = mutator.next()
@@ -96,7 +96,7 @@ def fuzz_codec(inputs: int, seed: int, report: Report, bar: Bar) -> Mutator:
 
 
 def fuzz_coding(inputs: int, seed: int, report: Report, bar: Bar) -> None:
-    """Give coded arrays to the decoder."""
+    """Fuzz the decoder of compressed arrays."""
     mutator = CodedMutator(Random(seed))
     for _ in range(inputs):
         one = mutator.next()
@@ -114,7 +114,7 @@ def fuzz_coding(inputs: int, seed: int, report: Report, bar: Bar) -> None:
 
 
 def fuzz_server(inputs: int, seed: int, mutator: Mutator, report: Report, bar: Bar) -> None:
-    """Give inputs to hostile sessions of a session manager, in arenas of a thousand inputs."""
+    """Fuzz hostile sessions of a session manager, in arenas of a thousand inputs."""
     left = inputs
     number = 0
     while left > 0:
@@ -142,7 +142,7 @@ def fuzz_server(inputs: int, seed: int, mutator: Mutator, report: Report, bar: B
 
 
 def show(report: Report, inputs: int, took_s: float, most: int = 25) -> None:
-    """Print counts by outcome, without the rarest."""
+    """Print the counts of the most common outcomes."""
     for part in ("codec", "coding", "server"):
         counts = [(o, n) for o, n in report.outcomes.most_common() if o.startswith(part)]
         total = sum(n for _, n in counts)

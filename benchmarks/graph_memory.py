@@ -1,9 +1,9 @@
-"""What a layer's graphs take of the memory of a process that runs nothing else, as JSON.
+"""Print the memory that a layer's graphs take in a process of their own, as JSON.
 
     python -m benchmarks.graph_memory FOLDER
 
-The folder holds the graphs `forward` and `backward`, and `inputs.npz`, all of their inputs by name.
-Both are run twice in turn, as on a device, sums in place. Linux only; torch is not imported.
+The folder holds the graphs `forward` and `backward`, and `inputs.npz` with all inputs by name. Both
+run twice in turn, as on a device, with sums in place. Linux only; torch is not imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RUNS = 2
 
 
 def write(folder: Path, forward: bytes, backward: bytes, inputs: dict[str, np.ndarray]) -> None:
-    """Write what `measure` reads."""
+    """Write the files that `measure` reads."""
     for name, model in zip(_GRAPHS, (forward, backward), strict=True):
         (folder / name).write_bytes(model)
     np.savez(folder / "inputs.npz", allow_pickle=False, **inputs)
@@ -33,13 +33,13 @@ def measure(folder: Path) -> dict[str, object]:
     """Run the graphs in this process.
 
     Returns:
-        `before`: resident bytes once there were the sessions and their inputs; `most`: at most
-        since; `seconds`: of the last run of each graph.
+        `before`: resident bytes with sessions and inputs loaded; `most`: peak since then;
+        `seconds`: duration of the last run of each graph.
     """
     with np.load(folder / "inputs.npz") as file:
         inputs = {name: file[name] for name in file.files}
     sessions = [GraphSession((folder / name).read_bytes()) for name in _GRAPHS]
-    Path("/proc/self/clear_refs").write_text("5")  # what it was at most until now is forgotten
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before, took_s = resident_bytes("VmRSS"), []
     for session in sessions * _RUNS:
         into = {output: inputs[name] for output, name in session.in_place.items()}
@@ -51,7 +51,7 @@ def measure(folder: Path) -> dict[str, object]:
 
 
 def resident_bytes(which: str) -> int:
-    """Return a figure of this process in Linux's words, as VmRSS or VmHWM."""
+    """Return a memory figure of this process in bytes by its Linux name, as VmRSS or VmHWM."""
     found = re.search(rf"{which}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024

@@ -1,32 +1,32 @@
-"""Floods of a real server during a real job: its speed, its memory, and how newcomers fare.
+"""Flood a real server during a real job: measure its speed, its memory and newcomers' waits.
 
     python -m benchmarks.hostile [--rounds N] [--window-s S] [--only FLOOD] [--quick]
 
-A `cleave serve` process trains opt-tiny on two `cleave join` processes. It checks no results, as
-checks take more memory once they are compiled. In every other window of time, a separate process at
-the lowest priority floods it in one way, at the rates of attacks that once stopped it, and at ten
-times these rates:
+A `cleave serve` process trains opt-tiny on two `cleave join` processes. It checks no results,
+because compiled checks take more memory. In every other time window, a separate process at the
+lowest priority floods it in one way, at the rates of attacks that once stopped it, and at ten times
+these rates:
 
-- strangers with hellos of nested lists of 5 kB, 12 a second, each on a connection of its own;
+- strangers with hellos of nested lists of 5 kB, 12 per second, each on its own connection;
 - devices with one unused join code, whose links are measured; they announce messages of 256 MiB and
-  send as much of them as the server takes, 1.1 connections a second;
+  send as much of them as the server takes, 1.1 connections per second;
 - one admitted device that floods heartbeats, telemetry, pings and unexpected answers (each as large
-  as the results it was asked for), 66,667 a second, and comes back whenever it is disconnected;
-- one admitted device, the same in all windows, that leaves when it is given work, and comes back, 8
-  times a second;
-- slow handshakes from 127.0.0.2 to 127.0.0.5, as many as each address may have: 12.8 new ones a
-  second from each replace those that timed out.
+  as the requested results), 66,667 per second, and reconnects whenever it is disconnected;
+- one admitted device, the same in all windows, that leaves when it gets work, and reconnects, 8
+  times per second;
+- slow handshakes from 127.0.0.2 to 127.0.0.5, as many as each address may have: 12.8 new ones per
+  second and address replace those that timed out.
 
-First the server has no job, and the processor time that it spends on each flood is measured: that
-is what a flood can take from a job, whatever else the machine does. Windows without a flood,
-between others without one, show the effect of other load on the machine.
+First, without a job, the server's CPU time for each flood is measured: a flood takes this much from
+a job, independent of other load. Windows without a flood, between other such windows, show the
+effect of other load on the machine.
 
-All the time, newcomers from 127.0.0.6 with a join code of their own connect to have their link
-measured, and leave when they were welcomed.
+Throughout, newcomers from 127.0.0.6 with their own join code connect to have their link measured,
+and leave once they are welcomed.
 
-Bounds: steps a second in a flood at least 0.9 of those in the windows around it; the server's
-memory at most 100 MB more than before the first flood; every newcomer welcomed within a second.
-Each is printed with whether it was met.
+Bounds: steps per second in a flood at least 0.9 of those in adjacent windows; the server's memory
+at most 100 MB above that before the first flood; every newcomer welcomed within a second. Each is
+printed with whether it was met.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ NESTED_PER_S: Final = 12.0
 MEASURES_PER_S: Final = 1.1
 FLOOD_PER_S: Final = 800_000 / 12
 COMINGS_PER_S: Final = 8.0
-SLOW_PER_S: Final = 128 / 10  # each place is taken again when its 10 s are over
+SLOW_PER_S: Final = 128 / 10  # each slot is reused after its timeout of 10 s
 BEAT_S: Final = 0.05
 NEWCOMER_EVERY_S: Final = 0.25
-WORK_WITHIN_S: Final = 1.0  # a member that was given nothing by then floods all the same
+WORK_WITHIN_S: Final = 1.0  # a member without work after this time floods anyway
 IDLE_S: Final = 4.0
-LIFE_S: Final = 86400.0  # of join codes
-HOLD_S: Final = 8.0  # how long a stranger keeps a connection
+LIFE_S: Final = 86400.0  # lifetime of join codes
+HOLD_S: Final = 8.0  # seconds for which a stranger keeps a connection
 SLOW_TICK_S: Final = 0.005
 SLOW_FROM: Final = tuple(f"127.0.0.{n}" for n in (2, 3, 4, 5))
 NEWCOMER_FROM: Final = "127.0.0.6"
@@ -117,10 +117,10 @@ class Attacker:
     Args:
         host, port: address of the server.
         code: an unused join code.
-        members: a join code for many devices, or the credential of one.
+        members: a join code for many devices, or the credential of one device.
 
     Attributes:
-        credential: the device's own, once it got one.
+        credential: the device's own credential, once it got one.
     """
 
     def __init__(self, host: str, port: int, code: str, members: str) -> None:
@@ -154,7 +154,7 @@ class Attacker:
 
     async def _tried(self, way: Callable[[], Awaitable[None]]) -> None:
         self.done["connections"] += 1
-        with suppress(Exception):  # whatever becomes of a connection that is cut under it
+        with suppress(Exception):  # the server may cut the connection at any point
             async with asyncio.timeout(HOLD_S):
                 await way()
         self.done["ended"] += 1
@@ -181,10 +181,9 @@ class Attacker:
             await asyncio.sleep(HOLD_S)
 
     async def _slow_handshakes(self, per_s: float) -> None:
-        """Hold connections open that only began to speak, so many new ones from each address.
+        """Hold open connections with incomplete handshakes, `per_s` new ones from each address.
 
-        Bare sockets: through asyncio they would take a fifth of a core of a machine that the server
-        shares with its attacker.
+        Uses bare sockets, because asyncio would take a fifth of a core from the server's machine.
         """
         held: deque[tuple[float, socket.socket]] = deque()
         addresses, began_s, count = itertools.cycle(SLOW_FROM), time.monotonic(), 0
@@ -208,13 +207,13 @@ class Attacker:
         slow = socket.socket()
         slow.setblocking(False)
         slow.bind((address, 0))
-        with suppress(OSError):  # not connected yet, or cut already: it is held all the same
+        with suppress(OSError):  # not connected yet, or already cut; hold it anyway
             slow.connect_ex((self._host, self._port))
             slow.send(b"GET /ws HTTP/1.1\r\nHost: x\r\nX-Slow: ")
         return slow
 
     async def _member(self, kind: str, per_s: float, pause_s: float) -> None:
-        """Join, do what is asked until nothing is left, and flood; come back when disconnected."""
+        """Join, work until no work is left, then flood; reconnect when disconnected."""
         while True:
             hello = device_hello(
                 credential=self.credential, name="flood", memory_bytes=10**9, flops_per_s=1e9,
@@ -231,7 +230,7 @@ class Attacker:
     async def _flood_inside(self, socket: ClientConnection, kind: str, per_s: float) -> None:
         core, backend = DeviceCore(10**9), NumpyBackend()
         result_bytes = 4
-        while True:  # the test of its arithmetic, which it passes
+        while True:  # pass the server's arithmetic test
             try:
                 message = decode(await asyncio.wait_for(socket.recv(decode=False), WORK_WITHIN_S))
             except TimeoutError:
@@ -279,13 +278,13 @@ def _frame(kind: str, result_bytes: int) -> bytes:
 
 
 async def attack(host: str, port: int, code: str, members: str) -> None:
-    """Flood as standard input says.
+    """Run floods on commands from standard input.
 
-    A line `TIMES KIND` begins a flood, an empty line ends it; then print an answer.
+    A line `TIMES KIND` starts a flood, an empty line ends it and prints an answer.
     """
-    os.nice(19)  # strangers have computers of their own: this one takes what the job leaves
+    os.nice(19)  # real attackers have their own computers, so leave the CPU to the job
     allow_many_connections()
-    comer = members  # the credential of the device that comes and goes
+    comer = members  # credential of the device that leaves and reconnects
     while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
         times, _, kind = line.partition(" ")
         attacker = Attacker(host, port, code, comer if kind == COMING else members)
@@ -294,7 +293,7 @@ async def attack(host: str, port: int, code: str, members: str) -> None:
         failed = flooding.exception() if flooding.done() else None
         if failed is not None:
             traceback.print_exception(failed)
-        while not flooding.done():  # a connection that is being closed may swallow it once
+        while not flooding.done():  # closing a connection may swallow a cancellation
             flooding.cancel()
             await asyncio.wait({flooding}, timeout=0.5)
         if kind == COMING:
@@ -322,13 +321,13 @@ def attacking(host: str, port: int, code: str, members: str) -> Iterator[subproc
 
 @dataclass
 class Watched:
-    """What is measured of the server.
+    """Measurements of the server.
 
     Attributes:
-        steps_s: times when the job's steps ended.
-        cpu_s: pairs of a time and the server's processor time until then.
-        waits: when newcomers came, and how long each waited; None for a newcomer that was refused.
-        most_bytes: largest resident memory since the last reset.
+        steps_s: end times of the job's steps.
+        cpu_s: pairs of a time and the server's CPU time until then.
+        waits: pairs of a newcomer's arrival time and wait in seconds; None if it was refused.
+        most_bytes: peak resident memory since the last reset.
     """
 
     steps_s: list[float] = field(default_factory=list)
@@ -337,17 +336,17 @@ class Watched:
     most_bytes: int = 0
 
     def speed(self, since_s: float, until_s: float) -> float:
-        """Return steps a second, over whole steps."""
+        """Return steps per second, over whole steps."""
         ends = [at_s for at_s in self.steps_s if since_s <= at_s <= until_s]
         return (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 2 else 0.0
 
     def busy(self, since_s: float, until_s: float) -> float:
-        """Return the share of a core that the server takes."""
+        """Return the server's CPU usage as a share of one core."""
         spent = [(at_s, cpu_s) for at_s, cpu_s in self.cpu_s if since_s <= at_s <= until_s]
         return (spent[-1][1] - spent[0][1]) / (spent[-1][0] - spent[0][0])
 
     def cpu_a_step_s(self, since_s: float, until_s: float) -> float:
-        """Return the server's processor time for each step, in seconds."""
+        """Return the server's CPU time per step in seconds."""
         spent = [cpu_s for at_s, cpu_s in self.cpu_s if since_s <= at_s <= until_s]
         steps = sum(since_s <= at_s <= until_s for at_s in self.steps_s)
         return (spent[-1] - spent[0]) / max(1, steps)
@@ -355,7 +354,7 @@ class Watched:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Run `cleave serve`; yield the process and its first record; its output goes to `log`."""
+    """Run `cleave serve` with output to `log`; yield the process and its first record."""
     command = [
         sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--data", str(folder / "data"),
         "--json", "--verify", "off",
@@ -388,7 +387,7 @@ async def beside(*jobs: Awaitable[None]) -> AsyncIterator[None]:
 
 
 async def follow(client: OperatorClient, watched: Watched) -> None:
-    """Note when steps end."""
+    """Record the end times of steps."""
     async for record in client.records():
         if record.get("event") == "step":
             watched.steps_s.append(time.monotonic())
@@ -397,7 +396,7 @@ async def follow(client: OperatorClient, watched: Watched) -> None:
 
 
 async def weigh(pid: int, watched: Watched) -> None:
-    """Note the server's memory and processor time."""
+    """Record the server's memory and CPU time."""
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     while True:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -407,7 +406,7 @@ async def weigh(pid: int, watched: Watched) -> None:
 
 
 async def keep_coming(address: str, code: str, watched: Watched) -> None:
-    """Start newcomers at fixed intervals, whatever became of earlier ones."""
+    """Start newcomers at fixed intervals, independent of earlier ones."""
     async with asyncio.TaskGroup() as group:
         while True:
             group.create_task(newcomer(address, code, watched))
@@ -431,14 +430,14 @@ async def newcomer(address: str, code: str, watched: Watched) -> None:
 
 @dataclass
 class Seen:
-    """The figures of one flood by window: steps a second, also over those of windows around it."""
+    """The figures of one flood by window, such as steps per second, also relative to neighbours."""
 
     speeds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
     waits: list[float | None] = field(default_factory=list)
     growth_bytes: int = 0
-    busy: float = 0.0  # the share of a core that it takes of a server that does nothing else
+    busy: float = 0.0  # share of a core that the flood takes from an otherwise idle server
     done: Counter[str] = field(default_factory=Counter)
 
 
@@ -481,7 +480,7 @@ async def measure(rounds: int, window_s: float, floods: Sequence[str] = FLOODS) 
             weigh(process.pid, watched),
             keep_coming(target.address, codes[3]["code"], watched),
         ):
-            while len(watched.steps_s) < 20:  # the first ones plan, and send more
+            while len(watched.steps_s) < 20:  # the first steps plan, and send more
                 await asyncio.sleep(0.1)
             before = watched.most_bytes
             found = {}
@@ -495,7 +494,7 @@ async def measure(rounds: int, window_s: float, floods: Sequence[str] = FLOODS) 
 
 
 async def window(window_s: float) -> tuple[float, float]:
-    """Let time pass; return when it began and ended."""
+    """Wait for a window; return its start and end times."""
     began_s = time.monotonic()
     await asyncio.sleep(window_s)
     return began_s, time.monotonic()
@@ -504,7 +503,7 @@ async def window(window_s: float) -> tuple[float, float]:
 async def flood(
     kind: str, times: int, window_s: float, strangers: subprocess.Popen[str]
 ) -> tuple[tuple[float, float], dict[str, float]]:
-    """Run one window with a flood; return when it was, and what the attacker did in it."""
+    """Run one window with a flood; return its start and end times and the attacker's counts."""
     assert strangers.stdin is not None
     assert strangers.stdout is not None
     strangers.stdin.write(f"{times} {kind}\n")
@@ -527,7 +526,7 @@ async def flooded(
     strangers: subprocess.Popen[str],
     before: int,
 ) -> Seen:
-    """Run windows with and without one flood in turn; the first and the last are without."""
+    """Run windows with and without a flood in turn, starting and ending without."""
     seen = Seen()
     quiet = [await window(window_s)]
     attacked = []
@@ -546,7 +545,7 @@ async def flooded(
             watched.cpu_a_step_s(*quiet[number]) + watched.cpu_a_step_s(*quiet[number + 1])
         ) / 2
         seen.costs.append(watched.cpu_a_step_s(*span) / cheap if cheap else 0.0)
-        # One that came when the window ended may not be through yet.
+        # A newcomer at the window's end may still be waiting.
         came = [wait for at_s, wait in watched.waits if span[0] <= at_s <= span[1]]
         seen.waits += came
     return seen
@@ -584,7 +583,7 @@ def report(kind: str, times: int, seen: Seen) -> None:
 
 
 def summarise(found: dict[tuple[str, int], Seen], log: Path) -> None:
-    """Print the results of all floods, and what the server logged."""
+    """Print the results of all floods, and excerpts of the server's log."""
     ratios = [ratio for seen in found.values() for ratio in seen.ratios]
     print(f"all floods: steps/s over those without: {spread(ratios)}")
     lines = log.read_text().splitlines()

@@ -1,13 +1,13 @@
-"""Attacks by strangers during a job: whether it slows down, and whether the server's memory grows.
+"""Attack a server as a stranger during a job: measure slowdown and growth of memory.
 
     python -m benchmarks.knocking [--rounds N] [--steps N] [--connections N] [--quick]
 
-Trains opt-tiny on two `cleave join` processes. In every other block of steps a process of its own
-attacks the server: `--connections` connections, opened as fast as possible and held as long as the
-server lets it, slow handshakes, wrong credentials, wrong origins, and messages that announce or
-send a gigabyte. Blocks with and without an attack take turns. In a third kind of block, the same
-attack goes to a listener that has nothing to do with Cleave. That shows how much the attacker
-itself takes from the machine that it shares with the job, although it runs at the lowest priority.
+Trains opt-tiny on two `cleave join` processes, in three kinds of blocks of steps that take turns.
+In one, a separate process attacks the server: `--connections` connections, opened as fast as
+possible and held as long as the server allows, slow handshakes, wrong credentials, wrong origins,
+and messages that announce or send a gigabyte. In another, the same attack goes to an unrelated
+listener, which shows the attacker's own load on the machine, although it runs at the lowest
+priority. The third is quiet.
 
 Bounds: blocks under attack take at most 1.10 times as long as quiet ones; the server's memory
 grows by at most 64 MiB.
@@ -79,7 +79,7 @@ class Attacker:
         self.done: Counter[str] = Counter()
 
     async def volley(self, connections: int) -> None:
-        """Open this many connections as fast as possible, then a few in every other way."""
+        """Open `connections` connections as fast as possible, then attack in every other way."""
         limit = asyncio.Semaphore(AT_ONCE)
         few = max(2, connections // 200)
         for ways in (
@@ -99,7 +99,7 @@ class Attacker:
         await self._held("slow handshakes", b"GET /ws HTTP/1.1\r\nHost: x\r\nX-Slow: ")
 
     async def _held(self, what: str, said: bytes) -> None:
-        """Open a connection, send little, and hold it for a second unless it is closed."""
+        """Open a connection, send a few bytes, and hold it for a second unless it is closed."""
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(self._host, self._port)
             self.done[what] += 1
@@ -124,7 +124,7 @@ class Attacker:
                 self.done["wrong origins let in"] += 1
 
     async def _gigabyte(self, *, announced: bool) -> None:
-        """Send a gigabyte: one frame that announces it, or fragments that do not."""
+        """Send a gigabyte as one announced frame, or as fragments without announcement."""
         self.done["gigabytes"] += 1
         piece, sent = bytes(2**20), 0
         whole = b"\x82\xff" + GIGABYTE.to_bytes(8, "big") + NO_MASK
@@ -153,11 +153,11 @@ async def listen_elsewhere() -> int:
 
 
 async def attack(address: str) -> None:
-    """Attack as standard input says.
+    """Run attacks on commands from standard input.
 
-    Each line is `attack N` or `elsewhere N`; print an answer when it is done.
+    Each line is `attack N` or `elsewhere N`; an answer is printed when the attack is done.
     """
-    os.nice(19)  # strangers have computers of their own: this one takes what the job leaves
+    os.nice(19)  # real attackers have their own computers, so leave the CPU to the job
     parts = urlsplit(address)
     assert parts.hostname is not None
     assert parts.port is not None
@@ -207,7 +207,7 @@ def measure(rounds: int, steps: int, connections: int) -> None:
         assert strangers.stdout is not None
         server.fleet.wait_for(2)
         trainer = make_trainer(job, server.fleet)
-        for _ in range(2):  # the first plans and sends more
+        for _ in range(2):  # warm-up: the first step plans and sends more
             trainer.train_step()
         before = most = resident_bytes(os.getpid())
         for number in range(rounds):

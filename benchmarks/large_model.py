@@ -1,17 +1,17 @@
-"""OPT-1.3B on a machine of 24 GB, with the commands that a user gives.
+"""Train OPT-1.3B on a machine with 24 GB, using the normal command line.
 
     python -m benchmarks.large_model [--model opt-1.3b] [--seq 512] [--clip 1] [--methods METHODS]
 
-Trains two steps in plain PyTorch, in a program without Cleave that saves memory as its trainer does
+Trains two steps in plain PyTorch, in a program without Cleave that saves memory in the same way
 (gradient checkpointing, and an optimizer that steps in the backward pass). Then runs `cleave train
---devices 8 --batch 2 --seq 512 --dtype bf16` by each method, with `--devices 0`, and that with
-`--state-dir`. By stages the devices' weights are in this process, too, beside all gradients, so the
-optimizer's state goes to files there as well. Prints peak memory, how much of it was in no file,
-seconds of the second step as ratios to plain PyTorch, and how far the losses are from those of
-`--devices 0`, whose weights and text are the same. Exit code 1 beyond a limit. The limit of memory
-is for what is in no file: pages of mapped files are dropped where memory is short. Runs by stages
-are compared and not judged: eight devices share this machine's two cores there, and ONNX Runtime
-has no products in bf16 on its CPU, where PyTorch uses the processor's own.
+--devices 8 --batch 2 --seq 512 --dtype bf16` with each method, with `--devices 0`, and with
+`--devices 0 --state-dir`. By stages, this process also holds the devices' weights and all
+gradients, so the optimizer's state goes to files there as well. Prints peak memory, peak anonymous
+memory, seconds of the second step over plain PyTorch's, and differences of the losses from those of
+`--devices 0`, which has the same weights and text. Exit code 1 beyond a limit. The memory limit is
+for anonymous memory, because pages of mapped files are dropped when memory is short. Runs by stages
+are not judged: eight devices share the machine's two cores, and ONNX Runtime has no bf16 products
+on the CPU, while PyTorch uses the CPU's own.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _LOOK_S: Final = 0.1
 
 @dataclass(frozen=True)
 class Run:
-    """What one command took.
+    """The figures of one command.
 
     Attributes:
-        losses: of its steps.
-        step_s: of the last step, wall time.
-        peak_gb: largest resident memory, with pages of mapped files.
-        anonymous_gb: the most memory that was in no file at any time.
+        losses: losses of the steps.
+        step_s: wall time of the last step in seconds.
+        peak_gb: peak resident memory, including pages of mapped files.
+        anonymous_gb: peak anonymous memory.
     """
 
     losses: list[float]
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, devices: int, method: str, state: str = "")
 
 
 def plain_pytorch(options: argparse.Namespace) -> Run:
-    """Train two steps without Cleave, in a process of its own."""
+    """Train two steps without Cleave, in a separate process."""
     command = [sys.executable, "-m", "benchmarks.plain_step", options.model, "2", str(options.seq)]
     command.append(str(options.clip))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -92,7 +92,7 @@ def plain_pytorch(options: argparse.Namespace) -> Run:
 
 @contextmanager
 def _watched(pid: int) -> Iterator[list[int]]:
-    """Collect what memory of a process is in no file, several times a second."""
+    """Sample a process's anonymous memory several times per second."""
     found, over = [0], threading.Event()
 
     def look() -> None:
@@ -111,7 +111,7 @@ def _watched(pid: int) -> Iterator[list[int]]:
 def _anonymous_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = (int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
-    return 1024 * next(found, 0)  # a process that has ended has none
+    return 1024 * next(found, 0)  # a process that has ended has no such line
 
 
 def main() -> None:

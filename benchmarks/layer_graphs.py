@@ -1,15 +1,15 @@
-"""Layers as graphs: which models become graphs, how exact they are, and how fast.
+"""Check layers as graphs: supported models, accuracy and speed.
 
     python -m benchmarks.layer_graphs [--quick]
 
-Part 1 makes the graphs of small models of several families, with and without a mask of padding,
-and with adapters of `peft`. It compares output, input gradient and parameter gradients of a layer
-with plain PyTorch, relative to the largest element, and runs with one and two threads.
+Part 1 exports small models of several families, with and without a padding mask, and with `peft`
+adapters. It compares a layer's output, input gradient and parameter gradients with plain PyTorch,
+relative to the largest element, and runs with one and two threads.
 
-Part 2 takes a layer of OPT-125M with 4 x 512 tokens: forward and backward (with the forward
-computed again) by graph and by PyTorch, in turn. It prints the median ratio of the pairs.
+Part 2 times a layer of OPT-125M with 4 x 512 tokens, forward and backward (with recomputation), by
+graph and by PyTorch in turn. It prints the median ratio of the pairs.
 
-Part 3 says what importing ONNX Runtime costs a device's process.
+Part 3 measures the cost of importing ONNX Runtime in a device's process.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tests.graphs.models import small_model, with_lora
 
 FAMILIES: Final = ("opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt2", "phi")
 LIMIT: Final = 1e-5
-"""Of differences, relative to the largest element of what is compared."""
+"""Limit of differences, relative to the largest element of the compared array."""
 
 _TOKENS: Final = 24
 
 
 def masked(tokens: int) -> Tensor:
-    """Return the mask of a batch of two, the second of which is padded."""
+    """Return the mask of a batch of two sequences, the second of which is padded."""
     mask = torch.ones(2, tokens, dtype=torch.long)
     mask[1, tokens // 2 :] = 0
     return mask
@@ -59,7 +59,7 @@ def inputs_of(call: LayerCall, graphs: LayerGraphs, x: Tensor, dy: Tensor) -> di
 
 
 def by_torch(call: LayerCall, x: Tensor, dy: Tensor) -> dict[str, Array]:
-    """Return what the graphs return, computed by PyTorch."""
+    """Return the graphs' outputs as computed by PyTorch."""
     held = dict(call.layer.named_parameters())
     trained = {n: p for n, p in held.items() if p.requires_grad}
     y = call.run(tensors_of(call.layer), x, call.beside)
@@ -69,9 +69,9 @@ def by_torch(call: LayerCall, x: Tensor, dy: Tensor) -> dict[str, Array]:
 
 
 def errors(found: dict[str, Array], wanted: dict[str, Array]) -> tuple[float, float, float]:
-    """Return the largest errors of y, dx and of the gradients, relative to the largest element.
+    """Return the largest errors of y, dx and the gradients, relative to the largest element.
 
-    For gradients that is the largest of the layer: some are nothing but noise.
+    Gradients are relative to the layer's largest element, because some gradients are only noise.
     """
 
     def relative(name: str) -> float:
@@ -84,7 +84,7 @@ def errors(found: dict[str, Array], wanted: dict[str, Array]) -> tuple[float, fl
 
 
 def compare(title: str, model: nn.Module, mask: Tensor | None) -> bool:
-    """Make a layer's graphs and print how they compare; return whether they are exact."""
+    """Make a layer's graphs and print their errors; return whether they are within the limit."""
     ids = torch.arange(2 * _TOKENS).reshape(2, _TOKENS)
     began_s = time.perf_counter()
     call = layer_calls(model, ids, mask)[0]
@@ -109,7 +109,7 @@ def compare(title: str, model: nn.Module, mask: Tensor | None) -> bool:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return the seconds that something takes."""
+    """Return the duration of a call in seconds."""
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
@@ -136,7 +136,7 @@ def speed(pairs: int) -> None:
     for pair in range(pairs + 1):
         torch_s = timed(plain)
         graph_s = timed(lambda: (forward.run(feed), backward.run(feed)))
-        if pair:  # the first one warms up
+        if pair:  # the first pair is a warm-up
             ratios.append(graph_s / torch_s)
     print(
         f"a layer of OPT-125M, 4 x 512 tokens, forward and backward: {graph_s:.3f} s by graph, "
@@ -145,7 +145,7 @@ def speed(pairs: int) -> None:
 
 
 def importing() -> None:
-    """Print what importing ONNX Runtime costs a process that has numpy."""
+    """Print the cost of importing ONNX Runtime in a process that has loaded numpy."""
     code = (
         "import time, numpy, psutil\n"
         "def here(): return psutil.Process().memory_info().rss / 2**20\n"

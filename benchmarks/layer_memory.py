@@ -1,11 +1,11 @@
-"""Layers as graphs: the memory that running them takes, beside what the planner counts.
+"""Compare the memory of layers run as graphs with the planner's estimate.
 
     python -m benchmarks.layer_memory [--quick]
 
-A process of its own runs nothing but a layer's forward and backward graphs, several times in turn,
-as a device does. *Measured* is by how much its resident memory was at most above what it was once
-it had the sessions and their inputs. *Planned* is what the planner takes for that: the working
-memory of the layer, and what the graphs return. Ends with 1 where that is more than 15 % off.
+A separate process runs only a layer's forward and backward graphs, several times in turn, as a
+device does. *Measured* is its peak resident memory above that with sessions and inputs loaded.
+*Planned* is the planner's estimate: the layer's working memory and the graphs' outputs. Ends with 1
+if an estimate is more than 15 % off.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RIGHT: Final = 0.15
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer and what goes through it."""
+    """The sizes of a layer and its input."""
 
     family: str
     width: int
@@ -66,7 +66,7 @@ SHAPES: Final = (
 
 
 def model_of(shape: Shape) -> nn.Module:
-    """Return a model of one such layer."""
+    """Return a model with one layer of this shape."""
     import transformers
 
     config: Any
@@ -91,7 +91,7 @@ def model_of(shape: Shape) -> nn.Module:
 
 
 def compare(shape: Shape) -> bool:
-    """Measure a layer, print what it took, and return whether the planner was right within 15 %."""
+    """Measure a layer, print its memory, and return whether the planner was within 15 %."""
     torch.manual_seed(0)
     model = model_of(shape)
     ids = torch.arange(2 * shape.tokens).reshape(2, shape.tokens) % 512

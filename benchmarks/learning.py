@@ -1,4 +1,4 @@
-"""Whether a model learns: `opt-tiny` on the default corpus, five minutes on this machine.
+"""Check that a model learns: `opt-tiny` on the default corpus, five minutes on this machine.
 
     python -m benchmarks.learning
 

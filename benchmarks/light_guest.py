@@ -1,10 +1,10 @@
-"""What a device process costs the machine it runs on.
+"""Measure the start-up time and memory of a device process.
 
     python -m benchmarks.light_guest
 
-Makes a fresh virtual environment with Cleave's base requirements alone (no torch), joins a server
-from it, and prints the time from the command to being ready, and resident memory before and after
-computing, without its operands.
+Makes a fresh virtual environment with only Cleave's base requirements (no torch), joins a server
+from it, and prints the time from the command until the device is ready, and resident memory before
+and after computing, without the operands.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Network namespaces of this machine behind rate-limited links: Linux, root.
 
-A link is a veth pair with tbf, or, where it also delays, a pair of TUN interfaces with tbf between
+A link is a veth pair with tbf. A link with delay is a pair of TUN interfaces with tbf, between
 which `benchmarks.delayed_link` carries packets.
 
-Every namespace reaches every address of this machine. Namespaces reach one another through this
-machine, after `let_reach_one_another`: a byte then takes the uplink of one and the downlink of the
-other.
+Every namespace reaches every address of this machine. After `let_reach_one_another`, namespaces
+also reach one another through this machine, over the sender's uplink and the receiver's downlink.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from benchmarks.cores import LimitedCores, limited_cores
 from benchmarks.delayed_link import MTU
 
 MBIT: Final = 125_000.0
-"""Bytes a second of 1 Mbit/s."""
+"""Bytes per second in 1 Mbit/s."""
 
 _LIMIT: Final = "burst 32kb latency 100ms"
 
@@ -33,10 +32,10 @@ class LimitedNamespace:
     """A network namespace behind a limited link.
 
     Attributes:
-        name: of the namespace.
-        host, guest: the addresses of the link's ends: of this machine, and inside.
-        here, there: the interfaces at its ends.
-        cores: what its processes may use of this machine; None for all.
+        name: name of the namespace.
+        host, guest: addresses of the link's ends on this machine and inside the namespace.
+        here, there: interfaces at the link's ends.
+        cores: limit on the cores of processes inside; None for no limit.
     """
 
     name: str
@@ -47,12 +46,12 @@ class LimitedNamespace:
     cores: LimitedCores | None = None
 
     def inside(self, *command: str) -> list[str]:
-        """Return a command that is run in the namespace. Its process is that of the command."""
+        """Return a command line that runs a command in the namespace, as the same process."""
         linked = ["ip", "netns", "exec", self.name, *command]
         return linked if self.cores is None else self.cores.inside(*linked)
 
     def passed_bytes(self) -> tuple[int, int]:
-        """Return how many bytes went down to the namespace and up from it, headers included."""
+        """Return the bytes sent down to the namespace and up from it, including headers."""
         counters = Path("/sys/class/net", self.here, "statistics")
         down, up = ((counters / f"{way}_bytes").read_text() for way in ("tx", "rx"))
         return int(down), int(up)
@@ -62,15 +61,15 @@ class LimitedNamespace:
 def limited_namespace(
     number: int, down: float, up: float, delay_s: float = 0.0, cores: float = 0.0
 ) -> Iterator[LimitedNamespace]:
-    """Yield a network namespace behind a limited link, and delete it with the block.
+    """Yield a network namespace behind a limited link, and delete it after the block.
 
     Args:
-        number: tells apart the namespaces of one process, below 256.
-        down, up: rates of the link to and from the namespace, in bytes a second.
-        delay_s: how long a byte takes each way besides.
-        cores: how many of this machine's cores processes inside may use together; 0 for all.
+        number: number of the namespace, unique within this process, below 256.
+        down, up: rates of the link to and from the namespace, in bytes per second.
+        delay_s: additional one-way delay in seconds.
+        cores: cores that all processes inside may use together; 0 for all.
     """
-    own = os.getpid() % 10_000  # another run, or one that was killed, has others
+    own = os.getpid() % 10_000  # avoids clashes with other runs, including killed ones
     name, here, there = f"cleave-{own}-{number}", f"cv{own}-{number}a", f"cv{own}-{number}b"
     network = f"10.{64 + own % 128}.{number}"
     with ExitStack() as stack:
@@ -98,7 +97,7 @@ def limited_namespace(
 
 @contextmanager
 def _delayed_pair(here: str, there: str, delay_s: float) -> Iterator[None]:
-    """Make two interfaces with a delay between them; both are on this machine at first."""
+    """Make two interfaces with a delay between them, both on this machine at first."""
     command = [sys.executable, "-m", "benchmarks.delayed_link", here, there, str(delay_s)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -118,7 +117,7 @@ def _delete(command: str) -> None:
 
 
 def let_reach_one_another(namespaces: Sequence[LimitedNamespace]) -> None:
-    """Have this machine forward between namespaces; on their own interfaces alone.
+    """Make this machine forward packets between namespaces, only on their own interfaces.
 
     Raises:
         OSError: when the system does not allow it.
@@ -128,7 +127,7 @@ def let_reach_one_another(namespaces: Sequence[LimitedNamespace]) -> None:
 
 
 def namespaces_missing() -> str:
-    """Return why there are no namespaces here; empty if there are."""
+    """Return why this machine cannot make namespaces; empty if it can."""
     if not sys.platform.startswith("linux"):
         return "this is not Linux"
     if os.geteuid() != 0:

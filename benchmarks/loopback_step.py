@@ -1,11 +1,11 @@
-"""What a training step costs over loopback WebSockets, against plain PyTorch in the same run.
+"""Compare a training step over loopback WebSockets with plain PyTorch in the same run.
 
     python -m benchmarks.loopback_step
 
-OPT-125M, batch 2, sequence 32, fp32, with 2 and 4 device processes: step time as a ratio, fixed
-cost of a small GEMM, bytes over those of sending every operand and result once, and memory of the
-PS and the devices from step 5 to step 55. The process waits passively in OpenMP, as `cleave
-serve` does; plain PyTorch is timed in the same process.
+Trains OPT-125M, batch 2, sequence 32, fp32, with 2 and 4 device processes. Prints the step time as
+a ratio, the fixed cost of a small GEMM, bytes relative to sending every operand and result once,
+and memory of the PS and devices from step 5 to step 55. The process waits passively in OpenMP, as
+`cleave serve` does; plain PyTorch is timed in the same process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def small_gemm_s(fleet: Fleet, repeats: int = 200) -> float:
 
 
 def settled_bytes(trainer: Trainer, pids: Sequence[int]) -> list[float]:
-    """Return resident bytes of each process: the median over five steps, as allocators vary."""
+    """Return each process's resident bytes, as the median of five steps to even out allocators."""
     samples = []
     for _ in range(5):
         trainer.train_step()

@@ -1,13 +1,13 @@
-"""Whether an offloaded model does as a plain one, whatever its owner does to it between passes.
+"""Check that an offloaded model matches a plain one after changes between passes.
 
     python -m benchmarks.model_changes [--sequences 5000] [--seed 0] [--methods tiles,stages]
         [--emulated]
 
-Each sequence makes a small Llama, half of them with two adapters, and does up to eight changes of
+Each sequence makes a small Llama, half of them with two adapters. It applies up to eight changes of
 `tests.training.model_changes` to it and to a plain copy: freezing, changes in place and through
 `.data`, load_state_dict, adapters switched, scaled, merged and disabled, autocast, dtypes, copies,
-hooks, wrappers. After each, loss and every gradient must be those of plain PyTorch. Two processes
-of `cleave join` do the work; with `--emulated` two emulated devices do, which is faster.
+hooks, wrappers. After each change, loss and all gradients must equal plain PyTorch's. Two `cleave
+join` processes do the work, or, with `--emulated`, two emulated devices, which is faster.
 
 Prints a line for each sequence that differs, and the counts. Ends with 1 if one differs.
 """
@@ -28,14 +28,14 @@ from tests.training.model_changes import Subject, check, drawn, made, on_fleet
 
 
 def main() -> None:
-    """Try sequences and print what differs."""
+    """Try sequences and print the differences."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0, help="of the first sequence")
     parser.add_argument("--methods", default="tiles,stages")
     parser.add_argument("--emulated", action="store_true")
     given = parser.parse_args()
-    warnings.filterwarnings("ignore")  # of conversions that a change may do
+    warnings.filterwarnings("ignore")  # changes may trigger warnings about conversions
     wrong = changes = 0
     methods = given.methods.split(",")
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What one overview costs the server's loop: 1000 known devices, with a GEMM under way.
+"""Measure the cost of one overview in the server's loop: 1000 known devices, a GEMM in flight.
 
 python -m benchmarks.overview --devices 1000
 """
@@ -54,7 +54,7 @@ class Fleet:
         return FleetCounters()
 
     def progress(self) -> StepProgress | None:
-        """Return None: no step is under way."""
+        """Return None: no step is running."""
         return None
 
     def timeline(self, session: int) -> list[TimeSpan]:

@@ -1,12 +1,12 @@
-"""Steps of a model in plain PyTorch, without Cleave, in bf16 and with little memory.
+"""Train in plain PyTorch, without Cleave, in bf16 and with little memory.
 
     python -m benchmarks.plain_step MODEL BATCH TOKENS CLIP
 
-Weights and tokens are random. Activations are computed again in the backward pass, AdamW steps on
-each parameter as soon as its gradient is there, and products are in bf16 by autocast, as PyTorch's
-own documentation tells it where memory is short. Where gradients are clipped (CLIP above 0) their
-norm is needed before the first step, and there is no room for all of them at once: it takes a
-backward pass of its own. Prints a line of JSON for each of two steps, with its loss and seconds.
+Weights and tokens are random. Uses gradient checkpointing, an AdamW step on each parameter as soon
+as its gradient is complete, and bf16 autocast, as PyTorch's documentation recommends for little
+memory. Clipping (CLIP above 0) needs the norm of all gradients before the first update. They do not
+fit in memory together, so the norm takes a separate backward pass. Prints a line of JSON for each
+of two steps, with its loss and seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS = 2
 def main() -> None:
     """Train."""
     name, batch, tokens, clip = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-    spec = find_model(name)  # its sizes alone
+    spec = find_model(name)  # only the sizes are used
     config = OPTConfig(
         vocab_size=spec.vocabulary, hidden_size=spec.width, num_hidden_layers=spec.layers,
         num_attention_heads=spec.heads, ffn_dim=spec.ffn_width, word_embed_proj_dim=spec.width,

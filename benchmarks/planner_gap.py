@@ -1,9 +1,9 @@
-"""Plans against their bound, against the published scheme, and behind a card; and planning time.
+"""Compare plans with their bound and the published scheme, limit the PS card, time the planner.
 
     python -m benchmarks.planner_gap            # everything, some minutes
     python -m benchmarks.planner_gap --quick    # OPT-13B alone
 
-Fleets are `paper-N`, batch 128, 1024 tokens, bf16. Times of planning are of one thread.
+Fleets are `paper-N`, batch 128, 1024 tokens, bf16. Planning times are for one thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def fleet(devices: int) -> list[DeviceRates]:
 
 
 def covers(plan: Plan) -> bool:
-    """Say whether volumes add up and no two tiles of the plan overlap."""
+    """Return whether the tiles' volumes add up and no two tiles overlap."""
     boxes = np.array([[*t.tile.m, *t.tile.n, *t.tile.k] for t in plan.tiles])
     if sum(t.tile.volume for t in plan.tiles) != plan.gemm.volume:
         return False
@@ -69,7 +69,7 @@ def _mark(kind: str, devices: int) -> float:
 
 
 def _reason(plan: Plan) -> str:
-    """Return why a plan is further from its bound than others."""
+    """Return text on why a plan is far from its bound."""
     cut = len(plan.tiles) - plan.devices_used
     if cut:
         return f"memory: shares that fit no device whole were cut into {cut} tiles more"
@@ -82,7 +82,7 @@ def _reason(plan: Plan) -> str:
 
 
 def gaps(models: Sequence[str]) -> None:
-    """Print the gap to the isolated bound, with the fill of strips apart."""
+    """Print the gap to the isolated bound, with the pipeline fill of strips listed separately."""
     print("gap of the makespan to the isolated bound, every device at its own best depth")
     for devices in FLEETS:
         rates = fleet(devices)
@@ -161,7 +161,7 @@ def against_published() -> None:
 
 
 def behind_a_card() -> None:
-    """Print whether a larger fleet ever takes longer behind a card."""
+    """Print whether a larger fleet ever takes longer with a limited PS card."""
     print("OPT-13B step behind a PS card, devices added to one fleet")
     everyone = fleet(8192)
     gemms = step_gemms(find_model("opt-13b"), BATCH, SEQ, fused_siblings=True)

@@ -1,12 +1,12 @@
-"""Llama-2-7B with frozen weights in 4 bits (QLoRA): on four devices of 3 GB, and for real.
+"""Train Llama-2-7B with frozen 4-bit weights (QLoRA), emulated on four 3 GB devices and for real.
 
     python -m benchmarks.qlora [--rows 8] [--seq 512] [--skip-real]
 
-- virtual time: `DEVICES` phones on Wi-Fi that offer 3 GB each train it by stages, with weights in
-  16, 8 and 4 bits: what they hold at most (at most 3 GB each, below 5 GB of weights in all), and
-  the plan's time against the virtual time;
-- real: a step of it on this machine, random weights, its layers as graphs on emulated devices that
-  compute, and what memory the process took at most.
+- virtual time: `DEVICES` phones on Wi-Fi that offer 3 GB each train by stages, with weights in 16,
+  8 and 4 bits. Prints their peak memory (limits: 3 GB each, 5 GB of weights in all), and the
+  plan's time against the virtual time;
+- real: one step on this machine with random weights and layers as graphs on emulated devices that
+  compute. Prints the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SETTINGS: Final = Settings(
 
 
 def phones(*, heat: bool = True) -> list[FleetDevice]:
-    """Return the devices, which slow down as they get hot unless told otherwise."""
+    """Return the devices, with thermal slowdown unless `heat` is False."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "phones.toml"
         path.write_text(
@@ -59,7 +59,7 @@ def phones(*, heat: bool = True) -> list[FleetDevice]:
 
 
 def in_virtual_time(bits: Bits | None, rows: int, sequence: int) -> bool:
-    """Plan and emulate steps; return whether that is possible, and as said."""
+    """Plan and emulate steps; return whether a plan exists and meets the limits."""
     card = card_of(1)
     cool, hot = (
         VirtualRuntime(
@@ -100,7 +100,7 @@ def in_virtual_time(bits: Bits | None, rows: int, sequence: int) -> bool:
 
 
 def for_real(sequence: int) -> bool:
-    """Train a step on this machine."""
+    """Train one step on this machine."""
     import cleave
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.records import Record, StepRecord

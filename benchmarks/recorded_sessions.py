@@ -1,12 +1,12 @@
-"""Terminal sessions as users see them, at 80 columns: recordings, pictures, and what reads badly.
+"""Record terminal sessions at 80 columns, draw them, and report faults.
 
     python -m benchmarks.recorded_sessions [demo plan ...] [--out recorded-sessions] [--columns 80]
 
 Runs commands of the README and the tutorial in a pseudo-terminal with colours and 30 rows. Writes
-`NAME.cast` for asciinema, `NAME.svg` with all lines that the terminal showed at the end, and
-`NAME-midway.svg` with those in the middle of the session, progress bars included. Exit code 1 where
-a line is wrapped or cut, a program shows a traceback or ends with another code than 0, or a
-recording has the name of this machine, its user or a folder in it.
+`NAME.cast` for asciinema, `NAME.svg` with all lines at the end of the session, and
+`NAME-midway.svg` with all lines at half time, including progress bars. Exit code 1 if a line is
+wrapped or cut, a program shows a traceback or exits with a nonzero code, or a recording contains
+the name of this machine, its user or a folder.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ROOT: Final = Path(__file__).parent.parent
 ROWS: Final = 30
 LIMIT_S: Final = 300.0
 HOME: Final = "/home/someone"
-"""The home folder in recordings: as long as `tempfile` names a folder in /tmp."""
+"""The home folder in recordings; as long as a path from `tempfile` in /tmp."""
 
 _CLEAVE: Final = "import sys; sys.argv[0] = 'cleave'; from cleave_cli.main import main; main()"
-"""Does what the installed command does, with the code of this folder."""
+"""Runs the `cleave` command with the code of this folder."""
 
 SESSIONS: Final = {
     "help": "cleave --help",
@@ -54,7 +54,7 @@ SESSIONS: Final = {
 
 
 def main() -> None:
-    """Record the sessions, and say what is wrong with them."""
+    """Record the sessions and print their faults."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _recorded(name: str, folder: Path, columns: int) -> bool:
-    """Record a session and write its files; return whether nothing is wrong with it."""
+    """Record a session and write its files; return whether it has no faults."""
     session, private = _run(SESSIONS[name], columns)
     last_s = session.output[-1].at_s
     (folder / f"{name}.cast").write_text(to_cast(session), encoding="utf-8")
@@ -87,7 +87,7 @@ def _recorded(name: str, folder: Path, columns: int) -> bool:
 
 
 def _run(command: str, columns: int) -> tuple[Recording, list[str]]:
-    """Run a command in a new home folder; return it, and texts that must not be in it."""
+    """Run a command in a new home folder; return its recording and the texts forbidden in it."""
     with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as home:
         folder = Path(home) / "cleave"
         folder.mkdir()
@@ -105,7 +105,7 @@ def _run(command: str, columns: int) -> tuple[Recording, list[str]]:
 
 
 def _environment(home: str) -> Mapping[str, str]:
-    """Return what a user's terminal has set, and nothing else of this one's."""
+    """Return the environment of a user's terminal, without this process's other variables."""
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": home,

@@ -1,4 +1,4 @@
-"""What the loss of a device costs the GEMM under way.
+"""Measure the cost of losing a device during a GEMM.
 
     python -m benchmarks.recovery [--part virtual|real] [--losses N] [--devices N] [--seed S]
                                   [--strips own|many] [--rounds N]
@@ -6,15 +6,13 @@
 1. In virtual time, GEMMs of one OPT-13B layer on paper-256: one device vanishes at a random moment.
    The extra time over the undisturbed GEMM, without detection, is at most 5 % of the makespan in
    the median over devices and moments, 12 % at worst. With `--strips many` blocks cost the server
-   nothing, so that the planner cuts 16 strips a side and leaves devices no slack in which a loss
-   would go unnoticed.
-2. With real processes: six emulated devices, each a process of its own with its own WebSocket, on a
-   real server; every result is checked, and the product compared with numpy's. One process gets
-   SIGKILL, or SIGSTOP, after which its connection stays open and nothing tells the server.
-   Detection is the time from the signal until the first of its blocks is given to another device,
-   or until the GEMM ends if it had none left; it is printed apart. A fleet that small is a sixth
-   slower from then on, whatever the server does. What that alone costs is printed, too, but not
-   subtracted from any figure.
+   nothing, so the planner cuts 16 strips per side and leaves devices no slack to hide a loss.
+2. With real processes: six emulated devices, each a separate process with its own WebSocket, on a
+   real server. Every result is checked, and the product compared with numpy's. One process gets
+   SIGKILL, or SIGSTOP, which leaves its connection open and sends the server no signal. Detection
+   is the time from the signal until another device gets the first of its blocks, or until the GEMM
+   ends if no block was left; it is printed separately. So small a fleet is a sixth slower after the
+   loss. The cost of that alone is also printed, but not subtracted from any figure.
 """
 
 from __future__ import annotations
@@ -73,10 +71,10 @@ latency_s = 0.01
 
 @dataclass(frozen=True)
 class Loss:
-    """A device that goes away.
+    """The loss of a device.
 
     Attributes:
-        device: its number.
+        device: number of the device.
         at_s: seconds after the GEMM was submitted.
     """
 
@@ -85,7 +83,7 @@ class Loss:
 
 
 def matrix(rows: int, columns: int) -> Buffer:
-    """Return a bf16 matrix that has only a size, no memory of its own."""
+    """Return a bf16 matrix with a shape but no memory of its own."""
     return Buffer(np.broadcast_to(np.uint16(0), (rows, columns)), DType.BF16)
 
 
@@ -103,7 +101,7 @@ def makespan_s(gemm: Gemm, planner: TilePlanner, devices: int, loss: Loss | None
 
 
 def run(fleet: Fleet, gemm: Gemm) -> None:
-    """Run one GEMM without values, by its sizes alone."""
+    """Run one GEMM by its sizes alone, without values."""
     a, b = fleet.operand(matrix(gemm.m, gemm.k)), fleet.operand(matrix(gemm.k, gemm.n))
     fleet.submit(Side(a), Side(b), matrix(gemm.m, gemm.n)).result()
 
@@ -141,7 +139,7 @@ def losses_in_virtual_time(count: int, devices: int, seed: int, ps: PsRates | No
 
 
 class Household:
-    """The device processes of a server; those that are lost are replaced."""
+    """The device processes of a server; lost processes are replaced."""
 
     def __init__(self, server: Server, folder: Path, source: str) -> None:
         self._server = server
@@ -190,8 +188,8 @@ class Course:
     """The times of a GEMM.
 
     Attributes:
-        took_s: its makespan in seconds.
-        detected_s: seconds from the signal to the first task that another device got.
+        took_s: makespan in seconds.
+        detected_s: seconds from the signal until another device got the first task.
     """
 
     took_s: float
@@ -200,7 +198,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Strike:
-    """A signal to a device's process, some seconds after the GEMM was submitted."""
+    """A signal to a device process, at a time after the GEMM was submitted."""
 
     process: int
     number: signal.Signals
@@ -240,14 +238,14 @@ def course(server: Server, rng: np.random.Generator, strike: Strike | None) -> C
 
 
 def losses_of_processes(rounds: int, seed: int) -> None:
-    """Measure and print what the losses of processes cost."""
+    """Measure and print the cost of losing processes."""
     rng = np.random.default_rng(seed)
     with household() as (server, home):
         course(server, rng, None)
         plain = [course(server, rng, None).took_s]
         for number in (signal.SIGKILL, signal.SIGSTOP):
             lost: list[Course] = []
-            due: list[float] = []  # what a sixth of the fleet costs from that moment on
+            due: list[float] = []  # cost of having a sixth less of the fleet from that moment on
             for _ in range(rounds):
                 victim = int(rng.integers(PROCESSES))
                 moment = float(rng.uniform(0.05, 0.9))

@@ -1,9 +1,9 @@
-"""Losses with Cleave against plain PyTorch: OPT-125M, 20 steps.
+"""Compare losses with plain PyTorch's: OPT-125M, 20 steps.
 
     python -m benchmarks.same_losses
 
-Eight emulated devices in fp32 and bf16, and three joined processes over WebSockets of which one is
-killed (SIGKILL) after step 10; prints the largest relative difference over all steps.
+Runs eight emulated devices in fp32 and bf16, and three joined processes over WebSockets, one of
+which gets SIGKILL after step 10. Prints the largest relative difference over all steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The screenshots in docs/: the dashboard of a real server that trains on 200 emulated devices.
+"""Take the screenshots in docs/: the dashboard of a server that trains on 200 emulated devices.
 
     python -m benchmarks.screenshots [--folder docs/screenshots]
 
-Server, devices and training are processes that start as a user starts them. Screenshots are taken
-in Chromium: light and dark, on a desktop and on a phone.
+Server, devices and training are started with a user's commands. Screenshots are taken in Chromium:
+light and dark, on a desktop and on a phone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.web.watched import watched
 DEVICES = 200
 STEPS = 400
 WARM_STEPS = 25  # so that curves have a shape
-SAMPLES = 20  # replies that a page has shown before its picture is taken: its charts have a shape
+SAMPLES = 20  # replies shown before the screenshot, so that charts have a shape
 COLOURS = 64
 PHONE_PX = {"x": 0, "y": 0, "width": 390, "height": 1500}
 
@@ -59,7 +59,7 @@ def _training(stack: ExitStack, place: Path) -> str:
     emulate = ("--devices", str(DEVICES), "--fleet", "home-mix", "--speed", "20")
     join_url = json.loads(pair.stdout)["url"]
     stack.enter_context(started("emulate", *emulate, "--server", join_url))
-    for note in lines:  # the server says how many there are whenever one joins
+    for note in lines:  # the server reports the number of devices at every join
         if str(note.get("text", "")).endswith(f"; {DEVICES} devices"):
             break
     train = (
@@ -80,7 +80,7 @@ def _take(browser: Browser, url: str, file: Path, *, scheme: str, phone: bool) -
         expect(page.get_by_text(re.compile(rf"^{DEVICES} devices$"))).to_be_visible(
             timeout=PATIENCE_S * 1000
         )
-        # Those that did most, and the first of them with its timeline.
+        # Show the busiest devices, and the timeline of the first.
         page.get_by_role("columnheader", name="Blocks").get_by_role("button").click()
         page.locator(".devices tbody th button").first.click()
         expect(page.locator(".timeline canvas")).to_be_visible()
@@ -97,9 +97,9 @@ def _take(browser: Browser, url: str, file: Path, *, scheme: str, phone: bool) -
 
 
 def _write_small(picture: bytes, file: Path) -> None:
-    """Write a PNG with a palette: a page has few colours, and the file is a third of the size."""
+    """Write a PNG with a palette, a third of the size; a page has few colours."""
     image = Image.open(BytesIO(picture)).convert("RGB")
-    # The usual method gives the palette to shades of grey, and a warning loses its colour.
+    # The default method spends the palette on shades of grey, and a warning loses its colour.
     few = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(file, optimize=True)
 

@@ -1,12 +1,11 @@
-"""Memory of one server of several: the peak above what its process needs for a tiny model.
+"""Measure the memory of one of several servers: its peak above that for a tiny model.
 
     python -m benchmarks.server_memory [--model opt-350m] [--servers 1,2,4] [--memory plain]
 
-Each server trains on its own processor, in a process of its own, over gloo. Gradients and the
-optimizer's moments are shared (ZeRO, stage 2), weights are not: 4 + 12 / N bytes for a parameter.
-With `--memory sharded` weights are, too: 16 / N bytes; one server then recomputes as they do.
-What the system has swapped out counts as memory, so that servers may need more together than this
-machine has (Linux).
+Each server trains on its own CPU, in a separate process, over gloo. Gradients and the optimizer's
+moments are sharded (ZeRO, stage 2), weights are not: 4 + 12 / N bytes per parameter. With `--memory
+sharded` weights are sharded, too: 16 / N bytes; a single server then also recomputes activations.
+Swapped-out memory counts, so that servers may together need more than this machine has (Linux).
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _LOOK_S: Final = 0.02
 def serve(
     rank: int, count: int, store: str, model: str, memory: str, folder: str, out: Connection
 ) -> None:
-    """Train two steps as one of the servers; send the peak above the base, in bytes."""
+    """Train two steps as one of the servers; send the peak above the base in bytes."""
     import torch
     import torch.distributed as dist
 
-    # Default arguments in there are the group of when it is imported, as training does sooner or
-    # later. They would keep a group that exists by then, and its threads, beyond the end of Python,
-    # which ends some processes with "terminate called without an active exception".
+    # Import before a group exists: default arguments in this module keep the current group. That
+    # group and its threads would outlive Python, which ends some processes with "terminate called
+    # without an active exception".
     import torch.distributed.nn
 
     from cleave.training.loop.job import JobSpec
@@ -52,29 +51,29 @@ def serve(
         model, steps=2, batch=count, seq=64, method="local", memory=memory, checkpoint_every=0
     )
     context = TrainContext(None, lambda record: None, ranks=ranks)
-    tiny = replace(job, model="opt-nano")  # which loads all that training needs
+    tiny = replace(job, model="opt-nano")  # loads everything that training needs
     train(tiny, RunFolder(Path(folder, "tiny")), context, dataset=prepare(tiny, context))
     dataset = prepare(job, context)
     base = held()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     with Peak() as peak:
         train(job, RunFolder(Path(folder, "run")), context, dataset=dataset)
-    # What was resident at most is known to the byte; what is also swapped out is looked at.
+    # The system records the resident peak exactly; memory with swap is only sampled.
     out.send(max(status("VmHWM"), peak.most) - base)
     if count > 1:
         dist.destroy_process_group()
 
 
 def held() -> int:
-    """Return what this process holds in memory and swapped out, in bytes."""
+    """Return this process's resident and swapped-out memory in bytes."""
     return status("VmRSS") + status("VmSwap")
 
 
 class Peak:
-    """Looks at what this process holds until the block ends. A context manager.
+    """Context manager that samples this process's memory until the block ends.
 
     Attributes:
-        most: that it held, in bytes.
+        most: peak memory in bytes.
     """
 
     def __init__(self) -> None:
@@ -96,7 +95,7 @@ class Peak:
 
 
 def status(name: str) -> int:
-    """Return a size that the system tells of this process, in bytes."""
+    """Return a memory figure of this process from the system, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -104,7 +103,7 @@ def status(name: str) -> int:
 
 
 def peaks(count: int, model: str, memory: str) -> list[int]:
-    """Return the peak of each of so many servers."""
+    """Return the peak of each of `count` servers."""
     context = multiprocessing.get_context("spawn")
     found, processes = [], []
     with tempfile.TemporaryDirectory(prefix="cleave-benchmark-") as folder:
@@ -134,7 +133,7 @@ def main() -> None:
     print(f"{given.model}, --memory {given.memory}: peak of the server that needs most")
     print(f"{'servers':>7}{'MB':>9}{'of one':>9}")
     first = 0
-    os.environ.update(MALLOC)  # as Ray's workers have it
+    os.environ.update(MALLOC)  # as in Ray's workers
     for count in map(int, given.servers.split(",")):
         sharded = count == 1 and given.memory == "sharded"
         most = max(peaks(count, given.model, "recompute" if sharded else given.memory))

@@ -1,11 +1,11 @@
-"""Several servers against one: losses, what a killed server costs, and whether devices stay.
+"""Compare several servers with one: losses, cost of a killed server, and whether devices stay.
 
-Ray's nodes are processes of this machine, and devices are emulated in real time. Every run is a
-`cleave train` of its own, on 2 and 4 nodes with as many servers. All devices join the first, and
-are sent on to the others; sequences do not go up evenly. Losses are compared with those of one
-server and of plain PyTorch. One run of each method has a server killed by SIGKILL in mid-step. Exit
-code 1 where losses are more than 1e-4 off one server's, or devices left when a server was killed.
-With `--served` jobs are sent to `cleave serve --servers N` instead, once its devices are spread.
+Ray's nodes are processes on this machine, and devices are emulated in real time. Every run is a
+separate `cleave train`, on 2 and 4 nodes with as many servers. All devices join the first server
+and are redirected to the others. Sequences do not divide evenly. Losses are compared with those of
+one server and of plain PyTorch. One run of each method kills a server by SIGKILL in mid-step. Exit
+code 1 if losses differ from one server's by more than 1e-4, or if devices left when a server was
+killed. With `--served` jobs go to `cleave serve --servers N` instead, once its devices are spread.
 
     python -m benchmarks.servers    # needs cleave-train[ray]; about 15 minutes on 2 cores
     python -m benchmarks.servers --only stages --servers 1,2 --no-kill
@@ -39,7 +39,7 @@ STEP = "step"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all runs have in common."""
+    """The common settings of all runs."""
 
     model: str
     steps: int
@@ -59,17 +59,17 @@ class Setting:
 
 @dataclass(slots=True)
 class Run:
-    """What came of one run.
+    """The result of one run.
 
     Attributes:
-        losses: of each step.
-        step_s: the median of all steps.
-        wall_s: from the first step's end to the last one's.
-        joined: how often devices joined, those that were sent on twice.
-        fewest: devices that were connected at least after a server was killed.
-        dealt: what the servers said of the sequences that each does.
-        lost_s, redone: of a killed server, seconds from then until its step was done, and steps
-            that were done again.
+        losses: loss of each step.
+        step_s: median seconds of a step.
+        wall_s: seconds from the end of the first step to the end of the last.
+        joined: number of joins; redirected devices count twice.
+        fewest: smallest number of connected devices after a server was killed.
+        dealt: the servers' reports on the sequences of each server.
+        lost_s, redone: after a server was killed, seconds until its step was finished, and number
+            of repeated steps.
     """
 
     losses: list[float]
@@ -83,13 +83,13 @@ class Run:
 
 
 def cleave(*arguments: str) -> list[str]:
-    """Return a command."""
+    """Return the command line of a `cleave` command."""
     return [sys.executable, "-m", "cleave_cli", *arguments]
 
 
 @contextmanager
 def nodes(count: int) -> Iterator[str]:
-    """Run a Ray cluster of so many nodes on this machine; yield its address."""
+    """Run a Ray cluster of `count` nodes on this machine; yield its address."""
     ray = str(Path(sys.executable).parent / "ray")
     host, port = outside_address(), 26379
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -122,7 +122,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes], enough: int, event: str) -> None:
-    """Wait until a command has printed so many records of a kind."""
+    """Wait until a command has printed `enough` records of an event."""
     until_s = time.monotonic() + WAIT_S
     while sum(record.get("event") == event for record in records(path)) < enough:
         if process.poll() is not None or time.monotonic() > until_s:
@@ -131,7 +131,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], enough: int, event: s
 
 
 def started(command: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
-    """Start a command whose records go to a file, and the rest beside it."""
+    """Start a command with stdout in a file and stderr in a file next to it."""
     with out.open("wb") as printed, out.with_suffix(".err").open("wb") as errors:
         return subprocess.Popen(command, stdout=printed, stderr=errors)
 
@@ -140,7 +140,7 @@ def started(command: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
 def training(
     setting: Setting, method: str, servers: int, folder: Path, *, served: bool
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Train on so many servers, with emulated devices; yield what prints the steps."""
+    """Train on `servers` servers with emulated devices; yield the process that prints the steps."""
     out = folder / "train.jsonl"
     job = (
         "train", *setting.options, "--method", method, "--audit", "0.2", "--checkpoint-every", "5",
@@ -171,7 +171,7 @@ def training(
 
 
 def wait_until_spread(server: str, devices: int) -> None:
-    """Wait until all servers have about as many devices, as `cleave status` says."""
+    """Wait until `cleave status` reports evenly spread devices."""
     counts: list[int] = []
     until_s = time.monotonic() + WAIT_S
     while sum(counts) < devices or max(counts) - min(counts) > 1:
@@ -192,14 +192,14 @@ def train(
     *,
     served: bool,
 ) -> Run:
-    """Train on so many servers; kill one of them in the step after `killed_after`."""
+    """Train on `servers` servers; kill one of them in the step after `killed_after`."""
     out = folder / "train.jsonl"
     with training(setting, method, servers, folder, served=served) as job:
         try:
             lost_s, before, after = 0.0, 0, 0
             if killed_after is not None:
                 wait_for(out, job, killed_after, STEP)
-                time.sleep(0.3)  # into the next step
+                time.sleep(0.3)  # wait until the next step is running
                 before = len(records(folder / "fleet.jsonl"))
                 lost_s = -time.monotonic()
                 kill_a_server()
@@ -267,7 +267,7 @@ def kill_a_server() -> None:
 
 
 def here(setting: Setting, folder: Path, *options: str) -> list[float]:
-    """Return the losses of one server, whose devices are emulated in its process."""
+    """Return the losses of one server with devices emulated in its process."""
     command = cleave("train", *setting.options, *options, "--runs", str(folder / "runs"))
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -289,7 +289,7 @@ def main() -> None:
     parser.add_argument("--served", action="store_true")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["RAY_AUTH_MODE"] = "token"  # of this user's home, which `ray start --head` made
+    os.environ["RAY_AUTH_MODE"] = "token"  # made by `ray start --head` in the user's home folder
     os.environ.setdefault("PYTHONPATH", os.getcwd())
     setting = Setting(given.model, given.steps, given.batch, given.seq, given.devices, given.memory)
     base = Path(tempfile.mkdtemp(prefix="cleave-servers-"))
@@ -332,7 +332,7 @@ def main() -> None:
 
 
 def most_off(losses: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the largest difference of two losses of one step."""
+    """Return the largest difference between the two losses of a step."""
     return max(abs(a - b) for a, b in zip(losses, expected, strict=True))
 
 

@@ -1,12 +1,13 @@
-"""Several servers in virtual time: OPT-13B on the published fleet, by tiles and by stages.
+"""Emulate several servers in virtual time: OPT-13B on the published fleet, by tiles and stages.
 
     python -m benchmarks.servers_virtual [--lines paper-1024:tiles:10:1,4;...] [--micro-batches 32]
 
-Servers share devices and sequences evenly; each fleet is emulated by itself, every message of its
-step by sizes alone, and the slowest counts: those with least links and least throughput are
-emulated. What servers exchange is what `cleave.planner.servers` says, on cards that carry nothing
-else meanwhile; plan and virtual time differ in the fleets' part. Exit code 1 if they differ by more
-than 5 %, or if four servers behind 10 Gbit/s are less than 3.2 times as fast by tiles as one.
+Servers share devices and sequences evenly. Each server's fleet is emulated separately, every
+message by its size alone. The slowest fleet sets the time, so only the fleets with the least link
+rates and the least throughput are emulated. Exchange between servers is as in
+`cleave.planner.servers`, on otherwise idle cards, so plan and virtual time differ only in the
+fleets' part. Exit code 1 if they differ by more than 5 %, or if four servers behind 10 Gbit/s are
+less than 3.2 times as fast by tiles as one.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ LINES = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the fleet of one server takes.
+    """The time and traffic of one server's fleet.
 
     Attributes:
-        plan_s, virtual_s: as planned, and in virtual time.
-        down_bytes, up_bytes: of a step.
+        plan_s, virtual_s: planned seconds, and seconds in virtual time.
+        down_bytes, up_bytes: bytes per step.
     """
 
     plan_s: float
@@ -156,7 +157,7 @@ def main() -> None:
 
 
 def weakest_of(parts: Sequence[Sequence[FleetDevice]]) -> list[int]:
-    """Return which parts of a fleet could be the slowest."""
+    """Return the indices of the parts of a fleet that could be the slowest."""
     rates = [
         VirtualRuntime(list(part), None, Arithmetic.NONE, card_of(0), verify=False).fleet_rates()[1]
         for part in parts

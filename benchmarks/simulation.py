@@ -1,13 +1,13 @@
-"""How long simulations take: the largest step, and the whole report on the paper's claims.
+"""Time simulations: the largest step, and the whole report on the paper's claims.
 
     python -m benchmarks.simulation [--quick] [--out FOLDER]
 
 - one step of OPT-175B by tiles on 100,000 devices of the paper's fleet (at most 60 s);
 - `cleave simulate paper`, every claim and figure (at most 10 minutes on 2 cores); `--quick` for the
-  small report that only shows that it works.
+  small report, which only shows that it works.
 
-Both run in processes of their own, as users run them; start-up is counted. The exit code is 1 if a
-limit is not met.
+Both run in separate processes, as users run them; start-up counts. The exit code is 1 if a limit is
+not met.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST = ("--model", "opt-175b", "--devices", "100000", "--methods", "cleave")
 
 
 def timed(what: str, limit_s: float, *arguments: str) -> bool:
-    """Run a command and print its seconds and the limit; return whether it is met."""
+    """Run a command and print its seconds and the limit; return whether the limit is met."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.perf_counter()
     subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.DEVNULL)

@@ -1,12 +1,12 @@
-"""SmolLM2 trained by stages and by tiles against plain PyTorch: losses, seconds, bytes.
+"""Compare training SmolLM2 by stages and tiles with plain PyTorch: losses, seconds, bytes.
 
     python -m benchmarks.smollm2 FOLDER [--steps 3] [--json]
 
-FOLDER is what `examples/smollm2/prepare.py` made: the real model, and questions of which answers
-are learned. Full and LoRA, fp32 and bf16; devices are two emulated ones in this process, so the
-seconds are those of one machine that does all the work. Prints the largest relative difference of
-the losses (at most 1e-4 in fp32, 2e-2 in bf16), and perplexity on the held-out questions before
-and after the steps. Exit code 1 if a difference is larger.
+FOLDER is made by `examples/smollm2/prepare.py`: the real model, and questions whose answers are
+learned. Runs full and LoRA training in fp32 and bf16, with two emulated devices in this process, so
+seconds are for one machine that does all the work. Prints the largest relative difference of losses
+(at most 1e-4 in fp32, 2e-2 in bf16), and perplexity on held-out questions before and after the
+steps. Exit code 1 if a difference is larger.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ DEVICES: Final = 2
 
 @dataclass
 class Trained:
-    """What a run of some steps said.
+    """The result of a run.
 
     Attributes:
-        losses: by step.
-        seconds: a step, the median without the first, which makes graphs and sends frozen weights.
-        bytes: to and from devices in the last step.
-        held_out: loss on held-out text, after the steps.
+        losses: loss of each step.
+        seconds: median seconds of a step, without the first, which makes graphs and sends frozen
+            weights.
+        bytes: bytes to and from devices in the last step.
+        held_out: loss on held-out text after the steps.
     """
 
     losses: list[float]
@@ -51,7 +52,7 @@ class Trained:
 def trained(
     folder: Path, method: str, dtype: str, lora: str, steps: int, learning_rate: float | None = None
 ) -> Trained:
-    """Train for some steps."""
+    """Train for `steps` steps."""
     rate = learning_rate or (5e-4 if lora else 2e-5)
     job = JobSpec(
         str(folder / "model"), str(folder / "questions.jsonl"), max(1, steps), batch=4, seq=128,
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     failed = False
-    # A step too small to change a weight.
+    # A learning rate too small to change a weight.
     before = math.exp(trained(options.folder, "local", "fp32", "", 1, 1e-30).held_out)
     if not options.json:
         print(f"held-out perplexity before training: {before:.2f}", flush=True)

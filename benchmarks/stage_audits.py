@@ -1,20 +1,20 @@
-"""Audits of stages: how soon a device that lies is caught, and whether an honest one is accused.
+"""Audit stages: how soon a lying device is caught, and whether an honest device is accused.
 
     python -m benchmarks.stage_audits [--seeds 20] [--sums 2000] [--wide 10] [--quick] [--json]
 
-1. Devices that lie: small models with real graphs after some steps of training, in fp32 and bf16. A
-   device lies in its sums of gradients, in outputs of the forward pass or in gradients that it
-   passes on. *Small* elements of a sum are those below what audits tolerated before they judged
-   each parameter by its own size: 2 % of the layer's largest element in bf16, 1e-4 in fp32. Those
-   of other arrays are below 2 % of the largest. Prints in how many seeds a device is caught, and
-   within how many audits at most. Audits of work that was not lied in count as well.
-2. Honest devices: `--sums` audited sums of devices with several numbers of threads, levels of ONNX
-   Runtime's graph optimization, and roundings up to a quarter of what a device's self-test allows.
-   Models of four families, one with huge activations, one with adapters, and losses on devices,
-   whole and in slices. No device may be accused.
+1. Lying devices: small models with real graphs after some steps of training, in fp32 and bf16. A
+   device falsifies its sums of gradients, outputs of the forward pass, or gradients that it passes
+   on. *Small* elements of a sum are below the tolerance of earlier audits, which did not judge
+   each parameter by its own size: 2 % of the layer's largest element in bf16, 1e-4 in fp32. Small
+   elements of other arrays are below 2 % of the largest. Prints the number of seeds in which a
+   device is caught, and the largest number of audits. Audits of honest work count as well.
+2. Honest devices: `--sums` audited sums from devices with different numbers of threads, levels of
+   ONNX Runtime's graph optimization, and roundings up to a quarter of the self-test's limit. Models
+   of four families, one with huge activations, one with adapters, and losses on devices, whole and
+   in slices. No device may be accused.
 3. The same for `--wide` steps of two layers of OPT-125M's size, whose ReLUs have kinks.
 
-Ends with 1 where a lie that is to be caught is not caught within 20 audits, or a device is accused.
+Ends with 1 if a lie is not caught within 20 audits (where it should be), or a device is accused.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from tests.training.test_staged import KEPT, PS, ROWS, EvenStages, SlicedLoss, r
 
 DTYPES: Final = (DType.FP32, DType.BF16)
 TOLERATED: Final = {DType.FP32: 1e-4, DType.BF16: 2e-2}
-"""What audits tolerated once, relative to the largest element of a layer."""
+"""Tolerance of earlier audits, relative to the largest element of a layer."""
 
 MOST_AUDITS: Final = 20
-EVERYTHING: Final = 1000.0  # as a rate: all outputs and all sums are audited
+EVERYTHING: Final = 1000.0  # rate at which all outputs and all sums are audited
 VOCABULARY: Final = 96
 ROUNDINGS: Final = (0.0, 2.0**-22, 2.0**-20, ROUNDING / 4)
 LEVELS: Final = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")
 THREADS: Final = (1, 1, 2, 1, 1, 3)
-OUTPUTS_EVERY: Final = 5  # of so many times that sums are audited, outputs are once
+OUTPUTS_EVERY: Final = 5  # outputs are audited once per this many audits of sums
 WIDE: Final[dict[str, Any]] = {
     "hidden_size": 768, "ffn_dim": 3072, "num_hidden_layers": 2, "num_attention_heads": 12,
     "vocab_size": 1000, "max_position_embeddings": 256, "dropout": 0.0, "attention_dropout": 0.0,
@@ -77,7 +77,7 @@ Step: TypeAlias = tuple[StepWork, StepResult]
 
 
 class OtherSession:
-    """A graph on the CPU, with as many threads and as much optimization as given."""
+    """A graph session on the CPU with a given number of threads and optimization level."""
 
     def __init__(self, model: bytes, threads: int, level: str) -> None:
         import onnxruntime
@@ -103,11 +103,11 @@ class OtherSession:
 
 
 class Device(Auditor):
-    """Computes stages as other devices do: it repeats work like an auditor, with other sessions.
+    """Computes stages like a different device: repeats work like an auditor with other sessions.
 
     Args:
-        threads, level: of ONNX Runtime.
-        rounding: how far off each operation is in addition, relative to its result.
+        threads, level: ONNX Runtime's number of threads and optimization level.
+        rounding: additional error of each operation, relative to its result.
     """
 
     def __init__(self, threads: int, level: str, rounding: float) -> None:
@@ -117,7 +117,7 @@ class Device(Auditor):
         self._others: dict[StageGraph, OtherSession] = {}
 
     def returned(self, work: StepWork, record: StageRecord, device: int) -> StageRecord:
-        """Return a record in which this device did a stage, under a number."""
+        """Return a record in which this device, under a number, computed the stage."""
         travels = DType(work.dtype)
         of_y = travels if record.plan.slice is None else DType.FP32
         y, dx, done = {}, {}, []
@@ -151,7 +151,7 @@ class Device(Auditor):
 
 
 def by_device(record: StageRecord, number: int) -> StageRecord:
-    """Return a record in which a device of this number did all."""
+    """Return a record in which device `number` did all the work."""
     return replace(
         record,
         forward_by=dict.fromkeys(record.forward_by, number),
@@ -161,18 +161,18 @@ def by_device(record: StageRecord, number: int) -> StageRecord:
 
 
 def packed(values: Array, dtype: DType) -> memoryview:
-    """Return numbers as they travel."""
+    """Return numbers in the format in which they are sent."""
     flat = np.ascontiguousarray(values, np.float32).reshape(1, -1)
     return arrays.Buffer(arrays.narrow(flat, dtype), dtype).pack()
 
 
 def unpacked(payload: Any, dtype: DType) -> Array:
-    """Return numbers that travelled, flat and in fp32."""
+    """Return received numbers, flat and in fp32."""
     return arrays.unpack(payload, 1, len(payload) // dtype.itemsize, dtype).float32().reshape(-1)
 
 
 def sums_in(work: StepWork, sums: SumsRecord) -> dict[SumName, Array]:
-    """Return the sums that a device returned, each flat and in one piece."""
+    """Return the sums that a device returned, each as one flat array."""
     found: dict[SumName, list[Array]] = {}
     for (layer, name, _), payload in sorted(sums.found.items(), key=lambda each: each[0]):
         found.setdefault((layer, name), []).append(unpacked(payload, DType(work.gradients)))
@@ -180,7 +180,7 @@ def sums_in(work: StepWork, sums: SumsRecord) -> dict[SumName, Array]:
 
 
 def with_sums(work: StepWork, sums: SumsRecord, given: Mapping[SumName, Array]) -> SumsRecord:
-    """Return a record with other sums, in the same pieces."""
+    """Return a record with other sums, split in the same way."""
     dtype, found = DType(work.gradients), {}
     for (layer, name, row), payload in sums.found.items():
         first = row * sums_of(work, layer)[name].columns
@@ -193,11 +193,11 @@ def with_sums(work: StepWork, sums: SumsRecord, given: Mapping[SumName, Array]) 
 
 Arrays: TypeAlias = dict[SumName, Array]
 Change: TypeAlias = Callable[[Arrays, float, np.random.Generator], Arrays]
-"""Falsifies arrays, given the size below which elements are small."""
+"""A function that falsifies arrays, given the size below which elements are small."""
 
 
 class Where(Enum):
-    """What a device lies in."""
+    """The kind of data that a device falsifies."""
 
     SUMS = "sums"
     ONE_BATCH = "one micro-batch of sums"
@@ -210,11 +210,11 @@ class Lie:
     """A way to lie.
 
     Attributes:
-        name: in words.
-        change: what is false.
-        where: where.
-        every: of how many steps one is lied in.
-        caught: whether it is to be caught.
+        name: description of the lie.
+        change: function that falsifies the arrays.
+        where: kind of data that is falsified.
+        every: the device lies in one of this many steps.
+        caught: whether audits should catch the lie.
     """
 
     name: str
@@ -239,7 +239,7 @@ def small(change: Callable[[Array, np.random.Generator], Array]) -> Change:
 
 
 def named(end: str, factor: float) -> Change:
-    """Return a lie that scales the parameters whose names end so."""
+    """Return a lie that scales the gradients of parameters whose names end with `end`."""
     return lambda found, limit, rng: {
         key: values * np.float32(factor) if key[1].endswith(end) else values
         for key, values in found.items()
@@ -255,7 +255,7 @@ def vectors(found: Arrays, limit: float, rng: np.random.Generator) -> Arrays:
 
 
 def swapped(found: Arrays, limit: float, rng: np.random.Generator) -> Arrays:
-    """Exchange the gradients of queries and keys, as far as these have equal sizes."""
+    """Exchange the gradients of queries and keys, up to the smaller size."""
     (query,) = (key for key in found if key[1].endswith("q_proj.weight"))
     (other,) = (key for key in found if key[1].endswith("k_proj.weight"))
     size = min(found[query].size, found[other].size)
@@ -277,7 +277,7 @@ def noise(values: Array, rng: np.random.Generator) -> Array:
 
 
 def some_flipped(values: Array, rng: np.random.Generator) -> Array:
-    """Flip the signs of a tenth."""
+    """Flip the signs of a tenth of the elements."""
     return np.where(rng.random(values.size) < 0.1, -values, values)
 
 
@@ -299,12 +299,12 @@ LIES: Final = (
 
 
 class Liar:
-    """Does a step's first stage as a device that lies.
+    """Computes a step's first stage as a lying device.
 
     Args:
         step: the step.
-        device: how it computes.
-        seed: of its lies.
+        device: device that computes the honest results.
+        seed: seed of the lies.
     """
 
     def __init__(self, step: Step, device: Device, seed: int) -> None:
@@ -314,7 +314,7 @@ class Liar:
         self.honest = device.returned(self.work, result.records[0], 1)
 
     def record(self, lie: Lie) -> StageRecord:
-        """Return what the device returns where it lies."""
+        """Return the falsified record."""
         if lie.where is Where.OUTPUT:
             return replace(self.honest, y=self._activations(lie, self.honest.y), dx={}, sums=[])
         if lie.where is Where.GRADIENT:
@@ -323,7 +323,7 @@ class Liar:
 
     @property
     def of_sums(self) -> StageRecord:
-        """Return what it returns without lies, of which sums alone are audited."""
+        """Return the honest record, limited to sums for the audit."""
         return replace(self.honest, forward_by={}, backward_by={})
 
     def _sums(self, lie: Lie, sums: SumsRecord) -> SumsRecord:
@@ -355,13 +355,13 @@ class Liar:
 
 @dataclass
 class Caught:
-    """How devices fared that lie in one way.
+    """The results of devices with one kind of lie.
 
     Attributes:
-        lie, dtype: what they did.
-        expected: whether they are to be caught.
-        seeds: how many there were.
-        audits: of each that was caught, until it was.
+        lie, dtype: the lie and the dtype.
+        expected: whether audits should catch the lie.
+        seeds: number of seeds.
+        audits: for each device caught, the number of audits until then.
     """
 
     lie: str
@@ -372,18 +372,18 @@ class Caught:
 
     @property
     def met(self) -> bool:
-        """Say whether all were caught who are to be."""
+        """Return whether all devices were caught, or none if none should be."""
         return len(self.audits) == (self.seeds if self.expected else 0)
 
 
 def audits_until_caught(liars: Sequence[Liar], auditor: Auditor, lie: Lie, device: int) -> int:
-    """Audit a device that lies until it is caught; return how often, or 0 if it is not.
+    """Audit a lying device until it is caught; return the number of audits, 0 if never caught.
 
     Args:
-        liars: the device in several steps, which are done in turn.
-        auditor: audits everything.
-        lie: what it does.
-        device: its number.
+        liars: the device in several steps, which are audited in turn.
+        auditor: auditor that audits everything.
+        lie: the lie.
+        device: number of the device.
     """
     for number in range(1, MOST_AUDITS + 1):
         liar = liars[number % len(liars)]
@@ -426,7 +426,7 @@ class Kept(Auditor):
     def faults(
         self, work: StepWork, result: StepResult, surely: Collection[int] = ()
     ) -> list[Fault]:
-        """Keep the step; return nothing."""
+        """Keep the step and return no faults."""
         self.step = work, result
         return []
 
@@ -442,7 +442,7 @@ def trained_steps(
     samples: int = ROWS,
     tokens: int = TOKENS,
 ) -> list[Step]:
-    """Train a model on an emulated fleet, from moved weights; return the steps."""
+    """Train a model with perturbed weights on an emulated fleet; return the steps."""
     kept, found = Kept(1.0), []
     parameters = [each for each in model.parameters() if each.requires_grad]
     torch.manual_seed(seed)
@@ -469,14 +469,14 @@ def trained_steps(
 
 @dataclass
 class Honest:
-    """What came of auditing honest devices.
+    """The results of auditing honest devices.
 
     Attributes:
-        sums: audited sums of gradients, each of all parameters of a stage.
-        parameters: sums of one parameter in them.
-        outputs: audited outputs.
-        repeated: audits that were repeated with coarser rounding.
-        accused: faults that were found.
+        sums: number of audited sums of gradients, each of all parameters of a stage.
+        parameters: number of single parameters in these sums.
+        outputs: number of audited outputs.
+        repeated: number of audits repeated with coarser rounding.
+        accused: number of faults found.
     """
 
     sums: int = 0
@@ -486,7 +486,7 @@ class Honest:
     accused: int = 0
 
     def audit(self, steps: Sequence[Step], kinds: Sequence[Device], sums: int) -> None:
-        """Audit until there are so many sums more: devices of several kinds in turn."""
+        """Audit `sums` more sums, with devices of several kinds in turn."""
         auditor = Auditor(EVERYTHING, random.Random(self.sums))
         count = len(kinds) * len(steps)
         until = self.sums + sums
@@ -507,7 +507,7 @@ class Honest:
 
 
 def huge(model: nn.Module) -> nn.Module:
-    """Let a model have activations that differ by several orders of magnitude."""
+    """Scale weights so that activations differ by several orders of magnitude."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -555,7 +555,7 @@ def wide(steps: int) -> Honest:
 
 
 def show_progress(text: str) -> None:
-    """Say on standard error what is being done."""
+    """Print progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -563,7 +563,7 @@ def show_progress(text: str) -> None:
 
 
 def show(found: Sequence[Caught], fair: Mapping[str, Honest]) -> None:
-    """Print what was measured as tables."""
+    """Print the results as tables."""
     print(f"{machine()}; {CPU_SETUP.runtime_name}\n")
     print(f"{'a device lies so':34} {'in':5} {'caught':>9} {'audits, at most':>16}")
     for one in found:

@@ -1,22 +1,22 @@
-"""What stages cost a device: time and memory against predictions, and nothing where none came.
+"""Compare a device's time and memory for stages with predictions; check idle devices, too.
 
     python -m benchmarks.stage_costs [--quick] [--parts time,memory,long,idle] [--grid-s 40]
                                      [--json]
 
-time    A layer of OPT-125M and one of a Llama of its width, 2 x 512 tokens, forward and backward
-        graphs in this process (median of five), against the seconds that the planner predicts:
-        its FLOPs over the speed in graphs that a profile of this machine has (as `cleave profile
-        device` measures it). Its speed in products stands beside. All are processor time of one
-        thread: what else the machine does counts little. Goal: within 10 %.
+time    A layer of OPT-125M and one of a Llama of the same width, 2 x 512 tokens, forward and
+        backward graphs in this process (median of five), against the planner's prediction: FLOPs
+        over the graph speed in a profile of this machine (as `cleave profile device` measures it).
+        The speed in products is also shown. All times are CPU time of one thread, so other load
+        matters little. Goal: within 10 %.
 memory  A `cleave join` process that offers 2 GB runs OPT-125M by stages, alone, 4 x 256 tokens,
-        fp32 and bf16: what its resident memory grew by at most against what the plan says it
-        needs, and against what it offers. Goal: within 10 %, and never above the offer.
-        The server's own peak stands beside; the plan predicts none.
-long    Likewise a Llama of four layers of that width with sequences of 4096 tokens, on a process
-        that offers 1 GB.
-idle    Start and resident memory of a `cleave join --backend numpy` process that got no stage,
-        five times, and whether ONNX Runtime is loaded in it (it must not be). Torch is not
-        imported then, as where it is not installed; `benchmarks.light_guest` has that case.
+        fp32 and bf16: peak growth of its resident memory against the plan's need and the offer.
+        Goal: within 10 % of the need, and never above the offer. The server's own peak is also
+        shown, without a prediction.
+long    The same for a Llama of four layers of that width with sequences of 4096 tokens, on a
+        process that offers 1 GB.
+idle    Start-up time and resident memory of a `cleave join --backend numpy` process without a
+        stage, five times; ONNX Runtime must not be loaded in it. Torch is not imported either, as
+        if it were not installed (see `benchmarks.light_guest`).
 
 One thread each. Ends with 1 if a goal is missed.
 """
@@ -66,13 +66,13 @@ REPEATS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured value beside a predicted or wanted one.
+    """A measured value with its prediction.
 
     Attributes:
-        what: it is of.
-        unit: of both.
-        measured, predicted: the values; None where nothing predicts it.
-        met: whether the goal is met; None where there is none.
+        what: name of the figure.
+        unit: unit of both values.
+        measured, predicted: the two values; `predicted` is None without a prediction.
+        met: whether the goal is met; None without a goal.
     """
 
     what: str
@@ -91,7 +91,7 @@ class Figure:
 
 
 def one_layer(family: str) -> nn.Module:
-    """Return a model of one layer as wide as OPT-125M's."""
+    """Return a model with one layer of OPT-125M's width."""
     import transformers
 
     torch.manual_seed(1)
@@ -139,7 +139,7 @@ def times(grid_s: float) -> Iterator[Figure]:
 
 
 def median_s(work: Callable[[], object]) -> float:
-    """Return the median seconds of processor time of something, after it was done once."""
+    """Return the median CPU seconds of several calls after a warm-up."""
     work()
     took_s = []
     for _ in range(REPEATS):
@@ -153,7 +153,7 @@ def median_s(work: Callable[[], object]) -> float:
 
 
 def peak_bytes(pid: int | str) -> int:
-    """Return the largest resident memory that a process has had, in bytes (Linux)."""
+    """Return a process's peak resident memory in bytes (Linux)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -215,7 +215,7 @@ def long_sequences(layers: int, steps: int) -> Iterator[Figure]:
 
 
 def idle(repeats: int) -> Iterator[Figure]:
-    """Measure device processes that get nothing to do."""
+    """Measure device processes that get no work."""
     starts, resident, loaded = [], [], []
     for _ in range(repeats):
         with cleave.serve() as server:

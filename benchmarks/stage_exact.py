@@ -1,4 +1,4 @@
-"""Whether training by stages loses as plain PyTorch does, whatever happens to devices.
+"""Check that training by stages reproduces plain PyTorch's losses despite device failures.
 
     python -m benchmarks.stage_exact [--quick] [--families opt,llama,...] [--stop-s 60]
     python -m benchmarks.stage_exact --churn [--steps 100]
@@ -8,21 +8,22 @@ peft) on four device processes of a server, in fp32 and bf16, with clipping and 
 
 - undisturbed;
 - with a process that gets SIGKILL in every step, in the middle of a backward pass;
-- with one that gets it in the middle of sending its sums of gradients;
-- with a device that joins in the middle of every third step, which is held until it is there;
-- with one that gets SIGSTOP in the first backward pass, and goes on after `--stop-s` seconds.
+- with a process that gets SIGKILL while it sends its sums of gradients;
+- with a device that joins in the middle of every third step, which waits for it;
+- with a process that gets SIGSTOP in the first backward pass, and continues after `--stop-s`
+  seconds.
 
-With clipping `plan_stages` chooses the stages, without it every device has one of its own and the
-last computes the loss. Losses may be off those of plain PyTorch in fp32 by 1e-4 (fp32) and 2e-2
-(bf16), relative; those of plain PyTorch that takes sequences one by one stand beside, for what
-rounding does alone. c is the largest error of a gradient of the first step, relative to the largest
-gradient of its layer, in units of the dtype's rounding (2^-23 and 2^-7).
+With clipping `plan_stages` chooses the stages. Without it every device has its own stage and the
+last computes the loss. The relative difference of losses from plain PyTorch in fp32 may be 1e-4
+(fp32) or 2e-2 (bf16). Plain PyTorch with one sequence at a time is also shown, for the effect of
+rounding alone. c is the largest gradient error of the first step, relative to the largest gradient
+of its layer, in units of the dtype's rounding (2^-23 and 2^-7).
 
-With `--churn`, in virtual time: steps of the OPT on 20 emulated devices, five for each layer. Each
-step loses two of them somewhere in its middle, which come back before the next; losses within 1e-3
-of the same steps undisturbed. And what it costs a step of OPT-125M (sizes only) that one of eight
-devices vanishes, against the device's share: the time in which the others do its part of the step.
-In virtual time a loss is noticed at once; live, a process that ended is, and one that is silent
+With `--churn`, in virtual time: steps of the OPT on 20 emulated devices, five per layer. Each step
+loses two of them in its middle, which return before the next step; losses must be within 1e-3 of
+the undisturbed steps. Also measures the cost of losing one of eight devices in a step of OPT-125M
+(sizes only) against the device's share: the time in which the others do its part of the step. In
+virtual time a loss is noticed at once; live, the end of a process is noticed at once, and silence
 after 12 s.
 
 Ends with 1 if a limit is broken.
@@ -89,14 +90,14 @@ ROUNDING: Final = {DType.FP32: 2.0**-23, DType.BF16: 2.0**-7}
 CLIPS: Final = (1.0, None)
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 4, 256, 4, 2048
-FIRST_TOKEN: Final = 3  # after those with a meaning
+FIRST_TOKEN: Final = 3  # after the special tokens
 SEQUENCE, BATCH = 48, 8
 RATE: Final = 1e-3
 
 PS: Final = PsCompute(1e11, 0.0)
 
 JOIN_EVERY: Final = 3  # steps
-AWAKE_BEFORE: Final = 6  # the step before which a stopped process is awaited
+AWAKE_BEFORE: Final = 6  # wait for a stopped process before this step
 WAIT_S: Final = 120.0
 
 CHURN_DEVICES: Final = 20
@@ -110,7 +111,7 @@ MOMENTS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the step
 
 
 class Disturbance(Enum):
-    """What happens to devices in a run."""
+    """The kind of disturbance of devices in a run."""
 
     NONE = "none"
     BACKWARD = "SIGKILL in backward"
@@ -120,7 +121,7 @@ class Disturbance(Enum):
 
 
 def family_model(family: str) -> nn.Module:
-    """Return a new model of a family of `FAMILIES`, of some million parameters."""
+    """Return a new model of a family of `FAMILIES`, with some million parameters."""
     import transformers
 
     torch.manual_seed(1)
@@ -162,9 +163,9 @@ def family_model(family: str) -> nn.Module:
 
 
 def batches_of(steps: int, rows: int, sequence: int) -> list[Tensor]:
-    """Return a batch for each step, with tokens as frequent as words are: that can be learned.
+    """Return a batch for each step, with learnable, word-like token frequencies.
 
-    Few batches in turn would be learned by heart, which makes of rounding a difference of 1e-4.
+    A few repeated batches would be memorized, which amplifies rounding to differences of 1e-4.
     """
     generator = torch.Generator().manual_seed(1)
     frequencies = 1 / torch.arange(1, VOCABULARY - FIRST_TOKEN + 1)
@@ -184,10 +185,10 @@ def rows_of(ids: Tensor) -> Rows:
 
 @dataclass
 class Trained:
-    """What came of training.
+    """The result of training.
 
     Attributes:
-        losses: of each step.
+        losses: loss of each step.
         first: gradients of the first step, before clipping, by parameter.
     """
 
@@ -201,7 +202,7 @@ def train(
     batches: Sequence[Tensor],
     clip: float | None,
 ) -> Trained:
-    """Do a step with AdamW for each batch."""
+    """Run one AdamW step per batch."""
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trainable.values(), lr=RATE)
     done = Trained()
@@ -217,7 +218,7 @@ def train(
 
 
 def loss_error(found: Trained, plain: Trained) -> float:
-    """Return the largest relative difference of losses; infinite if there are not as many."""
+    """Return the largest relative difference of losses; infinite if their numbers differ."""
     if len(found.losses) != len(plain.losses):
         return float("inf")
     pairs = zip(found.losses, plain.losses, strict=True)
@@ -228,8 +229,8 @@ def gradient_error(found: Trained, plain: Trained, layers: Mapping[str, int]) ->
     """Return the largest error of a gradient, relative to the largest of its layer.
 
     Args:
-        found, plain: gradients of both must be there for the same parameters.
-        layers: by parameter, the number of its layer; what is outside of layers counts as one.
+        found, plain: results to compare; infinite error if their parameters differ.
+        layers: layer number of each parameter; parameters outside layers count as one layer.
     """
     if found.first.keys() != plain.first.keys():
         return float("inf")
@@ -247,17 +248,17 @@ def gradient_error(found: Trained, plain: Trained, layers: Mapping[str, int]) ->
 
 
 class Disturber:
-    """Does something to a device process at a certain moment of a step, once when it is armed.
+    """Disturbs a device process at a certain moment of a step, once per call of `arm`.
 
-    It looks at answers of devices as the step by stages gets them, in the server's thread.
+    It intercepts the devices' answers to the step by stages, in the server's thread.
 
     Args:
-        server: whose step is disturbed.
-        processes: the devices.
-        stop_s: how long a stopped process is stopped.
+        server: server whose step is disturbed.
+        processes: the device processes.
+        stop_s: seconds for which a process stays stopped.
 
     Attributes:
-        struck: how often something was done.
+        struck: number of disturbances so far.
     """
 
     def __init__(self, server: Server, processes: Processes, stop_s: float) -> None:
@@ -270,19 +271,19 @@ class Disturber:
         self._stopped: list[int] = []
         self._stages = server.live.manager.stages
         self._answered, self._changed = self._stages.answered, self._stages.changed
-        self._joining = 0  # the stopped process that is to join
+        self._joining = 0  # the stopped process that will join
         self._held: list[tuple[StageOrder, messages.Computed | messages.Result]] | None = None
         self._stages.answered = self.answered  # type: ignore[method-assign]
         self._stages.changed = self.changed  # type: ignore[method-assign]
 
     def arm(self, disturbance: Disturbance) -> None:
-        """Strike in the step that begins now."""
+        """Disturb the step that starts now."""
         if disturbance is Disturbance.JOIN:
             self._leave()
         self._armed = disturbance
 
     def close(self) -> None:
-        """Let stopped processes go on, and strike no more."""
+        """Continue stopped processes, and disturb no more."""
         self._armed = Disturbance.NONE
         self._stages.answered = self._answered  # type: ignore[method-assign]
         self._stages.changed = self._changed  # type: ignore[method-assign]
@@ -294,7 +295,7 @@ class Disturber:
     def answered(
         self, order: StageOrder, answer: messages.Computed | messages.Result
     ) -> list[ForSteps]:
-        """Take the place of `StageRuns.answered`."""
+        """Replace `StageRuns.answered`."""
         if self._held is not None:
             self._held.append((order, answer))
             return []
@@ -305,7 +306,7 @@ class Disturber:
         return self._answered(order, answer)
 
     def changed(self) -> list[ForSteps]:
-        """Take the place of `StageRuns.changed`, which is called when a device came."""
+        """Replace `StageRuns.changed`, which is called when a device has joined."""
         out = self._changed()
         if self._held is not None and self._server.live.manager.ready_devices >= DEVICES:
             held, self._held = self._held, None
@@ -314,7 +315,7 @@ class Disturber:
         return out
 
     def _is_time(self, order: StageOrder, answer: messages.Computed | messages.Result) -> bool:
-        """Say whether a device is in the middle of what the armed disturbance is about."""
+        """Return whether a device is at the moment that the armed disturbance needs."""
         unit = order.unit
         left = len(unit.rest) + len(unit.answers.keys() - {answer.id})
         if not left or self._armed is Disturbance.NONE:
@@ -343,7 +344,7 @@ class Disturber:
                 _go_on(self._joining)
 
     def _leave(self) -> None:
-        """Have a device leave; the process that takes its place does not start before `_strike`."""
+        """Make a device leave; its replacement does not start before `_strike`."""
         slot = self.struck % DEVICES
         self._processes.strike(slot, Fault.KILL)
         self._joining = self._processes.running[slot]
@@ -359,14 +360,14 @@ def _go_on(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
-        return  # it was killed meanwhile
+        return  # killed in the meantime
 
 
 def wait_until(condition: Callable[[], bool], otherwise: str, wait_s: float = WAIT_S) -> None:
-    """Wait until something is so.
+    """Wait until a condition holds.
 
     Raises:
-        TimeoutError: when it is not in time; with `otherwise` as its text.
+        TimeoutError: with the text `otherwise`, after `wait_s` seconds.
     """
     until_s = time.monotonic() + wait_s
     while not condition():
@@ -388,7 +389,7 @@ class Case:
 
 
 def cut_gradients(model: Any, ids: Tensor) -> float:
-    """Set gradients as plain PyTorch does of one sequence after another; return the loss."""
+    """Accumulate gradients in plain PyTorch, one sequence at a time; return the loss."""
     total = 0.0
     for one in ids.tensor_split(len(ids)):
         logits = model(input_ids=one, use_cache=False).logits
@@ -400,16 +401,16 @@ def cut_gradients(model: Any, ids: Tensor) -> float:
 
 @dataclass
 class Subject:
-    """A model and everything about it that all runs share.
+    """A model and everything that its runs share.
 
     Attributes:
-        family: its name.
+        family: name of the family.
         model: the model.
-        graphs: its graphs.
-        plain: by clipping, what plain PyTorch does in fp32.
-        cut: and what it does with clipping, one sequence after another.
-        works: by dtype, the model as work for devices.
-        weights: with which each run begins.
+        graphs: graphs of the model.
+        plain: result of plain PyTorch in fp32, by clipping.
+        cut: the same with clipping, one sequence at a time.
+        works: the model as work for devices, by dtype.
+        weights: initial weights of each run.
     """
 
     family: str
@@ -422,7 +423,7 @@ class Subject:
 
     @classmethod
     def of(cls, family: str) -> Subject:
-        """Make one."""
+        """Make the subject of a family."""
         model = family_model(family)
         batches = batches_of(STEPS, BATCH, SEQUENCE)
         plain = {}
@@ -437,7 +438,7 @@ class Subject:
 
     @property
     def layers(self) -> dict[str, int]:
-        """Return the number of the layer of each parameter that is in one."""
+        """Return the layer number of each parameter that belongs to a layer."""
         numbers = {
             id(parameter): number
             for number, part in enumerate(self.graphs.parts)
@@ -448,14 +449,14 @@ class Subject:
 
 @dataclass
 class Run:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
-        struck: how often devices were disturbed.
-        loss_error: relative.
-        gradient_error: relative to the largest gradient of a layer.
-        stages: number of devices of each stage in the last step, and where the loss was.
-        error: why it ended early.
+        struck: number of disturbances.
+        loss_error: largest relative error of a loss.
+        gradient_error: largest error of a gradient, relative to the largest of its layer.
+        stages: number of devices of each stage in the last step, and where the loss was computed.
+        error: why the run ended early; empty if it did not.
     """
 
     struck: int = 0
@@ -468,7 +469,7 @@ class Run:
 def run_case(
     subject: Subject, case: Case, server: Server, processes: Processes, stop_s: float
 ) -> Run:
-    """Train by stages, disturbed, and compare with plain PyTorch."""
+    """Train by stages with disturbances, and compare with plain PyTorch."""
     run = Run()
     subject.model.load_state_dict(subject.weights)
     planner: StagePlanner = plan_stages if case.clip is not None else EvenStages(loss=True)
@@ -508,7 +509,7 @@ def run_case(
 
 
 def due(disturbance: Disturbance, step: int) -> bool:
-    """Say whether a step, counted from 1, is disturbed."""
+    """Return whether a step, counted from 1, is disturbed."""
     match disturbance:
         case Disturbance.NONE:
             return False
@@ -520,14 +521,14 @@ def due(disturbance: Disturbance, step: int) -> bool:
 
 
 def everyone_is_there(server: Server, stop_s: float) -> None:
-    """Wait for all devices, a stopped one included."""
+    """Wait for all devices, including a stopped one."""
     wait_until(
         lambda: server.fleet.device_count == DEVICES, "devices do not come back", WAIT_S + stop_s
     )
 
 
 def show_exact(families: Sequence[str], stop_s: float) -> bool:
-    """Run all cases of some families; return whether every limit is met."""
+    """Run all cases of the families; return whether every limit is met."""
     print(
         f"{DEVICES} device processes, one thread each, ONNX Runtime's "
         f"{CPU_SETUP.runtime_name}; {STEPS} steps of {BATCH} x {SEQUENCE} tokens\n"
@@ -557,7 +558,7 @@ def show_exact(families: Sequence[str], stop_s: float) -> bool:
 
 
 def show_cut(subject: Subject) -> None:
-    """Print how far plain PyTorch itself is off when it takes sequences one by one."""
+    """Print the error of plain PyTorch itself with one sequence at a time."""
     plain = subject.plain[CLIPS[0]]
     off = loss_error(subject.cut, plain)
     c = gradient_error(subject.cut, plain, subject.layers) / ROUNDING[DType.FP32]
@@ -569,7 +570,7 @@ def show_cut(subject: Subject) -> None:
 
 
 def show_run(family: str, case: Case, run: Run) -> bool:
-    """Print the line of a case; return whether its limit is met."""
+    """Print a case's line; return whether its limit is met."""
     met = run.loss_error <= LOSS_LIMITS[case.dtype] and not run.error
     c = run.gradient_error / ROUNDING[case.dtype]
     clip = "on" if case.clip is not None else "off"
@@ -590,7 +591,7 @@ class Presences:
     """Counts devices that vanish.
 
     Attributes:
-        gone: how many have.
+        gone: number of vanished devices.
     """
 
     def __init__(self) -> None:
@@ -602,11 +603,11 @@ class Presences:
 
 @dataclass
 class Churned:
-    """What came of training with losses.
+    """The result of training with lost devices.
 
     Attributes:
-        losses: of each step.
-        lost: devices that vanished in the middle of steps.
+        losses: loss of each step.
+        lost: number of devices that vanished in the middle of steps.
         step_s: virtual seconds of each step.
     """
 
@@ -626,8 +627,8 @@ def train_virtually(steps: int, usual_s: float) -> Churned:
     """Train the OPT on emulated devices.
 
     Args:
-        steps: how many.
-        usual_s: seconds of an undisturbed step, somewhere in which devices are lost; 0 for none.
+        steps: number of steps.
+        usual_s: seconds of an undisturbed step, within which devices are lost; 0 for no losses.
     """
     done = Churned()
     model = family_model("opt")
@@ -639,7 +640,7 @@ def train_virtually(steps: int, usual_s: float) -> Churned:
     staged = StagedModel(work, runtime, EvenStages(loss=True), PS)  # all devices take part
 
     def gradients(ids: Tensor) -> float:
-        while runtime.device_count() < CHURN_DEVICES:  # those that came back say hello
+        while runtime.device_count() < CHURN_DEVICES:  # wait for returning devices to join
             runtime.settle()
         began_s, before = runtime.now_s, presences.gone
         lost = []
@@ -696,7 +697,7 @@ def home_devices(count: int) -> list[FleetDevice]:
 
 
 def lost_step_s(model: SizedModel, plan: StagePlan, lost: int | None, in_s: float) -> float:
-    """Return virtual seconds of a step of which a device vanishes `in_s` after it began."""
+    """Return virtual seconds of a step in which a device vanishes after `in_s` seconds."""
     with emulated(home_devices(LOST_OF), compute=False, seed=1) as fleet:
         runtime = virtual_runtime(fleet)
         if lost is not None:
@@ -707,20 +708,20 @@ def lost_step_s(model: SizedModel, plan: StagePlan, lost: int | None, in_s: floa
 
 
 def least_redone_s(model: SizedModel, layers: int) -> float:
-    """Return a bound below what it costs that a device is lost that had summed all gradients.
+    """Return a lower bound on the cost of losing a device that had summed all gradients.
 
-    Whoever takes a part over needs a layer's weights, does at least its share of the backward
-    passes, and sends the layer's gradients, whole: they do not become fewer with the samples.
+    A replacement needs a layer's weights, does at least its share of the backward passes, and sends
+    the layer's whole gradients, whose size does not depend on the number of samples.
 
     Args:
         model: the model and its batch.
-        layers: how many the device had.
+        layers: number of layers that the device had.
     """
     device = home_devices(1)[0]
     layer = model.costs().layers[0]
     flops = layers * sum(model.tokens) * (layer.flops - layer.forward_flops)
     compute_s = flops / (LOST_OF - 1) / device.flops_per_s
-    coded = coded_ratio(DType.FP32.value)  # as payloads are on such links
+    coded = coded_ratio(DType.FP32.value)  # payloads are compressed on such links
     down_s = coded * layer.weight_bytes / device.downlink_bytes_per_s
     return down_s + compute_s + coded * layer.gradient_bytes / device.uplink_bytes_per_s
 
@@ -773,11 +774,11 @@ def main() -> None:
     parser.add_argument("--churn", action="store_true", help="losses at scale, in virtual time")
     parser.add_argument("--steps", type=int, default=100, help="of --churn")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends processes too
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends children, too
     families = options.families.split(",")[: 1 if options.quick else None]
     if unknown := set(families) - set(FAMILIES):
         parser.error(f"no family {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
-    logging.getLogger("cleave").setLevel(logging.ERROR)  # devices come and go, as they are to
+    logging.getLogger("cleave").setLevel(logging.ERROR)  # joins and losses are expected
     if options.churn:
         met = show_churn(options.steps)
         met &= show_cost()

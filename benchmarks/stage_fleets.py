@@ -1,4 +1,4 @@
-"""Steps by stages on fleets in virtual time, beside their plans, tiles and the server alone.
+"""Compare steps by stages on fleets in virtual time with plans, tiles and the server alone.
 
     python -m benchmarks.stage_fleets [--only opt-125m,opt-1.3b,...] [--seed 42] [--steps 2]
                                       [--micro-batches 8,16,32,64,128] [--ps-gflops 500]
@@ -8,17 +8,17 @@
                                       [--computer-gflops 500] [--computer-gb 16] [--card-gbit 1]
                                       [--coding auto|on|off]
 
-Nine home devices on Wi-Fi (a server with a card of 1 Gbit/s) train OPT-125M and OPT-1.3B, 256 and
-1024 devices of the published fleet OPT-13B. Every message of a step travels, by sizes alone. Sent
-and summed in bf16, computed in fp32. A plan is made for each number of micro-batches, and the best
-is taken. Layers that no device holds are cut in two parts. Frozen parameters travel in the first
-step, which is not counted. The PS's optimizer counts. With `--coding off` the bytes of a step are
-compared with the least that `StepWork.floor_bytes` knows. Exit code 1 if a goal is missed, if a
-step sends more than 1.1 times these, or if plan and virtual time differ by more than 5 %.
+Nine home devices on Wi-Fi (a server with a card of 1 Gbit/s) train OPT-125M and OPT-1.3B; 256 and
+1024 devices of the published fleet train OPT-13B. Every message of a step is emulated by its size
+alone. Data is sent and summed in bf16, computed in fp32. The best plan over numbers of
+micro-batches is used. Layers that fit no device are cut in two parts. Frozen parameters are sent in
+the first step, which does not count. The PS's optimizer counts. With `--coding off` the bytes of a
+step are compared with the lower bound `StepWork.floor_bytes`. Exit code 1 if a goal is missed, if a
+step sends more than 1.1 times that bound, or if plan and virtual time differ by more than 5 %.
 
 `--crossing` compares predicted steps by stages with the server alone, for equal computers with
-links of their own, and checks by virtual time on both sides of where stages begin to win. Exit code
-1 if virtual time says otherwise, by more than 5 %.
+their own links. It emulates both sides of the point where stages begin to win. Exit code 1 if
+virtual time contradicts the prediction by more than 5 %.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FLOOR_LIMIT: Final = 1.1
 _GBIT: Final = 1e9 / 8
 _MBIT: Final = 1e6 / 8
 _WIDTH: Final = 80
-_LISTED: Final = 12  # stages that are shown one by one
+_LISTED: Final = 12  # maximum number of stages listed one by one
 _CROSSING_MODELS: Final = ("opt-125m", "opt-1.3b", "llama2-7b")
 _CROSSING_TOKENS: Final = tuple(1024 * 2**n for n in range(9))
 _CROSSING_UPLINKS: Final = (5, 20, 100, 1000)
@@ -71,16 +71,16 @@ _CROSSING_SEQUENCE: Final = 512
 
 @dataclass(frozen=True)
 class Line:
-    """What is trained where.
+    """A model, batch and fleet.
 
     Attributes:
-        name: of the line.
-        model: its name.
-        rows, sequence: sequences of a batch, and tokens of each.
-        fleet: a name of `find_fleet`, or `home`.
+        name: name of the line.
+        model: name of the model.
+        rows, sequence: sequences per batch, and tokens per sequence.
+        fleet: a name for `find_fleet`, or `home`.
         card_gbit: the server's network card, each way; 0 for no limit.
-        goal_s: most seconds that a step should take.
-        adapters: what is trained instead of the whole model.
+        goal_s: maximum seconds of a step.
+        adapters: adapters to train instead of the whole model.
     """
 
     name: str
@@ -104,18 +104,18 @@ LINES: Final = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What all lines have in common.
+    """The common settings of all lines.
 
     Attributes:
-        micro_batches: numbers of which the best is taken.
-        ps_flops_per_s: of the server, for the loss and for the whole step alone.
-        optimizer_per_s: parameters that its optimizer steps in a second.
-        seed: of what is drawn for links.
-        steps: that are emulated.
-        tiles: whether they are planned too.
+        micro_batches: numbers of micro-batches to try.
+        ps_flops_per_s: the server's throughput, for the loss or for a whole step alone.
+        optimizer_per_s: parameters per second of the server's optimizer.
+        seed: seed of the links.
+        steps: number of emulated steps.
+        tiles: whether to plan tiles, too.
         thermal: whether devices slow down as they get hot.
-        memory: devices offer so many times the memory that they have.
-        coding: on which links payloads count as coded.
+        memory: factor on the memory that devices offer.
+        coding: on which links payloads count as compressed.
     """
 
     micro_batches: Sequence[int]
@@ -134,10 +134,10 @@ class Planned:
     """The best plan for a line.
 
     Attributes:
-        model: with the number of micro-batches that was best.
-        plan: of its stages.
-        ps: what was planned with.
-        took_s: wall seconds of all plans.
+        model: model with the best number of micro-batches.
+        plan: plan of the stages.
+        ps: the PS's rates used for planning.
+        took_s: wall seconds of all planning.
     """
 
     model: SizedModel
@@ -152,11 +152,11 @@ def planned(
     card: PsRates,
     settings: Settings,
 ) -> Planned:
-    """Return the best plan of these models, which differ in their micro-batches.
+    """Return the best plan of models that differ in their number of micro-batches.
 
     Raises:
         DeviceMemoryError: when devices have too little memory.
-        PlanError: when there is none.
+        PlanError: when there is no plan.
     """
     began_s, best, reason = time.perf_counter(), None, PlanError("no micro-batches")
     for make in makes:
@@ -183,7 +183,7 @@ def emulated(runtime: VirtualRuntime, found: Planned, steps: int) -> EmulatedSte
 
 
 def fleet_of(line: Line, settings: Settings) -> list[FleetDevice]:
-    """Return the devices of a line; they state their throughput in fp32, in which graphs run."""
+    """Return the devices of a line, with throughput in fp32, in which graphs run."""
     home = line.fleet == "home"
     devices = find_fleet("household", seed=settings.seed) if home else find_fleet(line.fleet)
     more = [replace(d, memory_bytes=round(d.memory_bytes * settings.memory)) for d in devices]
@@ -201,16 +201,16 @@ def card_of(gbit: float) -> PsRates:
 
 @dataclass(frozen=True)
 class Row:
-    """What a line came to.
+    """The result of a line.
 
     Attributes:
-        line: which.
-        problem: why there are no stages; empty if there are.
-        alone_s: a step that the server does alone.
-        tiles_s: a step by tiles as predicted; 0 if it was not.
-        found, steps: the plan, and what it took; None if there is none.
-        names: of devices.
-        coding: on which links payloads counted as coded.
+        line: the line.
+        problem: why there is no plan by stages; empty if there is one.
+        alone_s: seconds of a step on the server alone.
+        tiles_s: predicted seconds of a step by tiles; 0 if not planned.
+        found, steps: the plan and its emulated steps; None without a plan.
+        names: names of the devices.
+        coding: on which links payloads counted as compressed.
         took_s: wall seconds of the emulation.
     """
 
@@ -226,7 +226,7 @@ class Row:
 
     @property
     def virtual_s(self) -> float:
-        """Return the virtual time of a step, with the optimizer; infinite if there is none."""
+        """Return the virtual time of a step with the optimizer; infinite without a plan."""
         if self.found is None or self.steps is None:
             return float("inf")
         return self.steps.steps[-1].seconds + self.found.ps.optimizer_s
@@ -238,13 +238,13 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Say whether the goal is met, the plan as good as it should be, and its bytes few."""
+        """Return whether goal, accuracy of the plan and bytes are within their limits."""
         lean = self.floor_ratio is None or self.floor_ratio <= FLOOR_LIMIT
         return lean and self.virtual_s <= self.line.goal_s and abs(1 - self.ratio) <= DIFFERENCE
 
     @property
     def floor_ratio(self) -> float | None:
-        """Return the bytes of the last step over the least; None where some were coded."""
+        """Return the last step's bytes over the lower bound; None unless coding is off."""
         if self.found is None or self.steps is None or self.coding is not CodingPolicy.OFF:
             return None
         last = self.steps.steps[-1]
@@ -252,9 +252,9 @@ class Row:
         return (last.downlink_bytes + last.uplink_bytes) / least
 
     def memory(self) -> dict[int, tuple[int, int]]:
-        """Return by device what was planned, and what was found with the runs as planned.
+        """Return planned and found memory by device.
 
-        Sizes alone have no runs: what graphs need beside their arrays is the plan's own figure.
+        Sizes alone run no graphs, so the graphs' working memory is the plan's own figure.
         """
         if self.found is None or self.steps is None:
             return {}
@@ -271,7 +271,7 @@ class Row:
 
 
 def measured(line: Line, settings: Settings) -> Row:
-    """Plan a line, and emulate it."""
+    """Plan and emulate a line."""
     spec, card = find_model(line.model), card_of(line.card_gbit)
     profiles = fleet_of(line, settings)
     runtime = VirtualRuntime(
@@ -297,7 +297,7 @@ def measured(line: Line, settings: Settings) -> Row:
         tiles_s = tiles.predicted_s
     try:
         found = planned([partial(made, n, in_parts=False) for n in counts], rates, card, settings)
-    except DeviceMemoryError:  # of whole layers
+    except DeviceMemoryError:  # whole layers do not fit
         found = None
     try:
         if found is None:
@@ -312,7 +312,7 @@ def measured(line: Line, settings: Settings) -> Row:
 
 
 def stages_text(plan: StagePlan, names: dict[int, str]) -> str:
-    """Say which layers are where."""
+    """Return text on which layers are on which devices."""
     stages = plan.stages
     if len(stages) <= _LISTED and not plan.slices:
         return "; ".join(
@@ -329,7 +329,7 @@ def stages_text(plan: StagePlan, names: dict[int, str]) -> str:
 
 
 def show(row: Row) -> Iterator[str]:
-    """Yield lines of text, the first of the table."""
+    """Yield lines of text, starting with the table row."""
     line = row.line
     tiles = f"{row.tiles_s:7.0f}" if row.tiles_s else f"{'-':>7}"
     if row.found is None or row.steps is None:
@@ -377,7 +377,7 @@ HEAD: Final = (
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    """Return a row for machines."""
+    """Return a machine-readable row."""
     line = row.line
     found: dict[str, Any] = {
         "line": line.name,
@@ -428,13 +428,13 @@ def as_json(row: Row) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Computers:
-    """Equal computers, each behind a link of its own.
+    """Equal computers, each behind its own link.
 
     Attributes:
-        count: how many.
-        flops_per_s: of each, in fp32.
-        memory_bytes: that each offers.
-        card: of the server.
+        count: number of computers.
+        flops_per_s: throughput of each in fp32.
+        memory_bytes: memory that each offers.
+        card: the server's network card.
     """
 
     count: int
@@ -443,7 +443,7 @@ class Computers:
     card: PsRates
 
     def runtime(self, uplink_mbit: float, coding: CodingPolicy) -> VirtualRuntime:
-        """Return them with these uplinks, in virtual time."""
+        """Return a virtual-time runtime of the computers with these uplinks."""
         devices = [
             FleetDevice(
                 name=f"computer-{number}",
@@ -462,13 +462,13 @@ class Computers:
 
 @dataclass(frozen=True)
 class Point:
-    """A batch on computers behind some uplink.
+    """A batch size and its step times.
 
     Attributes:
-        tokens: of the batch.
-        alone_s: the server alone.
-        stages_s: as predicted; infinite if there is no plan.
-        virtual_s: by stages in virtual time; 0 if it was not emulated.
+        tokens: tokens of the batch.
+        alone_s: seconds on the server alone.
+        stages_s: predicted seconds by stages; infinite without a plan.
+        virtual_s: seconds by stages in virtual time; 0 if not emulated.
     """
 
     tokens: int
@@ -478,7 +478,7 @@ class Point:
 
     @property
     def wins(self) -> bool:
-        """Say whether stages are predicted to be faster than the server alone."""
+        """Return whether stages are predicted to be faster than the server alone."""
         return self.stages_s < self.alone_s
 
 
@@ -487,11 +487,11 @@ class Curve:
     """One model behind one uplink.
 
     Attributes:
-        model: its name.
-        adapters: whether they alone are trained.
-        uplink_mbit: of each computer.
-        points: by rising tokens.
-        problem: of the last plan that failed.
+        model: name of the model.
+        adapters: whether only adapters are trained.
+        uplink_mbit: uplink of each computer in Mbit/s.
+        points: points by rising tokens.
+        problem: reason of the last failed plan.
     """
 
     model: str
@@ -502,7 +502,7 @@ class Curve:
 
     @property
     def first(self) -> int | None:
-        """Return the index of the first point from which on stages always win."""
+        """Return the index of the first point from which stages always win; None if never."""
         found = None
         for number in reversed(range(len(self.points))):
             if not self.points[number].wins:
@@ -512,7 +512,7 @@ class Curve:
 
     @property
     def from_tokens(self) -> float | None:
-        """Return from how many tokens on stages win, between points by straight logarithms."""
+        """Return the number of tokens from which stages win, interpolated in logarithms."""
         number = self.first
         if number is None or number == 0:
             return None if number is None else float(self.points[0].tokens)
@@ -528,7 +528,7 @@ class Curve:
 def curve(
     model: str, uplink_mbit: float, computers: Computers, settings: Settings, *, lora: bool
 ) -> Curve:
-    """Predict steps at all sizes of a batch, and emulate them where stages begin to win."""
+    """Predict steps at all batch sizes, and emulate them where stages begin to win."""
     spec, adapters = find_model(model), Adapters(RANK) if lora else None
     rates = list(computers.runtime(uplink_mbit, settings.coding).stage_devices().values())
     points: list[Point] = []
@@ -594,7 +594,7 @@ CROSSING_HEAD: Final = (
 
 
 def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
-    """Draw how much faster than the server alone stages are, a panel for each model."""
+    """Draw the speed-up of stages over the server alone, with a panel per model."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -624,7 +624,7 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
         panel.set_ylabel("the server alone / stages")
     axes[0][0].legend(fontsize=8)
     figure.suptitle(title, fontsize=10)
-    # Text stays text in an SVG, and the same curves give the same file.
+    # Keep text as text in the SVG, and make the file reproducible.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "crossing"}):
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
@@ -633,7 +633,7 @@ def draw(curves: Sequence[Curve], path: Path, title: str) -> None:
 
 
 def fleets(options: argparse.Namespace, settings: Settings) -> bool:
-    """Print the table of lines; say whether all goals are met."""
+    """Print the table of lines; return whether all goals are met."""
     wanted = [line for line in LINES if not options.only or line.name in options.only.split(",")]
     rows = []
     if not options.json:
@@ -660,7 +660,7 @@ def fleets(options: argparse.Namespace, settings: Settings) -> bool:
 
 
 def crossing(options: argparse.Namespace, settings: Settings) -> bool:
-    """Print the table of crossings and draw it; say whether virtual time agrees."""
+    """Print and draw the crossings; return whether virtual time agrees."""
     computers = Computers(
         options.computers,
         options.computer_gflops * 1e9,
@@ -702,7 +702,7 @@ def crossing(options: argparse.Namespace, settings: Settings) -> bool:
 
 
 def crossing_json(made: Curve) -> dict[str, Any]:
-    """Return a curve for machines."""
+    """Return a machine-readable curve."""
     return {
         "model": made.model,
         "lora_rank": RANK if made.adapters else None,

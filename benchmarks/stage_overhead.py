@@ -1,13 +1,13 @@
-"""What stages add to a step: 8 emulated devices in this process against plain PyTorch.
+"""Measure the overhead of stages: 8 emulated devices in this process against plain PyTorch.
 
     python -m benchmarks.stage_overhead [--model opt-125m] [--pairs 3] [--quick] [--json]
 
 Batch 4, sequence 512, fp32 and bf16, steps of both in turn: forward, backward, clipping and AdamW.
-Each has a model and an optimizer of its own. Devices take no time but that of their graphs, which
-this process runs. Nothing is audited. The planner chooses the stages. Prints the median ratio of
-interleaved pairs (goal: at most 1.15), and by part what the seconds of the steps by stages were
-spent on. Devices compute forward passes twice (a backward graph does it again unless inputs were
-kept): a third more than PyTorch if nothing else differed.
+Each has its own model and optimizer. Devices take only the time of their graphs, which this process
+runs. Nothing is audited. The planner chooses the stages. Prints the median ratio of interleaved
+pairs (goal: at most 1.15), and the seconds of steps by stages by part. Devices compute forward
+passes twice (a backward graph recomputes them unless inputs were kept), which alone is a third more
+work than PyTorch's.
 
 `--quick`: opt-tiny, one pair. Ends with 1 if the goal is missed.
 """
@@ -54,18 +54,18 @@ PARTS: Final = (
     (ModelWork, "gradients_of", "gradients that came"),
     (torch.optim.AdamW, "step", "AdamW"),
 )
-"""What is timed apart: none of them calls another."""
+"""Functions that are timed separately; none of them calls another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of one dtype.
+    """The results of one dtype.
 
     Attributes:
-        ratios: seconds by stages over seconds of plain PyTorch, of each pair.
-        plain_s, stages_s: medians.
-        parts: seconds of a step by stages, by part; mean.
-        plan: the stages.
+        ratios: seconds by stages over seconds of plain PyTorch, for each pair.
+        plain_s, stages_s: median seconds of a step.
+        parts: mean seconds of a step by stages, by part.
+        plan: description of the stages.
     """
 
     dtype: str
@@ -77,13 +77,13 @@ class Measured:
 
     @property
     def met(self) -> bool:
-        """Say whether the goal is met."""
+        """Return whether the goal is met."""
         return statistics.median(self.ratios) <= GOAL
 
 
 @contextmanager
 def timed_parts() -> Iterator[dict[str, float]]:
-    """Yield the seconds that were spent in each of `PARTS`, as they grow."""
+    """Yield the accumulating seconds spent in each of `PARTS`."""
     spent: dict[str, float] = defaultdict(float)
 
     def timing(function: Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def timed_parts() -> Iterator[dict[str, float]]:
 
 
 def measure(model: str, dtype: str, pairs: int, seq: int) -> Measured:
-    """Do steps by stages and by plain PyTorch in turn."""
+    """Run steps by stages and by plain PyTorch in turn."""
     job = JobSpec(model, steps=1000, batch=4, seq=seq, dtype=dtype, audit=0.0)
     by_stages = JobSpec(
         model, steps=1000, batch=4, seq=seq, dtype=dtype, audit=0.0, method="stages"
@@ -123,7 +123,7 @@ def measure(model: str, dtype: str, pairs: int, seq: int) -> Measured:
             with timed_parts() as of_step:
                 ours = seconds(staged)
             print(f"{dtype}: plain {alone:.2f} s, by stages {ours:.2f} s", file=sys.stderr)
-            if pair:  # the first one makes sessions and warms up
+            if pair:  # the first pair makes sessions and warms up
                 plain_s.append(alone)
                 stages_s.append(ours)
                 for what, took_s in of_step.items():

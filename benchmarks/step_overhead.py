@@ -1,11 +1,11 @@
-"""What Cleave adds to a step: 8 emulated devices against plain PyTorch.
+"""Measure Cleave's overhead per step: 8 emulated devices against plain PyTorch.
 
     python -m benchmarks.step_overhead
 
-OPT-125M, batch 4, sequence 512, fp32 and bf16: the same model does offloaded and plain steps in
-turn; prints the median ratio of five interleaved pairs. A step is forward, backward, clipping
-and AdamW. With `--coding off` payloads count as plain, as they did before there was coding, so that
-plans are those of before.
+OPT-125M, batch 4, sequence 512, fp32 and bf16. The same model runs offloaded and plain steps in
+turn; prints the median ratio of five interleaved pairs. A step is forward, backward, clipping and
+AdamW. With `--coding off` payloads count as uncompressed, which gives the plans of versions without
+compression.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
                 cleave.offload(trainer.model, fleet)
                 ours = seconds(trainer)
                 cleave.restore(trainer.model)
-                if pair:  # the first one warms up
+                if pair:  # the first pair is a warm-up
                     ratios.append(ours / plain)
                     plain_s.append(plain)
                     ours_s.append(ours)

@@ -1,14 +1,13 @@
-"""What a device that answers every run late costs a job, with a real server and real processes.
+"""Measure the cost of a straggler to a job, with a real server and real processes.
 
     python -m benchmarks.stragglers [--late 5] [--good 3] [--steps 80] [--model opt-nano]
                                     [--at-once] [--from-start]
 
-There are two servers in this process, each with `--good` device processes of its own. The second
-has one more, the straggler. Its results are right, but from its first run on (`--from-start`: while
-its link is measured, too) it answers `--late` seconds later, one answer after the other
-(`--at-once`: side by side). The same job of `--steps` steps runs on both servers, which take turns,
-so that other load on this machine slows both alike. Then the straggler recovers; the time until it
-gets tasks again is printed.
+Two servers in this process have `--good` device processes each. The second also has the straggler.
+Its results are right, but from its first task on (`--from-start`: also while its link is measured)
+it answers `--late` seconds late, one answer after the other (`--at-once`: delays overlap). The same
+job of `--steps` steps runs on both servers in turn, so that other load on this machine slows both
+alike. Then the straggler recovers, and the time until it gets tasks again is printed.
 
 Limit: the mean of the steps after the tenth is at most 1.15 times that without the straggler.
 """
@@ -46,21 +45,21 @@ from tests.log_lines import logged
 
 LIMIT: Final = 1.15
 SETTLING: Final = 10
-"""Steps that do not count: in them the server learns what the straggler is."""
+"""Number of first steps that do not count, because the server is learning the straggler's speed."""
 
 _FLOPS_PER_S: Final = 5e9
 _BYTES_PER_S: Final = 100e6
-_RECOVERY_S: Final = 300.0  # how long it is waited for
+_RECOVERY_S: Final = 300.0  # time limit for the straggler's recovery
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """How late a device answers.
+    """The lateness of a device.
 
     Attributes:
-        seconds: delay of each of its answers.
+        seconds: delay of each answer.
         at_once: whether delays overlap instead of following one another.
-        from_start: whether it is late while its link is measured, too.
+        from_start: whether the device is also late while its link is measured.
     """
 
     seconds: float
@@ -69,7 +68,7 @@ class Lateness:
 
 
 class LateComputer(ComputeThread):
-    """Computes at once and reports late, until it is told that it has recovered."""
+    """Computes at once but reports late, until `recovered` is set."""
 
     def __init__(self, lateness: Lateness) -> None:
         super().__init__(NumpyBackend())
@@ -95,9 +94,9 @@ class LateComputer(ComputeThread):
 
 
 async def serve(url: str, name: str, lateness: Lateness) -> None:
-    """Run a device until the server is gone; SIGUSR1 makes it recover."""
+    """Run a device until the server ends; SIGUSR1 makes it recover."""
     target = parse_join_url(url)
-    # Stated, for a busy machine measures anything within itself; measured if that is the point.
+    # Measured rates are unreliable on a busy machine, so state them unless lateness should show.
     rate = 0.0 if lateness.from_start else _BYTES_PER_S
     hello = device_hello(
         credential=target.credential, name=name, memory_bytes=10**9, flops_per_s=_FLOPS_PER_S,
@@ -114,7 +113,7 @@ async def serve(url: str, name: str, lateness: Lateness) -> None:
 
 @contextmanager
 def device(server: Server, name: str, lateness: Lateness) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a device process, and yield it when it has joined."""
+    """Run a device process, and yield it once it has joined."""
     command = [sys.executable, "-m", "benchmarks.stragglers", "--device", server.url]
     command += ["--name", name, "--late", str(lateness.seconds)]
     command += ["--at-once"] if lateness.at_once else []
@@ -134,7 +133,7 @@ def device(server: Server, name: str, lateness: Lateness) -> Iterator[subprocess
 
 
 def steps_s(servers: Sequence[Server], job: JobSpec) -> list[list[float]]:
-    """Return by server the seconds of each step of a job; the servers take turns."""
+    """Return the seconds of each step of a job for each server; the servers take turns."""
     trainers = [make_trainer(job, Fleet(server.live, server.fleet.planner)) for server in servers]
     found: list[list[float]] = [[] for _ in servers]
     for _ in range(job.steps):
@@ -144,7 +143,7 @@ def steps_s(servers: Sequence[Server], job: JobSpec) -> list[list[float]]:
 
 
 def until_it_works(server: Server, job: JobSpec, name: str) -> float | None:
-    """Train until a device's results are used again; return seconds, or None after a time limit."""
+    """Train until a device's results are used again; return the seconds, None after a timeout."""
 
     def blocks() -> int:
         found = (d for d in server.describe_devices() if d["name"] == name)
@@ -160,7 +159,7 @@ def until_it_works(server: Server, job: JobSpec, name: str) -> float | None:
 
 
 def described(steps: Sequence[float]) -> str:
-    """Describe the steps that count."""
+    """Return a description of the steps that count."""
     counted = steps[SETTLING:]
     return (
         f"mean {statistics.mean(counted):.3f} s, median {statistics.median(counted):.3f} s, "

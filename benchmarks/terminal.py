@@ -1,4 +1,4 @@
-"""Terminal sessions: run a command in a pseudo-terminal, and turn what it shows into files."""
+"""Terminal sessions: run a command in a pseudo-terminal, and save what it shows."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from rich.text import Text
 
 TERMINAL: Final = "xterm-256color"
 CUT: Final = "…"
-"""What rich puts where it cuts a text."""
+"""The character that rich puts where it cuts a text."""
 
 _SCROLLBACK_LINES: Final = 10_000
 _READ_BYTES: Final = 65_536
 _FONT_FACE: Final = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
-# Pages of the documentation fetch nothing from elsewhere, so pictures use a font of the reader's.
+# Documentation pages fetch nothing from other sites, so pictures use the reader's fonts.
 _SVG_FORMAT: Final = _FONT_FACE.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code, ", "")
 
 
 @dataclass(frozen=True)
 class Output:
-    """A piece of what a session writes to its terminal."""
+    """A piece of a session's output."""
 
     at_s: float
     text: str
@@ -48,7 +48,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a command wrote to its terminal, and how it ended."""
+    """A command's terminal output and exit code."""
 
     command: str
     columns: int
@@ -58,7 +58,7 @@ class Recording:
 
     @property
     def text(self) -> str:
-        """Return all that was written."""
+        """Return the whole output."""
         return "".join(piece.text for piece in self.output)
 
 
@@ -72,16 +72,16 @@ def record(
     environment: Mapping[str, str],
     limit_s: float,
 ) -> Recording:
-    """Run a program in a pseudo-terminal of its own until it ends.
+    """Run a program in its own pseudo-terminal until it ends.
 
     Args:
         words: the program and its arguments.
-        command: what the recording says was typed.
+        command: command line shown in the recording.
         columns: width of the terminal.
         rows: height of the terminal.
-        folder: in which the program starts.
-        environment: of the program, all of it.
-        limit_s: after so many seconds it is killed, with all that it started.
+        folder: working directory of the program.
+        environment: complete environment of the program.
+        limit_s: seconds after which the program and its children are killed.
     """
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (rows, columns))
@@ -104,7 +104,7 @@ def record(
                 continue
             try:
                 read = os.read(ours, _READ_BYTES)
-            except OSError:  # how Linux says that nobody holds the other end any more
+            except OSError:  # on Linux: the other end is closed
                 break
             if not read:
                 break
@@ -118,7 +118,7 @@ def record(
 
 
 def prompt(command: str, columns: int) -> str:
-    """Return a typed command as a terminal shows it, on several lines where it is long."""
+    """Return a typed command as a terminal shows it, on several lines if it is long."""
     lines = ["$"]
     for word in command.split(" "):
         if len(lines[-1]) + len(word) + len(" \\") >= columns:
@@ -129,9 +129,9 @@ def prompt(command: str, columns: int) -> str:
 
 
 def renamed(recording: Recording, old: str, new: str) -> Recording:
-    """Return a recording in which a folder has another name of the same length.
+    """Return the recording with a folder renamed to a name of the same length.
 
-    Tables stay aligned and lines break where they did. The name may lie across two pieces.
+    Tables stay aligned and lines break as before. The name may span two pieces.
 
     Raises:
         ValueError: when the lengths differ.
@@ -164,7 +164,7 @@ def to_cast(recording: Recording) -> str:
 
 
 class _Screen(pyte.HistoryScreen):
-    """A terminal that keeps its scrollback, and notes where a text did not fit into its line."""
+    """A terminal with scrollback that records lines whose text was wrapped or cut."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.wrapped: list[str] = []
@@ -173,7 +173,7 @@ class _Screen(pyte.HistoryScreen):
         super().__init__(columns, rows, history=_SCROLLBACK_LINES)
 
     def draw(self, data: str) -> None:
-        """Write a text without control characters."""
+        """Write text without control characters."""
         self._drawing = True
         super().draw(data)
         self._drawing = False
@@ -181,18 +181,18 @@ class _Screen(pyte.HistoryScreen):
             self.cut.append(self._row())
 
     def linefeed(self) -> None:
-        """Go to the next line; while a text is written, that is a wrap."""
+        """Go to the next line; during `draw`, this is a wrap."""
         if self._drawing:
             self.wrapped.append(self._row())
         super().linefeed()
 
     def all_lines(self) -> list[list[Char]]:
-        """Return all lines, those that left at the top included, without empty ones at the end."""
+        """Return all lines including scrollback, without empty lines at the end."""
         rows = [*self.history.top, *(self.buffer[y] for y in range(self._used()))]
         return [[row[x] for x in range(self.columns)] for row in rows]
 
     def _used(self) -> int:
-        """Return how many lines of the screen are in use."""
+        """Return the number of screen lines in use."""
         used = [y for y, text in enumerate(self.display) if text.strip()]
         return used[-1] + 1 if used else 0
 
@@ -211,16 +211,16 @@ def _shown(recording: Recording, until_s: float) -> _Screen:
 
 
 def screen_text(recording: Recording, until_s: float = float("inf")) -> list[str]:
-    """Return the lines that a terminal shows at a time, with its scrollback."""
+    """Return the lines of the terminal at a time, with scrollback."""
     lines = _shown(recording, until_s).all_lines()
     return ["".join(char.data for char in line).rstrip() for line in lines]
 
 
 def to_svg(recording: Recording, name: str, until_s: float = float("inf")) -> str:
-    """Draw what a terminal shows at a time, with its scrollback.
+    """Draw the terminal at a time, with scrollback, as an SVG.
 
     Args:
-        name: of the session; begins the names inside the picture.
+        name: name of the session, which prefixes names inside the picture.
     """
     lines = _shown(recording, until_s).all_lines()
     console = Console(
@@ -258,7 +258,7 @@ def _style(char: Char) -> Style:
 
 
 def _colour(name: str) -> str:
-    """Return pyte's name of a colour as rich calls it."""
+    """Return rich's name of a pyte colour."""
     if re.fullmatch(r"[0-9a-f]{6}", name):
         return f"#{name}"
     name = name.replace("bfight", "bright").replace("brown", "yellow")  # one is misspelt in pyte
@@ -266,10 +266,10 @@ def _colour(name: str) -> str:
 
 
 def faults(recording: Recording, private: Sequence[str] = ()) -> list[str]:
-    """Return what is wrong with a session, a sentence each: none if it reads well.
+    """Return the faults of a session, one sentence each.
 
     Args:
-        private: texts that nobody else should read, as the names of a machine and its folders.
+        private: texts that must not be published, such as names of the machine and its folders.
     """
     found = []
     screen = _shown(recording, float("inf"))
@@ -283,7 +283,7 @@ def faults(recording: Recording, private: Sequence[str] = ()) -> list[str]:
         found.append(f"exit code {recording.exit_code}")
     words = set(re.findall(r"[\w.-]+", recording.text))
     for text in private:
-        # A short name, as `vm`, is found as a word only; a path anywhere.
+        # Match short names such as `vm` only as whole words, but paths anywhere.
         if text in words or ("/" in text and text in recording.text):
             found.append(f"a private text: {text}")
     return found

@@ -1,13 +1,13 @@
-"""The trainer's options against transformers' `Trainer` with the same settings.
+"""Compare the trainer's options with transformers' `Trainer` with the same settings.
 
     python -m benchmarks.trainer_options [--steps 8] [--json]
 
-Both train opt-nano from the same weights, on the same batches in the same order: `Trainer` with its
-own loop, optimizers, schedules, clipping and accumulation (with torch's optimizer where it has none
-of that name). Learning rates are compared step by step, and losses. A warm-up of ours reaches the
-peak in its last step, and `Trainer`'s a step later, for its first step has a learning rate of 0.
-Exit code 1 where rates differ by more than `RATE`, or losses by more than `LOSS` (in 16 bits by
-more than `LOSS_16_BITS`).
+Both train opt-nano from the same weights, on the same batches in the same order. `Trainer` uses its
+own loop, optimizers, schedules, clipping and accumulation (or torch's optimizer if it lacks one).
+Learning rates and losses are compared step by step. Cleave's warm-up reaches the peak in its last
+step, `Trainer`'s one step later, because its first step has a learning rate of 0. Exit code 1 if
+rates differ by more than `RATE`, or losses by more than `LOSS` (in 16 bits by more than
+`LOSS_16_BITS`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Case:
     """One set of options.
 
     Attributes:
-        name: what it shows.
+        name: description of the case.
         ours: fields of `JobSpec`.
-        theirs: those of `TrainingArguments` for the same.
-        optimizer: makes torch's optimizer of a model where `Trainer` has none of that name.
+        theirs: equivalent fields of `TrainingArguments`.
+        optimizer: makes torch's optimizer for a model if `Trainer` lacks that optimizer.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Case:
 
 
 def _as_ours(model: Any, job: JobSpec) -> torch.optim.Optimizer:
-    """Return torch's optimizer of a kind, with the groups that `Trainer` would make."""
+    """Return torch's optimizer of the job's kind, with `Trainer`'s parameter groups."""
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adafactor": torch.optim.Adafactor,
         "sgd": torch.optim.SGD,
@@ -72,7 +72,7 @@ def _as_ours(model: Any, job: JobSpec) -> torch.optim.Optimizer:
 
 
 def cases(steps: int) -> tuple[Case, ...]:
-    """Return what is compared."""
+    """Return the cases to compare."""
     third = steps // 3
     plain = {"schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0, "clip": 0.0}
     constant = {"lr_scheduler_type": "constant", "weight_decay": 0.0, "max_grad_norm": 0.0}
@@ -140,9 +140,9 @@ def theirs(case: Case, job: JobSpec, rates: list[float], folder: Path) -> Curve:
 
     Args:
         case: the options.
-        job: ours.
-        rates: ours; a warm-up is compared shifted, and its losses with these rates.
-        folder: for what `Trainer` writes.
+        job: Cleave's job.
+        rates: Cleave's learning rates, used for the losses of cases with a warm-up.
+        folder: output folder of `Trainer`.
     """
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
@@ -156,7 +156,7 @@ def theirs(case: Case, job: JobSpec, rates: list[float], folder: Path) -> Curve:
     parts: list[float] = []
 
     class Compared(Trainer):  # type: ignore[misc]
-        """`Trainer` with labels that are shifted already, and batches in the order given."""
+        """`Trainer` with labels that are already shifted, and batches in the given order."""
 
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
             logits = model(input_ids=inputs["input_ids"], use_cache=False).logits
@@ -171,7 +171,7 @@ def theirs(case: Case, job: JobSpec, rates: list[float], folder: Path) -> Curve:
         def on_pre_optimizer_step(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
             rate = optimizer.param_groups[0]["lr"]
             found.rates.append(float(rate))
-            if case.ours.get("warmup_steps"):  # losses by the same rates
+            if case.ours.get("warmup_steps"):  # compare losses at the same rates
                 for group in optimizer.param_groups:
                     group["lr"] = rates[len(found.rates) - 1]
 
@@ -205,7 +205,7 @@ def off(found: list[float], expected: list[float]) -> float:
 
 
 def compared(case: Case, steps: int, text: Path) -> dict[str, Any]:
-    """Train both ways; return how far they are from each other."""
+    """Train both ways; return their differences."""
     settings = {"method": "local", "dtype": "fp32", "learning_rate": 1e-3, **_SHAPE, **case.ours}
     job = JobSpec(MODEL, str(text), steps=steps, checkpoint_every=steps, **settings)
     with tempfile.TemporaryDirectory(prefix="cleave-benchmark-") as folder:
@@ -213,7 +213,7 @@ def compared(case: Case, steps: int, text: Path) -> dict[str, Any]:
         other = theirs(case, job, mine.rates, Path(folder) / "trainer")
     warm = job.warmup_steps
     rates = off(mine.rates[warm:], other.rates[warm:])
-    if warm:  # ours is a step ahead
+    if warm:  # Cleave's warm-up is one step ahead
         rates = max(rates, off(mine.rates[:warm], other.rates[1 : warm + 1]))
     losses = off(mine.losses, other.losses)
     most = LOSS if job.dtype == "fp32" else LOSS_16_BITS

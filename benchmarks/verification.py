@@ -1,33 +1,30 @@
-"""Checks of results: what they cost, whom they blame, what they miss.
+"""Measure the checks of results: their cost, false accusations, and missed errors.
 
     python -m benchmarks.verification [--quick] [--batch 4] [--seq 128]
 
-1. Cost in training: OPT-125M, fp32, a server and one device process over loopback. Processor time
-   of the checks (clock of the thread that does them; they start no other threads) against that of
-   the whole server process in the same steps (at most 10 %); and, as a control, whole-process time
-   per step with checking on and off, in turns, medians.
+1. Cost in training: OPT-125M, fp32, a server and one device process over loopback. CPU time of the
+   checks (of the thread that runs them; they start no other threads) against the whole server
+   process in the same steps (at most 10 %). As a control, median process time per step with checks
+   on and off in turn.
 2. Cost in counts: operations against the GEMM's (at most 3 %) and bytes read against A, B and C
    once (at most 3), counted by the code itself, blocks of 512 x 512 at several depths, and plans of
    fleets that cut tiles differently.
 3. Honest blocks, 250,000 in each of fp32, bf16, bf16 returned as fp32 partial sums, and fp16:
-   numbers as they occur in training, outlier columns among them, and difficult ones; summed by
-   numpy, by torch, and one product after the other. None may be called wrong, no device may be
-   quarantined. Blocks are 16 x 16, so that there are many in little time; the products of real
-   training are judged by `benchmarks.false_alarms`.
-4. Liars: a fifth of an emulated fleet lies in one of nine ways, through the real session
-   manager and scheduler, every placed block compared with the exact product. GEMMs of 320 x 320,
-   depth 128, are cut evenly: the planner would search a new plan for every liar that comes. A liar
-   that is quarantined comes back under a new name before the next GEMM. A block is wrong by more
-   than the stated tolerance if an element is off by more than `cleave.verify.LONE` deviations of
-   its row. No such block may reach the model; the table also counts wrong blocks within the
-   tolerance.
+   realistic numbers, including outlier columns, and difficult ones, summed by numpy, by torch, and
+   in order. None may be called wrong, no device may be quarantined. Blocks are 16 x 16 to save
+   time; `benchmarks.false_alarms` judges products of real training.
+4. Liars: a fifth of an emulated fleet lies in one of nine ways, through the real session manager
+   and scheduler. Every placed block is compared with the exact product. GEMMs of 320 x 320, depth
+   128, are cut evenly, because the planner would search a new plan for every joining liar. A
+   quarantined liar returns under a new name before the next GEMM. A block is wrong by more than the
+   stated tolerance if an element is off by more than `cleave.verify.LONE` deviations of its row. No
+   such block may reach the model; the table also counts wrong blocks within the tolerance.
 5. Lone errors in an ordinary column, by dtype, width of the block, and size of one outlier column:
    the size that passes half of the time, in units of the root mean square of ordinary elements (at
-   most 0.6 in bf16 and 1e-3 in fp32 at 512 columns). An error passes if it reaches the
-   model.
-6. Steering: errors of half the tolerance and less along a fixed direction in all weight gradients
-   of a bf16 layer, twelve blocks a step. Steps until the device is detected, in 20 seeds (at most
-   50), and how many elements are not the right rounding.
+   most 0.6 in bf16 and 1e-3 in fp32 at 512 columns). An error passes if it reaches the model.
+6. Steering: errors of at most half the tolerance along a fixed direction in all weight gradients of
+   a bf16 layer, twelve blocks per step. Steps until the device is detected, in 20 seeds (at most
+   50), and the number of misrounded elements.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ SIDE = 16
 
 
 def said(what: str, value: float, limit: float, shown: str) -> None:
-    """Print a figure, its limit, and whether it is met."""
+    """Print a figure, its limit, and whether the limit is met."""
     met = "met" if value <= limit else "NOT met"
     print(f"{what}: {shown} (at most {limit:g}): {met}", flush=True)
 
@@ -139,7 +136,7 @@ def training_cost(batch: int, seq: int, rounds: int, steps: int) -> None:
 
 
 def counted(gemm: Gemm, blocks: list[Block], dtype: DType) -> tuple[float, float]:
-    """Return the share of operations, and the passes over A, B and C."""
+    """Return the share of the GEMM's operations, and the passes over A, B and C."""
     rng = np.random.default_rng(0)
     a, b = (
         Buffer(arrays.narrow(rng.standard_normal(shape, np.float32), dtype), dtype)
@@ -186,7 +183,7 @@ def counts(quick: bool) -> None:
 
 
 def activations(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
-    """Return numbers of which a few columns are far larger than the rest, as in transformers."""
+    """Return numbers with a few far larger columns, as in transformers."""
     values = rng.standard_normal(shape)
     values[:, rng.integers(0, shape[1], 1 + shape[1] // 100)] *= 60
     return values
@@ -226,7 +223,7 @@ KINDS = (activations, gradients, positive, cancelling, heavy, sparse)
 
 
 def one_after_another(a: Buffer, b: Buffer, out: Buffer) -> None:
-    """Multiply as a device without blocking: one product after the other, in fp32."""
+    """Multiply like a device without blocking: sum products in order, in fp32."""
     left, right = a.float32(), b.float32()
     total = np.zeros(out.shape, np.float32)
     for k in range(left.shape[1]):
@@ -308,7 +305,7 @@ class Liar:
         self._lie = lie
 
     def change(self, block: Array, order: Compute) -> None:
-        """Make a right block wrong, or leave it as it is."""
+        """Falsify a right block, or leave it unchanged."""
         self.answers += 1
         self._lie(self, block, order)
 
@@ -318,7 +315,7 @@ def zeros(_: Liar, block: Array, order: Compute) -> None:
 
 
 def stale(liar: Liar, block: Array, order: Compute) -> None:
-    """Return the block before, if its shape fits; a device's first block stays right."""
+    """Replace the block by the previous one if shapes match; the first block stays right."""
     before, liar.before = liar.before, block.copy()
     if before is not None and before.shape == block.shape:
         block[...] = before
@@ -333,21 +330,21 @@ def scaled(_: Liar, block: Array, order: Compute) -> None:
 
 
 def exponent_bit(liar: Liar, block: Array, order: Compute) -> None:
-    """Flip one of the eight exponent bits of any element; rounding may hide a small element's."""
+    """Flip an exponent bit of a random element; rounding may hide the change of a small one."""
     bits = block.view(np.uint32)
     place = liar.rng.integers(block.shape[0]), liar.rng.integers(block.shape[1])
     bits[place] ^= np.uint32(1) << np.uint32(23 + liar.rng.integers(8))
 
 
 def spread_noise(liar: Liar, block: Array, order: Compute) -> None:
-    """Add ten times the rounding error that an honest device may make, everywhere."""
+    """Add ten times an honest device's rounding error to all elements."""
     noise = liar.rng.standard_normal(block.shape).astype(np.float32)
     sigma = deviations(*operands(order), block, order.out)[:, None]
     block += noise * (10 * sigma / np.sqrt(block.shape[1])).astype(np.float32)
 
 
 def half_depth(_: Liar, block: Array, order: Compute) -> None:
-    """Sum over the first half of the depth only."""
+    """Sum only over the first half of the depth."""
     a, b = operands(order)
     middle = a.shape[1] // 2
     block[...] = a[:, :middle] @ b[:middle]
@@ -360,7 +357,7 @@ def right_until_trusted(liar: Liar, block: Array, order: Compute) -> None:
 
 
 def cancelling_pairs(liar: Liar, block: Array, order: Compute) -> None:
-    """Change two rows and two columns so that sums along either stay as they are."""
+    """Change two rows and two columns without changing the sums along either."""
     rows = liar.rng.choice(block.shape[0], 2, replace=False)
     columns = liar.rng.choice(block.shape[1], 2, replace=False)
     error = 5 * block.std()
@@ -389,19 +386,19 @@ def operands(order: Compute) -> tuple[Array, Array]:
 
 
 def deviations(a: Array, b: Array, exact: Array, dtype: DType) -> Array:
-    """Return rounding's standard deviation of each row of a block, for equal columns; (rows,)."""
+    """Return the rounding's standard deviation in each row of a block, (rows,)."""
     a_square, length = np.square(a).sum(1), np.square(exact).sum(1)
     b_square = np.asarray(np.square(b).sum())
     return np.asarray(np.sqrt(variance(a_square, b_square, length, b.shape[1], a.shape[1], dtype)))
 
 
 class LyingShell(VirtualRuntime):
-    """A runtime with an emulated fleet and liars in it, which come back after quarantine.
+    """A runtime with an emulated fleet that includes liars, which return after quarantine.
 
     Attributes:
         placed: number of blocks that reached the output.
-        lied: number of answers that were changed.
-        above, below: number of wrong blocks that were placed, above and below the stated tolerance.
+        lied: number of falsified answers.
+        above, below: number of wrong placed blocks, above and below the stated tolerance.
     """
 
     def __init__(self, members: list[FleetDevice], lie: Lie, seed: int) -> None:
@@ -451,7 +448,7 @@ class LyingShell(VirtualRuntime):
                 self.gone.append(device.profile)
 
     def come_again(self) -> None:
-        """Let liars whose sessions ended join again under new names."""
+        """Make liars whose sessions ended join again under new names."""
         while self.gone:
             self.join(self.gone.pop())
         while any(self._joining(device) for device in self.devices.values()):
@@ -533,7 +530,7 @@ def passes_half(
     block = Block(Span(0, 64), Span(0, columns), (Span(0, DEPTH),))
 
     def passed(share: float) -> bool:
-        """Say whether one such error passes."""
+        """Return whether an error of this size passes."""
         wrong = honest.copy()
         column = int(rng.integers(columns - 1))
         column += column >= columns // 2
@@ -571,10 +568,11 @@ def smallest(trials: int, widths: Sequence[int]) -> None:
 
 
 def steered(share: float, seed: int, blocks: int) -> tuple[int, Rounding]:
-    """Let a device steer by a share of the tolerance, for `blocks` blocks or until it is detected.
+    """Steer by a share of the tolerance for `blocks` blocks or until the device is detected.
 
     Returns:
-        The number of the block in which it was detected, or `blocks` + 1; and what was counted.
+        The number of the block at which the device was detected, or `blocks` + 1; and the counts of
+        rounding.
     """
     rng, rounding = np.random.default_rng(seed), Rounding()
     block = Block(Span(0, 192), Span(0, DEPTH), (Span(0, DEPTH),))
@@ -633,8 +631,8 @@ def main() -> None:
         if options.part == number:
             part()
         elif options.part is None:
-            # Each in a process of its own. Small products of many emulated devices are computed
-            # by one thread; in training, numpy is left as it is.
+            # Each part runs in a separate process. Small products of many emulated devices use one
+            # thread; training keeps numpy's default.
             alone = {} if number == 1 else {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", "benchmarks.verification", "--part", str(number)]
             subprocess.run(command + sys.argv[1:], env=os.environ | alone, check=True)

@@ -1,13 +1,13 @@
-"""Layers in a browser: losses of ten steps, and seconds a layer beside ONNX Runtime on one core.
+"""Run layers in a browser: losses of ten steps, and seconds per layer against native devices.
 
     python -m benchmarks.web_graphs
 
 Part 1 trains a small OPT of two layers for ten steps with Chromium as the only device, in
-WebAssembly and by WebGPU (in software where there is no GPU), and with a fleet of Chromium,
-`cleave join` and an emulated device; it prints the losses and those of plain PyTorch, and ends with
-1 where they are more than 1e-4 apart. Part 2 runs a layer of OPT-125M's size, 4 x 128 tokens,
-forward and backward, on each of the three, with one thread, and prints the median of what the
-devices say that each graph took. Pages have to be built (`make web`).
+WebAssembly and by WebGPU (in software without a GPU), and with a fleet of Chromium, `cleave join`
+and an emulated device. It prints the losses next to plain PyTorch's, and ends with 1 if they differ
+by more than 1e-4. Part 2 runs a layer of OPT-125M's size, 4 x 128 tokens, forward and backward, on
+each of the three devices, with one thread, and prints the median of the times that the devices
+report for each graph. Pages must be built first (`make web`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PS: Final = PsCompute(1e11, 0.0)
 
 @contextmanager
 def browser_device(server: Server, kernel: str = "wasm") -> Iterator[None]:
-    """Have Chromium as a device; a machine of two cores gives it one thread."""
+    """Run Chromium as a device; on a machine with two cores it gets one thread."""
     with chromium() as browser:
         page = browser.new_page()
         page.goto(forced(server.page_url, kernel))
@@ -62,7 +62,7 @@ def browser_device(server: Server, kernel: str = "wasm") -> Iterator[None]:
 
 @contextmanager
 def emulated_device(server: Server) -> Iterator[None]:
-    """Have an emulated device in real time, which really computes."""
+    """Run an emulated device in real time that really computes."""
     command = ("emulate", "--devices", "1", "--fleet", "home-mix", "--server", server.url)
     with started(*command, "--speed", "100", "--json"):
         yield
@@ -70,7 +70,7 @@ def emulated_device(server: Server) -> Iterator[None]:
 
 @contextmanager
 def native_device(server: Server) -> Iterator[None]:
-    """Have `cleave join` as a device, with one thread."""
+    """Run `cleave join` as a device with one thread."""
     command = ("join", server.url, "--provider", "cpu", "--backend", "numpy", "--json")
     with started(*command, "--threads", "1") as (_, lines):
         wait_for_event(lines, "ready")
@@ -79,7 +79,7 @@ def native_device(server: Server) -> Iterator[None]:
 
 @contextmanager
 def mixed_fleet(server: Server) -> Iterator[None]:
-    """Have one device of each kind."""
+    """Run one device of each kind."""
     with browser_device(server), native_device(server), emulated_device(server):
         yield
 
@@ -114,7 +114,7 @@ def plain_losses(model: nn.Module, batches: Sequence[Tensor]) -> list[float]:
 def fleet_losses(
     model: nn.Module, cache: GraphCache, batches: Sequence[Tensor], devices: Devices, count: int
 ) -> list[float]:
-    """Return the losses by stages on so many devices, once all are there."""
+    """Return the losses by stages on `count` devices, once all have joined."""
     pages = Pages.of_package().answer
     graphs = model_graphs(model, batches[0].shape[1], cache)
     with cleave.serve(stages_on="any", pages=pages) as server, devices(server):
@@ -133,7 +133,7 @@ def fleet_losses(
 
 
 def losses(cache: GraphCache) -> bool:
-    """Print how far losses are from plain PyTorch's; return whether they are near enough."""
+    """Print differences of losses from plain PyTorch's; return whether they are in the limit."""
     model, tokens = small_model("opt"), 12
     torch.manual_seed(4)
     batches = [torch.randint(3, 96, (6, tokens)) for _ in range(STEPS)]
@@ -149,7 +149,7 @@ def losses(cache: GraphCache) -> bool:
 
 
 def layer_seconds(cache: GraphCache, name: str) -> None:
-    """Print what a layer's graphs take on a device."""
+    """Print the seconds of a layer's graphs on a device."""
     import transformers
 
     config: Any = transformers.OPTConfig(num_hidden_layers=1, dropout=0.0, vocab_size=512)

@@ -1,12 +1,12 @@
-"""The browser's kernels in Chromium: WASM SIMD against plain JavaScript, and errors of all kernels.
+"""Measure the browser's kernels in Chromium: WASM SIMD against JavaScript, and all errors.
 
     python -m benchmarks.web_kernels
 
 Needs Chromium, Node.js and `npm ci` in web_client. Speed: products of 512 x 512 fp32 matrices on
-one thread, plain JavaScript and WASM in turn, medians of several rounds. Errors: the largest of any
-element against double precision, relative to the sum of the magnitudes of its products (fp32), and
-as a share of what rounding allows (all dtypes, transposed operands, odd sizes; above 1 is wrong).
-WebGPU without a GPU is emulated by the processor: its speed then says nothing.
+one thread, plain JavaScript and WASM in turn, medians of several rounds. Errors: the largest
+element error against double precision, relative to the sum of the magnitudes of its products
+(fp32), and as a share of the rounding bound (all dtypes, transposed operands, odd sizes; above 1 is
+wrong). Without a GPU, WebGPU is emulated on the CPU, and its speed is meaningless.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Bytes per second of the PS over loopback WebSockets, against bare `websockets` connections.
+"""Compare the PS's bytes per second over loopback WebSockets with bare `websockets` connections.
 
     python -m benchmarks.websocket_throughput
 
 The PS runs OPT-125M's weight GEMMs on device processes with a null backend, which answers with
-ready-made bytes, so that nothing but moving bytes is measured. The bare connection moves messages
-of the same sizes, in the same order and direction, with nothing but `websockets` on both sides: the
-PS's traffic is recorded first, then replayed. Both take turns in one run; the
-figure is the median of seven.
+ready-made bytes, so that only data transfer is measured. The bare connection replays the PS's
+recorded traffic, with the same sizes, order and direction, using only `websockets` on both sides.
+Both take turns in one run; the figure is the median of seven.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ LAYERS = 12
 
 
 class NullComputer:
-    """A computer that answers at once, with zeros that cost nothing to make."""
+    """A computer that answers at once with ready-made zeros."""
 
     def __init__(self) -> None:
         self._ready: dict[tuple[int, int], memoryview] = {}
@@ -63,7 +62,7 @@ class NullComputer:
 
 
 def null_device(url: str) -> None:
-    """Run a device whose results cost nothing to make."""
+    """Run a device with ready-made results."""
     hold_strips_well()  # as `cleave join` does
 
     async def run() -> None:
@@ -79,7 +78,7 @@ def null_device(url: str) -> None:
 
 @dataclass(frozen=True)
 class Layer:
-    """The matrices of one linear layer: x, y's gradient, the weight, and memory for products."""
+    """The matrices of one linear layer: x, y's gradient, the weight, and buffers for products."""
 
     x: Buffer
     dy: Buffer
@@ -90,16 +89,13 @@ class Layer:
 
     @classmethod
     def make(cls, m: int, n: int, k: int) -> Layer:
-        """Return a layer of zeros, all touched so that no page is missing when bytes are moved."""
+        """Return a layer of zeros, all touched to avoid page faults during the measurement."""
         shapes = ((m, k), (m, n), (n, k), (m, n), (m, k), (n, k))
         return cls(*(Buffer(np.full(shape, 0, np.float32), DType.FP32) for shape in shapes))
 
 
 def one_pass(server: Server, layers: Sequence[Layer], in_flight: int) -> float:
-    """Run the forward and backward GEMMs of all layers, and return the seconds.
-
-    It does `in_flight` layers at a time.
-    """
+    """Run the GEMMs of all layers, `in_flight` layers at a time, and return the seconds."""
     began_s = time.perf_counter()
     waiting: deque[GemmFuture] = deque()
     for layer in layers:
@@ -120,7 +116,7 @@ Script = list[list[tuple[str, int]]]  # by device: ("down" or "up", bytes), in o
 
 
 def bare_client(port: int, script: list[tuple[str, int]], rounds: int) -> None:
-    """Receive and send what the script says, `rounds` times."""
+    """Receive and send messages as in the script, `rounds` times."""
 
     async def run() -> None:
         buffer = memoryview(bytearray(max(size for _, size in script)))
@@ -137,7 +133,7 @@ def bare_client(port: int, script: list[tuple[str, int]], rounds: int) -> None:
 
 
 class BareServer:
-    """Bare connections in a loop of their own, like that of the PS."""
+    """Bare connections in a separate event loop, like the PS's."""
 
     def __init__(self, script: Script, rounds: int) -> None:
         self.script = script
@@ -173,7 +169,7 @@ class BareServer:
         return port
 
     def one_pass(self) -> float:
-        """Return the seconds of the script on all connections at once, sending while receiving."""
+        """Return the seconds of the script on all connections at once, in both directions."""
 
         async def one(socket: ServerConnection, part: list[tuple[str, int]]) -> None:
             async def send() -> None:
@@ -199,7 +195,7 @@ class BareServer:
 
 
 def record_traffic(server: Server, layers: Sequence[Layer], in_flight: int) -> Script:
-    """Return what one pass sends and receives, by device."""
+    """Return the messages that one pass sends and receives, by device."""
     runtime: Any = server.fleet.runtime
     script: dict[int, list[tuple[str, int]]] = {}
     for number, peer in runtime._peers.items():
@@ -217,14 +213,14 @@ def record_traffic(server: Server, layers: Sequence[Layer], in_flight: int) -> S
             return data
 
         connection.send, connection.receive = noted_send, noted_receive
-    one_pass(server, layers, in_flight)  # the receive that is under way already is not noted
+    one_pass(server, layers, in_flight)  # a receive that is already pending is not recorded
     for log in script.values():
         log.clear()
     one_pass(server, layers, in_flight)
     for peer in runtime._peers.values():
         del peer.connection.send
         del peer.connection.receive
-    return [list(log) for log in script.values()]  # copies: a pending receive notes once more
+    return [list(log) for log in script.values()]  # copies, because a pending receive still logs
 
 
 def main() -> None:

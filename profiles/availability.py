@@ -1,9 +1,9 @@
 """When a device is available: sessions and gaps, hours of the day, charging.
 
-Sessions and gaps alternate, each drawn from its own distribution (a renewal process); on top of
-that a device may be there only during some hours of its day. Published session lengths are far
-from exponential: Weibull shapes of 0.34 to 0.82 (`profiles/library/availability`), that is
-many short sessions and a few very long ones.
+Sessions and gaps alternate, each drawn from its own distribution (a renewal process). A device may
+also be limited to certain hours of its day. Published session lengths are far from exponential:
+Weibull shapes of 0.34 to 0.82 (`profiles/library/availability`) mean many short sessions and a few
+very long ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AvailabilityFamily(Enum):
 
 
 class PresencePeriod(NamedTuple):
-    """A period in which a device is available: start and end, seconds."""
+    """A period in which a device is available: start and end in seconds."""
 
     from_s: float
     to_s: float
@@ -39,9 +39,9 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """A distribution of durations.
 
     Attributes:
-        mean_s: its mean.
-        family: the family of the distribution.
-        shape: of a Weibull, k; of a log-normal, sigma; of an exponential not looked at.
+        mean_s: mean duration in seconds.
+        family: family of the distribution.
+        shape: k of a Weibull, sigma of a log-normal; ignored for an exponential.
     """
 
     mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
@@ -49,7 +49,7 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     shape: Annotated[float, msgspec.Meta(ge=0.1, le=10)] = 1.0
 
     def draw(self, rng: random.Random) -> float:
-        """Draw one duration, in seconds."""
+        """Draw one duration in seconds."""
         match self.family:
             case AvailabilityFamily.EXPONENTIAL:
                 return rng.expovariate(1 / self.mean_s)
@@ -63,12 +63,12 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """When a device is available; by default always.
 
     Attributes:
-        session: how long it stays; None means as long as its hours allow.
-        gap: how long it is away between sessions; None means no time.
-        hours: from and to, hours of its own day; (22, 7) is over night; None means all day. A
-            charging-only policy is set by these hours, in which its owner charges it.
-        drains: whether it finishes its tasks before it leaves; else it vanishes.
-        source: of these figures.
+        session: duration of a session; None means as long as `hours` allow.
+        gap: duration of the gap between sessions; None means no gap.
+        hours: first and last hour of the device's day; (22, 7) is overnight; None means all day.
+            For a charging-only policy, set the hours in which the owner charges the device.
+        drains: whether the device finishes its tasks before it leaves; otherwise it vanishes.
+        source: source of these figures.
 
     Raises:
         ValueError: for hours that are not 0 to 24, or a window shorter than a minute.
@@ -83,7 +83,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     def __post_init__(self) -> None:
         if self.hours is not None:
             begin, end = self.hours
-            # In a window that is all but empty one might wait for ever for a presence.
+            # With a nearly empty window, a presence might never come.
             if not (0 <= begin <= 24 and 0 <= end <= 24) or (end - begin) % 24 < 1 / 60:
                 raise ValueError(
                     f"hours are {begin:g} to {end:g}; give two different hours from 0 to 24, "
@@ -96,14 +96,14 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return self.session is None and self.hours is None
 
     def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[PresencePeriod]:
-        """Yield when the device is available, from time zero on, without end.
+        """Yield the periods in which the device is available, from time zero on, without end.
 
-        Whether it is available at time zero is drawn in proportion to mean session and gap. What
-        is left of that session or gap is drawn like a whole one.
+        Whether the device starts in a session or a gap is drawn in proportion to their means. The
+        rest of that first session or gap is drawn like a whole one.
 
         Args:
-            rng: draws all durations.
-            start_hour: the hour of the device's day at time zero.
+            rng: generator for all durations.
+            start_hour: hour of the device's day at time zero.
         """
         for begin_s, end_s in self._sessions(rng):
             for window in self._windows(begin_s, end_s, start_hour):

@@ -1,9 +1,8 @@
-"""The device profile: what was measured, or published, of one type of device.
+"""The device profile: measured or published figures for one type of device.
 
-A profile is a TOML file (`profiles.profile_file` reads and writes it); the classes here are its
-schema. Figures are in SI units unless a name says otherwise. Unknown
-figures are left out. Those that had to be assumed to emulate the device are listed in
-`Provenance.assumed`.
+A profile is a TOML file, read and written by `profiles.profile_file`. The classes here are its
+schema. Figures are in SI units unless a name says otherwise. Unknown figures are left out;
+`Provenance.assumed` lists those that had to be assumed to emulate the device.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class DeviceKind(Enum):
-    """The kind of a device."""
+    """The kind of device."""
 
     PHONE = "phone"
     TABLET = "tablet"
@@ -39,31 +38,31 @@ class DeviceKind(Enum):
 
     @classmethod
     def named(cls, word: str) -> DeviceKind | None:
-        """Return the kind of that name; None for any other word."""
+        """Return the kind named `word`; None if there is no such kind."""
         return next((kind for kind in cls if kind.value == word), None)
 
 
 class Origin(Enum):
-    """How the figures of a profile were found."""
+    """How the figures of a profile were obtained."""
 
     MEASURED = "measured"
     PUBLISHED = "published"
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A table of a profile file: every field known, values checked."""
+    """A table of a profile file; unknown fields are rejected and values are checked."""
 
 
 class Provenance(_Table, frozen=True):
-    """Where a profile comes from.
+    """The origin of a profile.
 
     Attributes:
         origin: measured with `cleave profile device`, or published by others.
-        source: who measured or published it; each table of figures may name its own.
-        date: of measuring, or of looking it up, such as 2026-11-21.
-        licence: of the published figures.
+        source: who measured or published it; each table of figures may name its own source.
+        date: date of measurement or look-up, such as 2026-11-21.
+        licence: licence of the published figures.
         notes: conditions that users should know.
-        assumed: one line for each figure that is unknown: what was assumed instead, and why.
+        assumed: one line for each unknown figure, with the assumption and its reason.
     """
 
     origin: Origin
@@ -75,7 +74,7 @@ class Provenance(_Table, frozen=True):
 
 
 class Quantiles(_Table, frozen=True):
-    """A spread: a tenth lies below `p10`, half below `p50`, a tenth above `p90`."""
+    """The 10 %, 50 % and 90 % quantiles of a distribution."""
 
     p10: Annotated[float, msgspec.Meta(ge=0)]
     p50: Annotated[float, msgspec.Meta(ge=0)]
@@ -89,27 +88,27 @@ class Quantiles(_Table, frozen=True):
 
     @classmethod
     def exactly(cls, value: float) -> Quantiles:
-        """Return quantiles without spread, all equal to this value."""
+        """Return quantiles that all equal `value`."""
         return cls(value, value, value)
 
     def at(self, z: float) -> float:
-        """Return the value at `z` normal standard deviations: two half log-normals around p50."""
-        if self.p10 <= 0:  # too small to have a logarithm: a half normal does as well
+        """Return the value at `z` standard deviations: two half log-normals around p50."""
+        if self.p10 <= 0:  # has no logarithm, so use a half normal
             return max(0.0, self.p50 + z / _Z90 * (self.p90 - self.p50))
         side = self.p90 / self.p50 if z > 0 else self.p50 / self.p10
         return float(self.p50 * math.exp(z / _Z90 * math.log(side)))
 
 
-_Z90 = 1.2815515655446004  # of a standard normal
+_Z90 = 1.2815515655446004  # 90 % quantile of the standard normal distribution
 
 
 class LinkProfile(_Table, frozen=True):
     """A link as its device sees it: goodput, not signalling rate.
 
     Attributes:
-        downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device, and from device to PS.
-        round_trip_s: of a small message.
-        source: of these figures.
+        downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device and from device to PS.
+        round_trip_s: round-trip time of a small message.
+        source: source of these figures.
 
     Raises:
         ValueError: for rates below 100 bytes/s or above 1e12, or round trips above a minute.
@@ -149,11 +148,11 @@ class ComputeProfile(_Table, frozen=True):
 
     Attributes:
         flops_per_s: throughput at saturation and full speed.
-        source: of these figures.
-        models: fitted, by layout; without one the throughput is taken as equal at every shape.
-        samples: what the models were fitted to: rows, columns, depth, layout, seconds, and strips
-            per side of the tile.
-        fits: how well each model predicts samples it was not fitted on.
+        source: source of these figures.
+        models: fitted models by layout; without any, the throughput is the same at every shape.
+        samples: samples that the models were fitted to: rows, columns, depth, layout, seconds, and
+            strips per side of the tile.
+        fits: prediction error of each model on held-out samples.
     """
 
     flops_per_s: FlopsPerS
@@ -168,13 +167,13 @@ class ComputeProfile(_Table, frozen=True):
 
 
 class GraphProfile(_Table, frozen=True):
-    """Layers that are graphs, run by ONNX Runtime in fp32 (`profiles.measuring.graphs`).
+    """Layers as graphs, run by ONNX Runtime in fp32 (`profiles.measuring.graphs`).
 
-    Its kernels are not those of the products in `ComputeProfile`, and may be twice as fast.
+    Its kernels differ from those of the products in `ComputeProfile` and may be twice as fast.
 
     Attributes:
         flops_per_s: throughput, counting products only.
-        source: of this figure.
+        source: source of this figure.
     """
 
     flops_per_s: FlopsPerS
@@ -185,9 +184,9 @@ class MemoryProfile(_Table, frozen=True):
     """The memory that a device may use for strips and blocks.
 
     Attributes:
-        bytes: the memory offered, not the memory installed.
-        installed_bytes: 0 where unknown.
-        source: of these figures.
+        bytes: memory offered, not memory installed.
+        installed_bytes: memory installed; 0 if unknown.
+        source: source of these figures.
     """
 
     bytes: Annotated[int, msgspec.Meta(ge=2**24, le=10**14)]
@@ -200,11 +199,11 @@ class Sustained(_Table, frozen=True):
 
     Attributes:
         thermal: the fitted model; None for a device that never slowed down.
-        speeds: the measurements it was fitted to: seconds since the start, share of the first
-            speed.
+        speeds: measurements that the model was fitted to: seconds since the start, share of the
+            full speed.
         temperatures: seconds since the start, degrees Celsius, if the system reports them.
         frequencies: seconds since the start, Hz, if the system reports them.
-        source: of these figures.
+        source: source of these figures.
     """
 
     thermal: ThermalModel | None = None
@@ -218,11 +217,11 @@ class Power(_Table, frozen=True):
     """The power that a device draws; None where unknown.
 
     Attributes:
-        idle_w, compute_w: while idle, and while multiplying; of the whole device.
-        radio_w: additional power while it sends or receives.
-        source: of these figures.
-        at_wall: `idle_w` and `compute_w` were measured at the socket: what the charger or the power
-            supply loses is in them.
+        idle_w, compute_w: power of the whole device while idle and while multiplying.
+        radio_w: additional power while sending or receiving.
+        source: source of these figures.
+        at_wall: whether `idle_w` and `compute_w` were measured at the socket and so include losses
+            of the charger or power supply.
     """
 
     idle_w: Watts | None = None
@@ -233,12 +232,12 @@ class Power(_Table, frozen=True):
 
     @property
     def active_w(self) -> float | None:
-        """Return the additional power of multiplying, above idle, in watts; None if unknown."""
+        """Return the power of multiplying above idle, in watts; None if unknown."""
         return None if self.compute_w is None else max(0.0, self.compute_w - (self.idle_w or 0.0))
 
 
 class Embodied(_Table, frozen=True):
-    """The carbon of making the device, and how long it is used."""
+    """The carbon of making the device, and its lifetime."""
 
     gco2e: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     lifetime_years: Annotated[float, msgspec.Meta(gt=0, le=50)]
@@ -246,7 +245,7 @@ class Embodied(_Table, frozen=True):
 
 
 class Host(_Table, frozen=True):
-    """The machine that was measured, as it describes itself."""
+    """The measured machine, as it describes itself."""
 
     cpu: str = ""
     cores: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
@@ -260,19 +259,19 @@ class DeviceProfile(_Table, frozen=True):
 
     Attributes:
         schema: version of this schema.
-        name: what fleets call it.
-        title: what people call it.
+        name: name in fleet files.
+        title: name shown to people.
         kind: the kind of device.
-        year: of its release; 0 where unknown.
-        provenance: where the figures come from.
-        compute: by dtype, as the protocol names it; `bf16>fp32` for results in fp32.
-        memory: what it offers.
-        graphs: None if unknown; its throughput in products is taken then.
-        link: None if its fleet says what network it is on.
-        sustained, power, embodied, availability: None if unknown.
-        contention: how many times as long a tile takes with 1, 2, ... processes multiplying at
-            once, each on one thread; empty if unknown.
-        host: of a measured profile.
+        year: year of release; 0 if unknown.
+        provenance: origin of the figures.
+        compute: figures by dtype, with the protocol's names; `bf16>fp32` for results in fp32.
+        memory: memory of the device.
+        graphs: throughput in graphs; None means the throughput in products.
+        link: the device's link; None if the fleet defines its network.
+        sustained, power, embodied, availability: further figures; None if unknown.
+        contention: slowdown of a tile with 1, 2, ... processes multiplying at once, each on one
+            thread; empty if unknown.
+        host: the machine of a measured profile.
     """
 
     schema: Literal[1]
@@ -299,11 +298,11 @@ class DeviceProfile(_Table, frozen=True):
 
     @property
     def flops_per_s(self) -> float:
-        """Return the throughput that it states: the best over the dtypes that training uses."""
+        """Return the stated throughput in FLOP/s: the maximum over all dtypes."""
         return max(entry.flops_per_s for entry in self.compute.values())
 
     def compute_model(self) -> ComputeModel:
-        """Return its performance models, by dtype and layout."""
+        """Return the performance models by dtype and layout."""
         models = {}
         for dtype, entry in self.compute.items():
             fitted = entry.models or {Layout.NN: PerformanceModel.saturated(entry.flops_per_s)}
@@ -312,4 +311,4 @@ class DeviceProfile(_Table, frozen=True):
 
 
 DTYPES = ("fp32", "bf16", "fp16", "bf16>fp32", "fp16>fp32")
-"""What a profile may have figures for."""
+"""Dtypes for which a profile may have figures."""

@@ -26,9 +26,9 @@ class SharedBottleneck:
     """A line that several devices share: an access point, a household's line, a server's card.
 
     Attributes:
-        name: of the line; devices that name the same line share it.
-        downlink_bytes_per_s, uplink_bytes_per_s: for all of them together.
-        devices: how many share it.
+        name: name of the line; devices that name the same line share it.
+        downlink_bytes_per_s, uplink_bytes_per_s: rates of all devices together.
+        devices: number of devices that share the line.
     """
 
     name: str
@@ -45,28 +45,28 @@ class SharedBottleneck:
 
 @dataclass(frozen=True, slots=True)
 class FleetDevice:
-    """One device of a fleet: rates, and how they vary as those of real devices do.
+    """One device of a fleet: its rates and their variation.
 
     Attributes:
-        name: which device this is.
+        name: name of the device.
         flops_per_s: throughput in matrix multiplication, as the device states it.
-        downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
-        latency_s: one way.
-        memory_bytes: what the device offers.
-        active_power_w: power of multiplying, above what it draws anyway; None if unknown.
-        gco2e_per_kwh: of the grid it draws from; None if unknown.
-        profile: the device profile it was made from; empty for none.
-        compute: time by tile shape; None means every tile at `flops_per_s`.
-        thermal: how it slows down under load; None means never.
-        graph_flops_per_s: throughput in layers that are graphs; None means `flops_per_s`.
-        load: the share of its throughput that its owner uses, below 1.
-        jitter_s: mean time of a message above the latency (exponential).
-        drift_sigma: standard deviation of the logarithm of its link's rates as they drift.
+        downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device and from device to PS.
+        latency_s: one-way latency.
+        memory_bytes: memory that the device offers.
+        active_power_w: power of multiplying, above idle; None if unknown.
+        gco2e_per_kwh: carbon intensity of the device's grid; None if unknown.
+        profile: name of the underlying device profile; empty for none.
+        compute: model of tile times; None means every tile runs at `flops_per_s`.
+        thermal: model of slowdown under load; None means no slowdown.
+        graph_flops_per_s: throughput in layers as graphs; None means `flops_per_s`.
+        load: share of the throughput that the owner uses, below 1.
+        jitter_s: mean delay of a message above the latency (exponential).
+        drift_sigma: standard deviation of the logarithm of the link's rates as they drift.
         drift_hurst: Hurst exponent of the drift; 0.5 is white noise, near 1 is very persistent.
-        drift_interval_s: seconds for which a rate lasts before the next is drawn.
-        loss: share of packets that are lost, as a reduction of the rate (`emulator.links`).
-        bottleneck: what it shares with others; None for a line of its own.
-        availability: when it is available; None means always.
+        drift_interval_s: seconds that a drawn rate lasts.
+        loss: share of lost packets, applied as a reduction of the rate (`emulator.links`).
+        bottleneck: line shared with other devices; None for a line of its own.
+        availability: when the device is available; None means always.
 
     Raises:
         ValueError: for a rate that is not above zero, or an impossible share; names the field and
@@ -119,7 +119,7 @@ class FleetDevice:
 
     @property
     def stated_downlink_bytes_per_s(self) -> float:
-        """Return the rate found if all devices on its line measure their links at once."""
+        """Return the downlink rate measured if all devices on the line measure at once."""
         line = self.bottleneck
         share = line.downlink_bytes_per_s / line.devices if line else math.inf
         return min(self.downlink_bytes_per_s, share)
@@ -133,16 +133,16 @@ class FleetDevice:
 
     @property
     def stated_flops_per_s(self) -> float:
-        """Return the throughput that its owner leaves free."""
+        """Return the throughput that the owner leaves free."""
         return self.flops_per_s * (1 - self.load)
 
     @property
     def stated_graph_flops_per_s(self) -> float:
-        """Return the throughput in graphs that its owner leaves free."""
+        """Return the throughput in graphs that the owner leaves free."""
         return (self.graph_flops_per_s or self.flops_per_s) * (1 - self.load)
 
     @property
     def steady(self) -> bool:
-        """Return whether it always takes the same time for the same thing."""
+        """Return whether the same work always takes the device the same time."""
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

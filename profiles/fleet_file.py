@@ -1,7 +1,7 @@
 """Fleet files: TOML with `[[group]]` tables, each for a number of devices of one kind.
 
-A group takes its devices from a device profile, their links from a network, their presence from an
-availability (names of the library, or files), and may state any field of `FleetDevice` itself:
+A group names a device profile, a network for links and an availability (library names or files),
+and may set any field of `FleetDevice` directly:
 
     [[group]]
     profile = "iphone-13-pro"
@@ -11,10 +11,9 @@ availability (names of the library, or files), and may state any field of `Fleet
     stragglers = 0.1
     line = { name = "household", devices = 4, network = "home" }
 
-A link is drawn from the network's spread for each device: the logarithms of downlink and uplink
-follow the quantiles and are correlated (0.7, assumed, because a fast line is fast both ways).
-Devices that name the same `line`, also in several groups, share lines: each line has `devices` of
-them.
+Each device's link is drawn from the network's quantiles. The logarithms of downlink and uplink are
+correlated (0.7, assumed, because a fast line is fast both ways). Devices that name the same `line`,
+also in several groups, share lines with `devices` devices each.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from profiles.profile_file import Readable, convert, read_toml
 
 MAX_DEVICES: Final = 1_000_000
 STRAGGLER_SLOWDOWN: Final = 10
-"""What a straggler's three rates are divided by, as in the published fleets."""
+"""Divisor of a straggler's compute and link rates, as in the published fleets."""
 
 _NUMBERS = {f.name for f in fields(FleetDevice)} - {
     *("name", "profile", "compute", "thermal", "bottleneck", "availability")
@@ -58,24 +57,24 @@ _BELIEVABLE: Final = {
     "active_power_w": ("watts", 0, 1e5),
     "gco2e_per_kwh": ("grams", 0, 1e4),
 }
-"""In which unit, and what is surely another one. What may not be negative, `FleetDevice` says."""
+"""Unit and plausible range; a value outside is in another unit. `FleetDevice` checks signs."""
 _FILE_KEYS = {"group", "title", "notes"}
 _LONGEST_NAME: Final = 100
 _CORRELATION = 0.7
-_WIDEST_Z = 2.3263  # draws stay between the first and the last percent
+_WIDEST_Z = 2.3263  # draws stay within the 1 % and 99 % quantiles
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line that some devices share.
+    """A line that several devices share.
 
     Attributes:
-        name: groups that give it the same name share.
-        devices: how many devices share one line.
-        network: the network from whose spread its rates are drawn; empty if they are given.
-        downlink_bytes_per_s, uplink_bytes_per_s: of all its devices together.
+        name: name of the line; groups with the same name share it.
+        devices: number of devices per line.
+        network: network from which the rates are drawn; empty if rates are given.
+        downlink_bytes_per_s, uplink_bytes_per_s: rates of all devices on the line together.
 
     Raises:
-        ValueError: when it has neither network nor rates, or both.
+        ValueError: when neither network nor rates are given, or both.
     """
 
     name: str
@@ -104,10 +103,10 @@ def read_fleet(
 
     Args:
         file: the file.
-        where: the file's name in errors.
-        devices: how many, in the proportions of the counts; None uses the counts themselves.
-        dtype: the dtype in which devices state their throughput.
-        seed: seeds what is drawn.
+        where: name of the file in error messages.
+        devices: total number of devices, in the proportions of the counts; None uses the counts.
+        dtype: dtype in which devices state their throughput.
+        seed: seed of all draws.
 
     Raises:
         ValueError: see `find_fleet`.
@@ -156,7 +155,7 @@ def _count(place: str, group: Mapping[str, Any]) -> int:
 
 
 def _in_proportion(counts: Sequence[int], devices: int) -> list[int]:
-    """Counts of this sum in the given proportions: largest remainders get what is left."""
+    """Return counts with sum `devices` in the given proportions (largest remainder method)."""
     exact = [devices * count / sum(counts) for count in counts]
     whole = [math.floor(share) for share in exact]
     order = sorted(range(len(counts)), key=lambda i: (whole[i] - exact[i], i))
@@ -166,7 +165,7 @@ def _in_proportion(counts: Sequence[int], devices: int) -> list[int]:
 
 
 class _Lines:
-    """The lines that devices share, drawn when the first device comes."""
+    """The shared lines, each drawn when its first device is made."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -186,7 +185,7 @@ class _Lines:
 
 
 class _Group:
-    """One `[[group]]`, checked."""
+    """One validated `[[group]]`."""
 
     def __init__(self, place: str, number: int, group: dict[str, Any], dtype: str) -> None:
         self._place = place
@@ -208,7 +207,7 @@ class _Group:
             if key in _BELIEVABLE:
                 _check_believable(f"{key} of {place}", values[key], *_BELIEVABLE[key])
         if "flops_per_s" in group:
-            values["compute"] = None  # a throughput that is stated replaces the profile's model
+            values["compute"] = None  # an explicit throughput replaces the profile's model
             values["graph_flops_per_s"] = group.get("graph_flops_per_s")
         self._fixed = _NUMBERS & group.keys()
         for key in _NEEDED:
@@ -255,7 +254,7 @@ class _Group:
             raise ValueError(f"{self._place}: {error}") from None
 
     def devices(self, count: int, rng: np.random.Generator, lines: _Lines) -> list[FleetDevice]:
-        """Draw this many devices of the group."""
+        """Draw `count` devices of the group."""
         slow = set(rng.choice(count, round(self._stragglers * count), replace=False).tolist())
         made = []
         for i in range(count):
@@ -279,11 +278,11 @@ class _Group:
 
 
 def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
-    """Return what a profile says of a device, as fields of `FleetDevice`, without its link.
+    """Return a profile's figures as fields of `FleetDevice`, without the link.
 
     Args:
-        profile: of the device.
-        dtype: the dtype of its stated throughput; if the profile lacks it, the nearest is used.
+        profile: the profile.
+        dtype: dtype of the stated throughput; if the profile lacks it, the nearest is used.
     """
     compute = profile.compute_model()
     values: dict[str, Any] = {
@@ -304,7 +303,7 @@ def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
 
 
 def draw_link(link: LinkProfile, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Draw one link from a spread: downlink and uplink in bytes/s, one-way latency in seconds."""
+    """Draw one link: downlink and uplink in bytes/s, one-way latency in seconds."""
     z = rng.standard_normal(3)
     z[1] = _CORRELATION * z[0] + math.sqrt(1 - _CORRELATION**2) * z[1]
     down_z, up_z, trip_z = (float(v) for v in np.clip(z, -_WIDEST_Z, _WIDEST_Z))

@@ -18,19 +18,18 @@ from profiles.library import availability_names, load_availability
 
 _SIZED = re.compile(r"(.+)-(\d{1,18})")
 _DEFAULT_DEVICES = 256
-_LEAST_S, _MOST_S = 0.1, 1e9  # what `Durations` takes from a file
+_LEAST_S, _MOST_S = 0.1, 1e9  # range that `Durations` accepts
 
 
 def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
     """Return the published fleet, `paper-N` (docs/emulation.md): laptop class, no latency.
 
-    One vector of N uniform draws each, in this order: compute 5-7 TFLOP/s, uplink 5-10 and downlink
-    10-100 (1e6 bytes/s), memory 1-3 GB; `numpy.random.default_rng(42)`. Which devices are
-    stragglers is drawn after that, from the same generator.
+    `numpy.random.default_rng(42)` draws vectors of N uniform values in this order: compute 5-7
+    TFLOP/s, uplink 5-10 and downlink 10-100 (1e6 bytes/s), memory 1-3 GB, then the stragglers.
 
     Args:
         devices: N, the number of devices.
-        stragglers: the share of devices whose three rates are divided by ten.
+        stragglers: share of devices whose compute and link rates are divided by ten.
 
     Raises:
         ValueError: when `devices` is below 1, or `stragglers` is not a share.
@@ -68,13 +67,13 @@ def _with_stragglers(
 
 
 def fleet_names() -> list[str]:
-    """Return the names of the built-in fleets; each may be given a size, as in `paper-256`."""
+    """Return the names of the built-in fleets; users may append a size, as in `paper-256`."""
     found = (entry.name for entry in (files("profiles") / "library" / "fleets").iterdir())
     return ["paper", *sorted(n.removesuffix(".toml") for n in found if n.endswith(".toml"))]
 
 
 def size_in(name: str) -> int | None:
-    """Return how many devices a name asks for: 256 for `paper-256`; None if it does not say."""
+    """Return the number of devices in a fleet name: 256 for `paper-256`; None without one."""
     sized = _SIZED.fullmatch(name)
     return int(sized[2]) if sized and sized[1] in fleet_names() else None
 
@@ -87,16 +86,16 @@ def find_fleet(
     dtype: str = "fp32",
     seed: int = 42,
 ) -> list[FleetDevice]:
-    """Return the fleet that a user means.
+    """Return the fleet with this name or from this file.
 
     Args:
-        name_or_file: a built-in name with a size (`paper-256`, `home-mix-500`), one without (then
-            `devices` says how many), or a TOML file (`profiles.fleet_file`).
+        name_or_file: built-in name with a size (`paper-256`, `home-mix-500`) or without one (see
+            `devices`), or a TOML file (`profiles.fleet_file`).
         stragglers: see `paper_fleet`.
-        devices: how many; a fleet of groups keeps their proportions. None uses the number in the
-            name or the file.
-        dtype: what will be multiplied; devices state their throughput in it.
-        seed: seeds what is drawn from spreads. The paper's fleet has its own.
+        devices: number of devices; groups keep their proportions. None uses the number in the name
+            or the file.
+        dtype: dtype of the products, in which devices state their throughput.
+        seed: seed of the draws. The paper's fleet has its own.
 
     Raises:
         ValueError: for an unknown name, an unreadable file, unknown keys and impossible values; one
@@ -137,15 +136,15 @@ def find_fleet(
 
 
 def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
-    """Return the same devices with an availability, so that they come and go.
+    """Return the same devices with an availability, so that they join and leave.
 
     Args:
         fleet: the devices; their own availability is replaced.
-        churn: a name in the library (`volunteer`), a file, or the mean seconds of a session and of
-            the gap after it, such as `600:120` (exponential).
+        churn: library name (`volunteer`), file, or mean seconds of a session and the gap after it,
+            such as `600:120` (exponential).
 
     Raises:
-        ValueError: when it is none of these.
+        ValueError: when `churn` is none of these.
     """
     if churn.endswith(".toml") or churn in availability_names():
         availability = load_availability(churn).availability
@@ -155,13 +154,13 @@ def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
 
 
 def _sessions_and_gaps(churn: str) -> Availability:
-    """`600:120`, or sessions alone."""
+    """Parse `600:120`, or a session length alone."""
     numbers = re.fullmatch(r"([\d.]+)(?::([\d.]+))?", churn)
     try:
         if numbers is None:
             raise ValueError
         session_s, gap_s = float(numbers[1]), float(numbers[2] or 0)
-        # Shorter sessions than a hello takes would be a heap of events and no device.
+        # Sessions shorter than a join would cause many events but no usable device.
         if not (_LEAST_S <= session_s <= _MOST_S and (not gap_s or _LEAST_S <= gap_s <= _MOST_S)):
             raise ValueError
     except ValueError:

@@ -1,8 +1,8 @@
 """The library of published profiles, networks and availabilities, by name.
 
-Its files are in `profiles/library/`. They are read in place, also inside a wheel that was never
-unpacked. Wherever a name is expected, a file may be given instead: a path that ends in `.toml`.
-Figures are in SI units: FLOP/s, bytes, bytes/s, seconds, watts, grams of CO2 equivalent.
+The files in `profiles/library/` are read in place, even inside a wheel that was never unpacked. A
+path that ends in `.toml` may replace any name. Figures are in SI units: FLOP/s, bytes, bytes/s,
+seconds, watts, grams of CO2 equivalent.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SUFFIX = ".toml"
 
 
 class NamedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A network that devices may be on.
+    """A network that devices may use.
 
     Attributes:
-        name: what fleets call it.
-        title: what people call it.
-        link: its rates in bytes/s and its round trips in seconds, spread over its devices.
-        source: of its figures.
+        name: name in fleet files.
+        title: name shown to people.
+        link: quantiles over devices of rates in bytes/s and round trips in seconds.
+        source: source of the figures.
         notes: conditions that users should know.
-        assumed: one line for each figure that is unknown: what was assumed instead, and why.
+        assumed: one line for each unknown figure, with the assumption and its reason.
     """
 
     name: Text
@@ -44,15 +44,15 @@ class NamedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedAvailability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the devices of some population are available.
+    """The availability of a population of devices.
 
     Attributes:
-        name: what fleets call it.
-        title: what people call it.
+        name: name in fleet files.
+        title: name shown to people.
         availability: sessions and gaps in seconds, hours of the day.
-        source: of its figures.
+        source: source of the figures.
         notes: conditions that users should know.
-        assumed: one line for each figure that is unknown: what was assumed instead, and why.
+        assumed: one line for each unknown figure, with the assumption and its reason.
     """
 
     name: Text
@@ -64,7 +64,7 @@ class NamedAvailability(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class _EmbodiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Embodied carbon under a licence of its own, by profile name."""
+    """Embodied carbon by profile name, under its own licence."""
 
     attribution: Text
     licence: Text
@@ -73,7 +73,7 @@ class _EmbodiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def profile_names() -> list[str]:
-    """Return the names of the device profiles of the library, sorted."""
+    """Return the sorted names of the library's device profiles."""
     return _names("devices")
 
 
@@ -81,11 +81,11 @@ def load_profile(name_or_path: str) -> DeviceProfile:
     """Load a device profile.
 
     Args:
-        name_or_path: a name in the library, or a path that ends in `.toml`.
+        name_or_path: library name, or path that ends in `.toml`.
 
     Raises:
-        ValueError: for an unknown name, and for a file that cannot be read or does not follow the
-            schema; one sentence that names what is wrong.
+        ValueError: for an unknown name, an unreadable file, or a file that violates the schema; one
+            sentence that names the problem.
     """
     if name_or_path.endswith(_SUFFIX):
         return read_profile(Path(name_or_path))
@@ -100,27 +100,27 @@ def load_profile(name_or_path: str) -> DeviceProfile:
 
 
 def load_profiles() -> dict[str, DeviceProfile]:
-    """Load every device profile of the library, by name; for code that looks up many names."""
+    """Load every device profile of the library, by name."""
     return {name: load_profile(name) for name in profile_names()}
 
 
 def network_names() -> list[str]:
-    """Return the names of the networks of the library, sorted."""
+    """Return the sorted names of the library's networks."""
     return _names("networks")
 
 
 def load_network(name_or_path: str) -> NamedLink:
-    """Load a network; see `load_profile` for the argument and for what it raises."""
+    """Load a network; the argument and errors are those of `load_profile`."""
     return _load(name_or_path, "networks", "network", NamedLink)
 
 
 def availability_names() -> list[str]:
-    """Return the names of the availabilities of the library, sorted."""
+    """Return the sorted names of the library's availabilities."""
     return _names("availability")
 
 
 def load_availability(name_or_path: str) -> NamedAvailability:
-    """Load an availability; see `load_profile` for the argument and for what it raises."""
+    """Load an availability; the argument and errors are those of `load_profile`."""
     return _load(name_or_path, "availability", "availability", NamedAvailability)
 
 
@@ -155,7 +155,7 @@ def _folder(name: str) -> Traversable:
 
 
 def _separate_embodied() -> dict[str, Embodied]:
-    """Figures that may not be mixed with the others: their licence asks for a file of their own."""
+    """Return the embodied carbon figures, whose licence requires a separate file."""
     where = "the embodied carbon of the library"
     table = read_toml(_folder("embodied") / "boavizta.toml", where)
     return convert(table, _EmbodiedFile, where).embodied

@@ -1,22 +1,22 @@
-"""How long a device takes to multiply a tile: a fitted model, and the fit.
+"""The fitted model of a device's tile times, and the fit.
 
-For a product of sides a (rows), b (columns), c (depth) with its operands laid out in a given way:
+For a product of sides a (rows), b (columns), c (depth) with a given layout of its operands:
 
     seconds = startup + volume abc + out ab + left ac + right bc
               + sum over widths w of (edge_a[w] bc where w does not divide a)
               + sum over widths w of (edge_b[w] ac where w does not divide b)
-              + fresh_left ac where the left operand was not multiplied before
-              + fresh_right bc where the right one was not
-              + wake where the device has been idle
+              + fresh_left ac if the left operand was not multiplied before
+              + fresh_right bc if the right operand was not multiplied before
+              + wake if the device has been idle
 
 Every coefficient is 0 or more. Without the edges, the throughput saturates in each side,
 
     2abc / (seconds - startup) = flops_per_s / (1 + a0/a + b0/b + c0/c),    flops_per_s = 2 / volume
 
-with half-saturation sides a0 = right/volume, b0 = left/volume, c0 = out/volume: what packing the
-operands and writing the result cost. The edges are what kernels pay for sides that their registers
-do not divide; on x86 they are the difference between errors of 50 and of 12 percent. A strip that
-just came over a socket lies in no cache near the core; the tiles after the first find it there.
+with half-saturation sides a0 = right/volume, b0 = left/volume, c0 = out/volume: the costs of
+packing the operands and writing the result. The edges are the kernels' cost for sides that are no
+multiples of their register tiles; on x86 they reduce errors from 50 to 12 percent. A strip fresh
+from a socket is in no cache near the core until its first tile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import msgspec
 from cleave.errors import not_installed
 
 EDGE_WIDTHS: Final = (2, 4, 8, 16, 32, 48)
-"""Widths of register tiles that are tried; a fit leaves those at zero that do not matter."""
+"""Candidate widths of register tiles; a fit gives irrelevant widths a coefficient of zero."""
 
 _MOST_KNOWN: Final = 65536
 
@@ -47,7 +47,7 @@ class Layout(Enum):
 
     @classmethod
     def of(cls, transpose_a: bool, transpose_b: bool) -> Layout:
-        """Return the layout of a run, from its transposition flags."""
+        """Return the layout for two transposition flags."""
         return cls(("t" if transpose_a else "n") + ("t" if transpose_b else "n"))
 
 
@@ -57,10 +57,10 @@ class TimedTile:
 
     Attributes:
         a, b, c: rows, columns, depth.
-        layout: how the operands were stored.
-        seconds: the median of several measurements.
-        strips: `seconds` is the mean over the blocks of a tile with this many strips per side, all
-            newly received, on a device that was idle before.
+        layout: storage layout of the operands.
+        seconds: median of several measurements.
+        strips: strips per side of the measured tile, all newly received on an idle device;
+            `seconds` is the mean over the tile's blocks.
     """
 
     a: int
@@ -78,13 +78,13 @@ _EdgeCosts = Annotated[
 
 
 class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fitted model of one dtype and layout; see the module's text for the formula.
+    """The fitted model of one dtype and layout, with the formula in the module's docstring.
 
     Attributes:
         startup_s: seconds of any multiplication, however small.
-        volume_s, out_s, left_s, right_s: per element of a*b*c, a*b, a*c and b*c.
-        edge_a_s, edge_b_s: for `EDGE_WIDTHS`, per element of b*c and a*c.
-        fresh_left_s, fresh_right_s: per element of an operand that was not multiplied before.
+        volume_s, out_s, left_s, right_s: seconds per element of a*b*c, a*b, a*c and b*c.
+        edge_a_s, edge_b_s: seconds per element of b*c and a*c, for each of `EDGE_WIDTHS`.
+        fresh_left_s, fresh_right_s: seconds per element of an operand not multiplied before.
         wake_s: additional seconds on a device that has been idle: cold caches, a sleeping thread.
     """
 
@@ -101,12 +101,12 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def saturated(cls, flops_per_s: float, startup_s: float = 0.0) -> PerformanceModel:
-        """Return the model of a device with one known throughput, the same at every shape."""
+        """Return a model with the same throughput at every shape."""
         return cls(startup_s, 2 / flops_per_s)
 
     @property
     def flops_per_s(self) -> float:
-        """Return the saturated throughput, FLOP/s."""
+        """Return the saturated throughput in FLOP/s."""
         return 2 / self.volume_s
 
     def seconds(
@@ -118,13 +118,13 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fresh_right: float = 0.0,
         woken: float = 0.0,
     ) -> float:
-        """Return the predicted time of an a x c by c x b product.
+        """Return the predicted seconds of an a x c by c x b product.
 
         Args:
             a, b, c: rows, columns, depth.
-            fresh_left, fresh_right: whether the operand was never multiplied before: 0, 1, or the
-                share of several products for which it holds.
-            woken: whether the device has been idle, as 0, 1 or a share.
+            fresh_left, fresh_right: 1 if the operand was never multiplied before, else 0; for
+                several products, the share of those that apply.
+            woken: 1 if the device has been idle, else 0, or a share.
         """
         total = self.startup_s + self.volume_s * a * b * c
         left_s = self.left_s + fresh_left * self.fresh_left_s
@@ -138,12 +138,12 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return total
 
     def expected(self, sample: TimedTile) -> float:
-        """Return what `sample.seconds` should be by the model."""
-        once = 1 / sample.strips  # each strip meets as many strips of the other side
+        """Return the model's prediction of `sample.seconds`."""
+        once = 1 / sample.strips  # a strip is new in one of this many products
         return self.seconds(sample.a, sample.b, sample.c, once, once, once * once)
 
     def scaled(self, factor: float) -> PerformanceModel:
-        """Return the model of a device that takes `factor` times as long for everything."""
+        """Return the model with all times multiplied by `factor`."""
         return PerformanceModel(
             self.startup_s * factor,
             self.volume_s * factor,
@@ -159,11 +159,11 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How well a fitted model predicts samples it was not fitted on.
+    """The prediction error of a fitted model on held-out samples.
 
     Attributes:
-        fitted, held_out: how many samples were fitted on, and how many judged.
-        median_error, p95_error: of |predicted / measured - 1| over the held-out ones.
+        fitted, held_out: number of samples used for fitting and for judging.
+        median_error, p95_error: median and p95 of |predicted / measured - 1| on held-out samples.
     """
 
     fitted: int
@@ -173,11 +173,11 @@ class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 POOR_ERROR: Final = 0.25
-"""A median error above which a model is not to be relied on; of good ones it is a few percent."""
+"""Median error above which a model is unreliable; good models have a few percent."""
 
 
 def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
-    """Fit the model to samples of one layout: non-negative least squares of relative errors.
+    """Fit the model to samples of one layout by non-negative least squares of relative errors.
 
     Raises:
         ValueError: when there are too few samples, or scipy is missing.
@@ -197,9 +197,9 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
     features = [np.ones_like(a), a * b * c, a * b, a * c, b * c]
     features += [b * c * (a % width > 0) for width in EDGE_WIDTHS]
     features += [a * c * (b % width > 0) for width in EDGE_WIDTHS]
-    if len(set(strips)) > 1:  # else nothing tells a strip's first product from the others
+    if len(set(strips)) > 1:  # otherwise first and later products of a strip cannot be told apart
         features += [a * c / strips, b * c / strips, 1 / strips**2]
-    # Scaled to comparable columns, which the solver needs: they span fifteen orders of magnitude.
+    # Columns span fifteen orders of magnitude; the solver needs comparable ones.
     matrix = np.stack(features, 1) / seconds[:, None]
     scale = np.maximum(np.abs(matrix).max(0), 1e-300)
     weights = [float(w) for w in nnls(matrix / scale, np.ones_like(seconds))[0] / scale]
@@ -212,7 +212,7 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
 
 
 def fit_and_judge(samples: Sequence[TimedTile]) -> tuple[PerformanceModel, FitReport]:
-    """Fit on four of every five samples, judge on the fifth, then fit on all.
+    """Fit on four of every five samples, judge on the fifth, then fit on all samples.
 
     Raises:
         ValueError: see `fit`.
@@ -227,7 +227,7 @@ def fit_and_judge(samples: Sequence[TimedTile]) -> tuple[PerformanceModel, FitRe
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between the neighbours, as numpy does."""
+    """Return a quantile with linear interpolation, as numpy does."""
     position = share * (len(ordered) - 1)
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
@@ -235,11 +235,11 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 class ComputeModel:
-    """The models of one device, by dtype and layout, for the tiles that it may get.
+    """The performance models of one device.
 
     Args:
-        models: by dtype (the protocol's name, or `bf16>fp32` for 16-bit inputs with a result in
-            fp32) and layout.
+        models: models by layout and dtype (the protocol's name, or `bf16>fp32` for 16-bit inputs
+            with a result in fp32).
     """
 
     def __init__(self, models: Mapping[tuple[str, Layout], PerformanceModel]) -> None:
@@ -260,15 +260,15 @@ class ComputeModel:
         fresh_right: bool = False,
         woken: bool = False,
     ) -> float:
-        """Return the predicted time of one product.
+        """Return the predicted seconds of one product.
 
         Args:
-            dtype, out: of the inputs and of the result, as the protocol names them.
-            layout: how the operands lie.
+            dtype, out: dtypes of inputs and result, with the protocol's names.
+            layout: layout of the operands.
             a, b, c: rows, columns, depth.
             fresh_left, fresh_right, woken: see `PerformanceModel.seconds`.
         """
-        # The tiles of one GEMM have a handful of shapes, asked for a million times.
+        # A GEMM's tiles have few shapes but are looked up millions of times.
         key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)
         found = self._known.get(key)
         if found is None:
@@ -279,7 +279,7 @@ class ComputeModel:
         return found
 
     def model(self, dtype: str, out: str, layout: Layout) -> PerformanceModel:
-        """Return the model nearest to the dtype and layout; dtypes that a device lacks use fp32."""
+        """Return the model nearest to the dtype and layout; missing dtypes fall back to fp32."""
         names = [f"{dtype}>{out}", dtype] if out != dtype else [dtype]
         for name in (*names, "fp32"):
             for candidate in (layout, *Layout):
@@ -289,5 +289,5 @@ class ComputeModel:
         return next(iter(self.models.values()))
 
     def scaled(self, factor: float) -> ComputeModel:
-        """Return the models of a device that takes `factor` times as long for everything."""
+        """Return the models with all times multiplied by `factor`."""
         return ComputeModel({key: model.scaled(factor) for key, model in self.models.items()})

@@ -1,8 +1,8 @@
-"""The most power that a device can draw, by its kind: bounds on its own claims, not estimates.
+"""Maximum power of a device by its kind: bounds on the device's own claims, not estimates.
 
-The bounds lie above what was measured or what power supplies can give: phones were measured at up
-to 18 W in bursts (notebookcheck), laptops' supplies give up to 330 W, desktops' up to 1600 W; a DGX
-A100 draws 6.5 kW.
+The bounds lie above measurements and power supply ratings. Phones were measured at up to 18 W in
+bursts (notebookcheck); laptop supplies give up to 330 W, desktop supplies up to 1600 W; a DGX A100
+draws 6.5 kW.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _MOST_W = {
     DeviceKind.SERVER: 10_000.0,
     DeviceKind.CLOUD_GPU: 10_000.0,
 }
-_STRANGER_W = 1600.0  # a device that states no profile is no data centre
+_STRANGER_W = 1600.0  # a device without a profile is assumed to be no data-centre machine
 
 SLACK_S = 30.0
-"""Telemetry may be ahead of the time that the PS counts by so much."""
+"""Seconds by which telemetry may be ahead of the PS's clock."""
 
 
 def most_w(profile: str) -> float:
-    """Return the most power that a device of a profile can draw, in watts.
+    """Return the maximum power of a device with a profile, in watts.
 
     Args:
-        profile: as the device states it; any text.
+        profile: profile name as the device states it; any text.
     """
     return _by_profile().get(profile, _STRANGER_W)
 
@@ -40,7 +40,7 @@ def believable_j(energy_j: float, profile: str, present_s: float) -> bool:
     """Return whether a device can have used this energy in the time it was connected.
 
     Args:
-        energy_j: joules, as the device reports them; any number, even NaN.
+        energy_j: joules as the device reports them; any number, even NaN.
     """
     return 0 <= energy_j <= most_w(profile) * (present_s + SLACK_S)
 

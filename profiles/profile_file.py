@@ -1,4 +1,4 @@
-"""Reads and writes profile files: TOML, checked against the schema; an error is one sentence."""
+"""Reads and writes profile files: TOML, checked against the schema, with one-sentence errors."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
 
     Args:
         file: a TOML file.
-        where: its name in errors; by default its path.
+        where: name of the file in error messages; by default its path.
 
     Raises:
-        ValueError: when it cannot be read, or does not follow the schema; one sentence that names
+        ValueError: when the file cannot be read or violates the schema; one sentence that names
             field and value.
     """
     where = where or f"profile {file}"
@@ -54,11 +54,11 @@ def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
     """Read a TOML file as plain values; all numbers must be finite and fit 64 bits.
 
     Raises:
-        ValueError: when it cannot be read.
+        ValueError: when the file cannot be read or has a number outside these limits.
     """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # tomllib leaves some to Python
+    except (OSError, ValueError, RecursionError) as error:  # tomllib lets Python's errors through
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"{where} cannot be read: {reason}") from None
     for path, value in _leaves(table, ""):
@@ -73,7 +73,7 @@ def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
     """Convert plain values to a class of the schema.
 
     Raises:
-        ValueError: when they do not follow it; one sentence that names field and value.
+        ValueError: when the values violate the schema; one sentence that names field and value.
     """
     try:
         return msgspec.convert(table, kind, strict=True)
@@ -82,7 +82,7 @@ def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
 
 
 def _explain(message: str, table: Mapping[str, Any], kind: type[Any], where: str) -> str:
-    """msgspec's message, with the value that it is about."""
+    """Return msgspec's message with the offending value added."""
     found = re.fullmatch(r"(.*?) - at (?:`key` in )?`\$\.?(.*)`", message, re.DOTALL)
     text, path = (found[1], found[2]) if found else (message, "")
     path = _with_keys(path, table, kind)
@@ -106,14 +106,14 @@ def _explain(message: str, table: Mapping[str, Any], kind: type[Any], where: str
 
 
 def _words(path: str) -> type[Enum]:
-    """What a field may be whose values are words."""
+    """Return the enum of a field whose values are words."""
     return {"kind": DeviceKind, "origin": Origin, "family": AvailabilityFamily}.get(
         path.rpartition(".")[2], Layout
     )
 
 
 def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
-    """The path with the keys of maps, which msgspec does not say: those that fail alone."""
+    """Return the path with map keys, which msgspec omits, found by checking each key alone."""
     while "[...]" in path:
         before, _, after = path.partition("[...]")
         for key, value in _value_at(table, before).items():
@@ -129,7 +129,7 @@ def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
 
 
 def _replaced(table: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
-    """A copy of nested tables with another value at the path."""
+    """Return a copy of nested tables with another value at the path."""
     key, *rest = path
     return {**table, key: _replaced(table[key], rest, value) if rest else value}
 
@@ -158,7 +158,7 @@ def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def write_profile(profile: DeviceProfile, path: Path) -> None:
-    """Write one profile, completely or not at all.
+    """Write one profile atomically.
 
     Raises:
         ValueError: when tomli-w is missing, or the file cannot be written.
@@ -182,7 +182,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _compact(text: str) -> str:
-    """One sample a line: tomli-w gives every number of a nested array a line of its own."""
+    """Put each sample on one line, because tomli-w puts every number on its own line."""
     item = r'\s+(?:[-+.\w]+|"\w*")'  # numbers and words; no text with commas
     return re.sub(
         rf"\[(?:{item},)+\s*\]",

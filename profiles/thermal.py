@@ -1,14 +1,13 @@
-"""How a device slows down under load: a two-parameter thermal model with throttle points.
+"""A two-parameter thermal model with throttle points for a device's slowdown under load.
 
 A lumped body of thermal resistance R (K/W) and capacity C (J/K) heated by the power P of computing:
 
     dT/dt = (R P s(T) - (T - T_ambient)) / tau,      tau = R C
 
-where s(T) is the share of its full speed, and of its full power, at which the device runs: 1 below
-the first throttle point, linear between points, constant beyond the last. The two parameters are
-the rise R P that computing at full speed would lead to in the end, and the time constant tau.
-Where only throughput over time is published, the rise is 1 by definition, and temperatures are
-shares of it.
+s(T) is the device's share of full speed and full power: 1 below the first throttle point, linear
+between points, constant beyond the last. The two parameters are the steady-state rise R P at full
+speed and the time constant tau. If only throughput over time is published, the rise is 1 by
+definition, and temperatures are shares of it.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ import msgspec
 
 
 class ThrottlePoint(NamedTuple):
-    """A temperature, and the share of its full speed at which the device runs there."""
+    """A temperature and the device's share of full speed at it."""
 
     temperature: float
     speed: float
 
 
 class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parameters of the model in the module's text.
+    """The parameters of the model in the module's docstring.
 
     Attributes:
-        rise: steady temperature above ambient at full speed, K (or 1, as in the module's text).
+        rise: steady temperature above ambient at full speed, in K (or normalized to 1).
         time_constant_s: tau.
-        ambient: temperature, in the unit of the points.
-        points: throttle points, temperatures rising, speeds falling.
+        ambient: ambient temperature, in the unit of the points.
+        points: throttle points with rising temperatures and falling speeds.
 
     Raises:
-        ValueError: for impossible throttle points; says which.
+        ValueError: for impossible throttle points, which it names.
     """
 
     rise: Annotated[float, msgspec.Meta(gt=0, le=1000)]
@@ -62,7 +61,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
 
     def speed(self, temperature: float) -> float:
-        """Return the share of its full speed at which a device runs at this temperature."""
+        """Return the share of full speed at a temperature."""
         if not self.points or temperature < self.points[0].temperature:
             return 1.0
         for low, high in pairwise(self.points):
@@ -72,15 +71,15 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.points[-1].speed
 
     def after(self, temperature: float, seconds: float, load: float) -> float:
-        """Return the temperature after some seconds at a constant load (share of full power)."""
+        """Return the temperature after `seconds` at a constant load (share of full power)."""
         steady = self.ambient + self.rise * load
         return steady + (temperature - steady) * math.exp(-seconds / self.time_constant_s)
 
     @property
     def sustained_speed(self) -> float:
-        """Return the speed it settles at under full load, where heating and cooling balance.
+        """Return the steady speed under full load, where heating and cooling balance.
 
-        Where the speed jumps at a throttle point, this is the mean of switching across it.
+        If the speed jumps at a throttle point, this is the mean of switching across it.
         """
         low, high = self.ambient, self.ambient + self.rise
         if self.speed(high) == 1:
@@ -96,12 +95,12 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class ThermalState:
-    """The temperature of one device as time passes. Times must not decrease.
+    """The temperature of one device over time. Times must not decrease.
 
     Attributes:
-        model: its parameters.
-        temperature: the temperature at `at_s`.
-        at_s: the time of the last update, seconds.
+        model: parameters of the model.
+        temperature: temperature at `at_s`.
+        at_s: time of the last update in seconds.
     """
 
     model: ThermalModel
@@ -109,10 +108,10 @@ class ThermalState:
     at_s: float = 0.0
 
     def busy(self, begin_s: float, work_s: float) -> float:
-        """Do a computation that takes `work_s` at full speed; return the seconds that it takes now.
+        """Advance through work that takes `work_s` at full speed; return its actual seconds.
 
-        The device is idle until `begin_s` and then busy. Time is stepped in pieces that are short
-        compared with the time constant.
+        The device is idle until `begin_s` and then busy. Time steps are short compared with the
+        time constant.
         """
         model = self.model
         if begin_s > self.at_s:
@@ -129,14 +128,14 @@ class ThermalState:
 
 
 def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> ThermalModel | None:
-    """Return the model of a sustained run, in normalised temperature; None if it never slowed.
+    """Return the model of a sustained run, in normalized temperature; None if it never slowed.
 
-    The device holds its full speed until it is hot, and settles at the last speed: a controller
-    that keeps the temperature at which heating and cooling balance. The time constant is the one
-    that fits the measured speeds best (a search over a grid).
+    The device holds full speed until it is hot and settles at the last speed, like a controller
+    that keeps the temperature at which heating and cooling balance. A grid search finds the time
+    constant that fits the measured speeds best.
 
     Args:
-        speeds: (seconds since the start, share of the speed at the start).
+        speeds: (seconds since the start, share of full speed).
         ambient: see `ThermalModel`.
     """
     settled = min(1.0, sum(s for _, s in speeds[-3:]) / len(speeds[-3:])) if speeds else 1.0

@@ -1,1 +1,1 @@
-"""Training methods by simulation, and published claims checked against them."""
+"""Simulated training methods, and checks of published claims against them."""

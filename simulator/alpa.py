@@ -8,18 +8,18 @@ layer), data parallel over dp = n / tp of them:
         + gradients / m
     compute   3 l forward ceil(b / dp) / (tp F)
     tensor    4 l ring all-reduces of ceil(b / dp) S d e
-    gradients ring all-reduce of 2 l p / tp bytes among dp, once a step
+    gradients ring all-reduce of 2 l p / tp bytes among dp, once per step
 
-Its dynamic program (`partition`) chooses the stages, T = sum t_i + (m - 1) max t_i. For m, powers
-of two are tried. Its mesh is homogeneous: every device computes and sends at the fleet's mean
-rates. Memory is that of the real devices. Tensor parallelism divides what a device holds, so where
-the fastest sharding does not fit, the fastest with at least 2, 4, 8 ... devices to a tensor is
-tried.
+Alpa's dynamic program (`partition`) minimizes T = sum t_i + (m - 1) max t_i over the stages. The
+micro-batch counts m tried are powers of two. The mesh is homogeneous: every device computes and
+sends at the fleet's mean rates. Memory limits are those of the real devices. Tensor parallelism
+divides what a device holds. If the fastest sharding does not fit, shardings with at least 2, 4,
+8 ... devices per tensor are tried.
 
-The optimizer is sharded over dp (its ZeRO rewriting): 4 / tp + 12 / n bytes a parameter. Meshes are
-made of at most 32 units of equally many devices. Resharding between stages, which its program
-leaves out, counts as bytes to the neighbours. It has no recovery of its own: a lost device means a
-restart from a checkpoint (`pipeline.restart`).
+The optimizer is sharded over dp (Alpa's ZeRO rewriting): 4 / tp + 12 / n bytes per parameter. A
+mesh has at most 32 units of equally many devices. Resharding between stages, which Alpa's program
+leaves out, counts as bytes to the neighbours. Alpa has no recovery of its own: a lost device means
+a restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class _Mesh:
 
 @dataclass(frozen=True, slots=True)
 class _Sharding:
-    """How a stage with a given number of devices is computed.
+    """The sharding of a stage over a given number of devices.
 
     Attributes:
         layer_s: seconds for each layer and micro-batch.
         boundary_s: seconds at the boundary to a neighbour, for each micro-batch.
         gradient_s: seconds for each layer and step.
-        sent_bytes: bytes that a device sends for each layer and step, without those between stages.
+        sent_bytes: bytes that a device sends per layer and step, excluding those between stages.
     """
 
     tensor: int
@@ -130,8 +130,8 @@ def _best_sharding(
 
     Args:
         each: samples of a micro-batch.
-        least_tensor: fewest devices of tensor parallelism, a power of two; all devices if there are
-            fewer than that.
+        least_tensor: minimum tensor parallelism, a power of two; capped at the largest power of two
+            within `devices`.
     """
     found = []
     tensor = min(least_tensor, 1 << (devices.bit_length() - 1))

@@ -1,21 +1,21 @@
 """`asteroid`: a hybrid pipeline on unequal devices (Ye et al., MobiCom 2024, arXiv 2408.08015).
 
-A stage is a group of devices that are data parallel. A micro-batch of b samples is divided among a
-stage's devices in proportion to their compute. Devices are sorted by their links; consecutive ones
-form stages. For l layers on a group,
+A stage is a group of data-parallel devices, which share a micro-batch of b samples in proportion to
+their compute. Devices are sorted by their links; consecutive devices form stages. For l layers on a
+group,
 
     t = max(3 l forward b / sum F, 2 b S d e / sum of links) + gradients / m
-    gradients   ring all-reduce of 2 l p bytes over the slowest link of the group, once a step
+    gradients   ring all-reduce of 2 l p bytes over the slowest link of the group, once per step
 
 and T = sum t_i + (m - 1) max t_i. A dynamic program over layers and devices minimises T. It skips
 groups whose memory does not hold the layers' state; if no group is left, memory is ignored. A stage
-keeps K_p = 2 (P - p) - 1 micro-batches (p from 0), at most m. For b, powers of two are tried.
-Samples can be divided into any fractions, but a group has at most b devices. Groups are made of at
+keeps K_p = 2 (P - p) - 1 micro-batches (p from 0), at most m. The values of b tried are powers of
+two. Samples can be split into fractions, but a group has at most b devices. Groups consist of at
 most 32 units of equally many devices.
 
-A lost device is replaced by pipeline replay: the rest of its group goes on, or a neighbour sends
-its backup of the stage's states at the median uplink; the micro-batches in flight are done again.
-If a restart from a checkpoint (`pipeline.restart`) is faster, that is used.
+Recovery is by pipeline replay. The rest of the lost device's group continues, or a neighbour sends
+its backup of the stage's states at the median uplink. The micro-batches in flight are computed
+again. A restart from a checkpoint (`pipeline.restart`) is used if it is faster.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class _Groups:
         return cls(sums(ones), sums(rates.flops), sums(link), least(link), least(rates.memory))
 
     def gradients_s(self, job: PipelineJob, layers: Floats) -> Floats:
-        """Return the seconds of a ring all-reduce of this many layers within each group."""
+        """Return the seconds of a ring all-reduce of `layers` layers within each group."""
         n = self.devices
         found: Floats = 2 * (n - 1) / n * job.gradient_bytes(1) * layers / self.slowest
         return found
 
 
 class Asteroid:
-    """A hybrid pipeline that takes memory into account."""
+    """A hybrid pipeline planned within memory limits."""
 
     name = "asteroid"
 
@@ -134,7 +134,7 @@ def _outcome(
         2 * (len(group) - 1) * job.gradient_bytes(cut.layers)
         for cut, group in zip(cuts, members, strict=True)
     )
-    # A stage of several devices goes on with the rest; one alone has a backup at a neighbour.
+    # A stage of several devices continues with the rest; a single device has a neighbour's backup.
     alone = [cut.layers for cut, group in zip(cuts, members, strict=True) if len(group) == 1]
     backup = STATE_BYTES * max(alone, default=0) * job.layer.parameters
     latency_s = 2 * (stages - 1) * float(used.latency_s.max())

@@ -1,8 +1,8 @@
-"""Attention as tasks: one for each sample and key-value head (docs/simulation.md).
+"""Attention as tasks, one per sample and key-value head (docs/simulation.md).
 
-A task's queries, keys and values go down and its output comes back, so S x S scores never travel.
-Tasks are all alike, and a device does its tasks in turn: it downloads the next while it multiplies
-one and uploads the last.
+The device downloads a task's queries, keys and values and uploads its output, so S x S scores never
+travel. All tasks are alike. A device pipelines its tasks: it downloads the next one while it
+multiplies one and uploads the previous one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cleave.workload.registry import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class AttentionTask:
-    """What one task sends and multiplies; all tasks of a layer are alike."""
+    """The traffic, FLOPs and memory of one task; all tasks of a layer are alike."""
 
     download_bytes: float
     upload_bytes: float
@@ -38,7 +38,7 @@ def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask
 def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask:
     """Return a backward task: Q, K, V and dO down; dQ, dK, dV up.
 
-    It multiplies five products: the scores again, then dV, dP, dQ and dK.
+    The task computes five products: the scores again, then dV, dP, dQ and dK.
     """
     queries = spec.heads / spec.kv_heads
     vector = seq * spec.head_width * element_bytes
@@ -48,10 +48,10 @@ def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTas
 
 
 def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
-    """Return the seconds until `count` tasks are back, dealt out so that the last is back soonest.
+    """Return the shortest time in seconds in which the devices can finish `count` tasks.
 
-    A device's n-th task is back after ``latency + download + compute + upload + (n - 1) period``,
-    where the period is the largest of the three.
+    A device's n-th task finishes after ``latency + download + compute + upload + (n - 1) period``.
+    The period is the longest of download, compute and upload.
     """
     period, first = _period_and_first_s(task, rates)
     roomy = 2 * task.memory_bytes <= rates.memory
@@ -69,14 +69,14 @@ def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
 
 
 def takers(task: AttentionTask, seconds: float, rates: RateArrays) -> npt.NDArray[np.bool_]:
-    """Say which devices have a task back within `seconds`, as found by `tasks_s`."""
+    """Return a mask of the devices that finish a task within `seconds`, as found by `tasks_s`."""
     roomy = 2 * task.memory_bytes <= rates.memory
     back: npt.NDArray[np.bool_] = roomy & (_period_and_first_s(task, rates)[1] <= seconds)
     return back
 
 
 def _period_and_first_s(task: AttentionTask, rates: RateArrays) -> tuple[Floats, Floats]:
-    """Return for each device the seconds from task to task, and until the first is back."""
+    """Return for each device the seconds between tasks, and until its first task is finished."""
     stages = np.stack(
         (
             task.download_bytes / rates.downlink,

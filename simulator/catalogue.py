@@ -22,8 +22,8 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
     """Return every method.
 
     Args:
-        utilisation: share of their peak FLOP/s that cloud GPUs reach.
-        thorough: searches have no time limit.
+        utilisation: share of peak FLOP/s that cloud GPUs reach.
+        thorough: whether searches run without a time limit.
     """
     clouds = [Cloud(gpu, gpus, utilisation) for gpu in (A100, H100) for gpus in (1, 8)]
     return {

@@ -1,7 +1,7 @@
 """The average time of a step while devices leave at random.
 
-Each device is lost at a constant rate lambda, so n devices lose one every 1 / (n lambda) seconds.
-Each loss costs its detection and the method's recovery, during which devices are lost, too:
+Each device is lost at a constant rate lambda, so a loss occurs every 1 / (n lambda) seconds. Each
+loss costs its detection and the method's recovery, during which more devices may be lost:
 
     T = step / (1 - n lambda (detection + recovery))
 
@@ -20,8 +20,8 @@ def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> 
     """Return the seconds of a step with losses; infinite if it never ends, None if not modelled.
 
     Args:
-        losses_per_s: rate at which each device is lost.
-        detection_s: seconds until a loss is noticed.
+        losses_per_s: loss rate of each device.
+        detection_s: seconds until a loss is detected.
     """
     if outcome.recovery_s is None:
         return None

@@ -1,4 +1,4 @@
-"""Each published claim as a test over simulated rows: what it says, and Cleave's numbers."""
+"""Tests of the published claims against simulated rows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Evidence:
     """The simulated rows that claims are tested on.
 
     Attributes:
-        model: the model that was simulated with every number of devices.
-        rows: rows by model, with an unlimited card of the PS.
-        small: rows of Cleave's methods with `model` on devices of 512 MB.
-        carded: rows of Cleave's methods with `model` behind limited cards of the PS, by the card in
-            words.
-        roomy: rows of all methods with `model` on devices of 32 GB.
-        layers: number of layers of each model.
+        model: model that was simulated with every number of devices.
+        rows: rows by model, with an unlimited PS network card.
+        small: rows of Cleave's methods for `model` on devices of 512 MB.
+        carded: rows of Cleave's methods for `model` with limited PS network cards, by the card's
+            name.
+        roomy: rows of all methods for `model` on devices of 32 GB.
+        layers: number of layers by model.
     """
 
     model: str
@@ -47,13 +47,13 @@ class Evidence:
     layers: Mapping[str, int] = field(default_factory=dict)
 
     def by_count(self, model: str) -> Iterator[tuple[int, dict[str, Outcome]]]:
-        """Yield each number of devices and its outcomes by method, with an unlimited card."""
+        """Yield each device count and its outcomes by method, with an unlimited card."""
         yield from _by_count(self.rows[model])
 
     def by_card(self, model: str) -> Iterator[tuple[str, int, dict[str, Outcome]]]:
-        """Yield each card and number of devices, and their outcomes by method.
+        """Yield each card and device count with their outcomes by method.
 
-        Behind limited cards there are only Cleave's methods.
+        Limited cards have outcomes of Cleave's methods only.
         """
         for count, found in _by_count(self.rows[model]):
             yield UNLIMITED, count, found
@@ -62,7 +62,7 @@ class Evidence:
                 yield card, count, found
 
     def clouds(self, model: str) -> dict[str, Outcome]:
-        """Return by name the outcomes of methods that need no devices."""
+        """Return the outcomes of methods that need no devices, by method."""
         return {r.outcome.method: r.outcome for r in self.rows[model] if r.devices is None}
 
 
@@ -72,7 +72,7 @@ def _by_count(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Outcome]]]:
 
 
 def faster_than_dtfm(evidence: Evidence) -> Claim:
-    """Test the claim of 4-10x lower time for a batch than DT-FM, with equal numbers of devices."""
+    """Test the claim that a batch takes 4-10x less time than with DT-FM on equally many devices."""
     rows, trials, fitting = [], [], 0
     for model in evidence.rows:
         baselines = dict(evidence.by_count(model))
@@ -121,7 +121,7 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
     """Test the claim of using 2-8x more devices than the baselines.
 
     Args:
-        places: layers times samples: the most devices that a pipeline can use.
+        places: layers times samples, the maximum number of devices that a pipeline can use.
     """
     curves: dict[tuple[str, str], list[tuple[int, Outcome]]] = {}
     for card, count, found in evidence.by_card(evidence.model):
@@ -215,7 +215,7 @@ def comparable_to_cloud(evidence: Evidence) -> Claim:
 
 
 def recovers_faster(evidence: Evidence) -> Claim:
-    """Test the claim of at least 100x faster recovery from the failure of a device."""
+    """Test the claim of at least 100x faster recovery from a device failure."""
     rows, trials = [], []
     for model in evidence.rows:
         for count, found in evidence.by_count(model):
@@ -276,7 +276,7 @@ def recovers_faster(evidence: Evidence) -> Claim:
 
 
 def bytes_fall(evidence: Evidence) -> Claim:
-    """Test the claim that the bytes of each device fall as devices join."""
+    """Test the claim that the bytes per device fall as devices join."""
     rows, trials = [], []
     for name in OURS:
         points = [
@@ -332,7 +332,7 @@ def fits_small_memory(evidence: Evidence) -> Claim:
 
 
 def faster_with_memory(evidence: Evidence) -> Claim:
-    """Test the first claim again where pipelines have the memory they need."""
+    """Test the first claim again on devices with 32 GB, so that pipelines may fit."""
     (count, found), *_ = _by_count(evidence.roomy)
     ours = {name: found[name].step_s for name in OURS if name in found}
     rows, trials = [], []
@@ -368,9 +368,9 @@ def faster_with_memory(evidence: Evidence) -> Claim:
 
 
 def _useful(points: Sequence[tuple[int, Outcome]]) -> Outcome | None:
-    """Return the outcome of the largest fleet that is well faster than the fleet before it.
+    """Return the outcome of the largest fleet that is at least 10 % faster than the one before.
 
-    Return None if there is no plan at all.
+    Return None if no fleet has a plan.
     """
     best = next((o for _, o in points if math.isfinite(o.step_s)), None)
     for (_, few), (_, many) in pairwise(points):
@@ -388,12 +388,12 @@ def _seconds(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    """Return a ratio as text; "-" where a method has no plan."""
+    """Return a ratio as text; "-" if the method has no plan."""
     return f"{figure(value)}x" if value else "-"
 
 
 def _fits(outcome: Outcome) -> str:
-    """Say whether it fits, and what the tightest device needs of what it has."""
+    """Return text on whether the method fits, with the tightest device's needed and offered GB."""
     if not outcome.memory_needed_bytes:
         return "yes" if outcome.fits else "no"
     needed, offered = (

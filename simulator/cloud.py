@@ -1,13 +1,13 @@
 """`cloud`: one or eight data-centre GPUs in one machine.
 
 compute   train_flops / (GPUs x utilisation x peak); 4/3 of that if activations are recomputed;
-          the peak is that of bf16 and fp16; for fp32 that of TF32, which is half of it
-between   fully sharded: weights gathered twice, gradients scattered once, under the compute;
+          the bf16 and fp16 peak; for fp32 the TF32 peak, which is half
+between   fully sharded: weights gathered twice, gradients scattered once, overlapped with compute;
           3 (G - 1)/G 2P bytes for each GPU over its NVLink (Rajbhandari et al., ZeRO, section 7)
-offload   where 16 bytes a parameter do not fit: optimizer and its states on the host (Ren et
-          al., ZeRO-Offload, arXiv 2101.06840, section 4): gradients 2P down the host link,
-          updated weights 2P up it, the host's Adam reads and writes 28 bytes a parameter.
-          Weights that do not fit either are streamed twice more, under the compute.
+offload   if 16 bytes per parameter do not fit: optimizer and its states on the host (Ren et
+          al., ZeRO-Offload, arXiv 2101.06840, section 4): 2P bytes of gradients to the host,
+          2P of updated weights back; the host's Adam reads and writes 28 bytes per parameter.
+          Weights that do not fit either are streamed twice more, overlapped with compute.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from simulator.method import Conditions, Outcome, Part
 from simulator.work import STATE_BYTES, layer_work, train_flops
 
 _ADAM_BYTES: Final = 28  # master weight and moments read and written (24), gradient and weight (4)
-_WORKING_LAYERS: Final = 2  # whose weights are on the GPU while they are streamed
+_WORKING_LAYERS: Final = 2  # layers whose weights are on the GPU while weights are streamed
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A data-centre GPU, by its maker's data sheet; bytes/s in one direction.
+    """A data-centre GPU with its datasheet figures; bytes/s are one-way.
 
     Attributes:
         flops_per_s: dense bf16 peak.
-        host_bytes_per_s: rate of the link to the host, as common benchmarks measure it (80 % of
-            the bus).
+        host_bytes_per_s: rate of the host link in common benchmarks (80 % of the bus).
     """
 
     name: str
@@ -50,8 +49,8 @@ class Cloud:
     Attributes:
         gpus: number of GPUs.
         utilisation: share of the peak that training reaches.
-        host_memory_bytes, host_bytes_per_s: the machine's memory and its bandwidth, for offloading;
-            all GPUs share them.
+        host_memory_bytes, host_bytes_per_s: the host's memory and memory bandwidth for offloading,
+            shared by all GPUs.
     """
 
     gpu: Gpu
@@ -81,7 +80,7 @@ class Cloud:
             state = _WORKING_LAYERS * 2 * layer.parameters * conditions.element.sent
         else:
             state = weights / gpus + layer.parameters * conditions.element.sent
-        # A micro-batch of one sample is the least; gradients accumulate.
+        # The smallest micro-batch is one sample; gradients accumulate.
         kept = layers * layer.kept_bytes
         recomputed = layers * layer.boundary_bytes + layer.kept_bytes
         recompute = state + recomputed <= memory < state + kept

@@ -1,14 +1,14 @@
-"""`confidant`: a pipeline of one device for each stage (Chen et al. 2023, arXiv 2311.13381).
+"""`confidant`: a pipeline with one device per stage (Chen et al. 2023, arXiv 2311.13381).
 
 A dynamic program over layers and devices divides the layers by the devices' compute. For l layers
 on a device,
 
     t = max(3 l forward / F, 2 S d e / link)        T = sum t_i + (m - 1) max t_i
 
-with micro-batches of one sample, m = B; 1F1B keeps min(P - p, m) of them. There is at most one
-device for each layer: those with the fastest links. Nothing is replicated, so no gradients are
-sent. Devices whose memory does not hold a layer's state are skipped; if none is left, memory is
-ignored. A lost device means a restart from a checkpoint (`pipeline.restart`).
+with micro-batches of one sample, m = B; 1F1B keeps min(P - p, m) of them in flight. The pipeline
+has at most one device per layer, chosen by the fastest links. Nothing is replicated, so no
+gradients are sent. Devices whose memory cannot hold a layer's state are skipped; if none remains,
+memory is ignored. A lost device means a restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """`data-parallel`: the whole model on every device, gradients summed by a ring all-reduce.
 
-    compute     whole samples, dealt out by throughput; the last device counts
+    compute     whole samples, assigned by throughput; the slowest device sets the time
     all-reduce  2 (n - 1) steps of P e / n bytes, each as slow as the ring's slowest link (Patarasu
-                and Yuan 2009). From a device to the next at the lower of its uplink and the next
-                one's downlink, so the slowest link is the slowest uplink or downlink of all.
+                and Yuan 2009). A hop takes the lower of the sender's uplink and the receiver's
+                downlink, so the slowest link is the slowest uplink or downlink of all.
 
-There is at most one device for each sample. Rings are tried with powers of two devices, from two
-on, and with the most; among all devices, and among those whose memory holds the model. The fastest
-ring that fits is taken, or the fastest of all if none fits. After a loss, the other devices divide
-the lost device's samples and do them again.
+The ring has at most one device per sample. Rings of 2, 4, 8 ... devices and of the maximum number
+are tried, among all devices and among those whose memory holds the model. The result is the fastest
+ring that fits, or the fastest of all if none fits. After a loss, the other devices divide the lost
+device's samples and compute them again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class DataParallel:
     """Data parallelism over a ring of devices.
 
     Attributes:
-        every_device: use all devices that there are samples for; otherwise use the number that is
-            fastest.
+        every_device: whether to use as many devices as there are samples; otherwise the fastest
+            number of devices.
     """
 
     name: str = "data-parallel"
@@ -88,7 +88,7 @@ class DataParallel:
 
 
 def _held(conditions: Conditions) -> tuple[LayerWork, float]:
-    """Return a layer's work, and a device's layers with embedding and head converted to layers."""
+    """Return a layer's work, and the model's size in layers, counting embedding and head."""
     spec = conditions.spec
     layer = layer_work(spec, conditions.seq, conditions.element.sent)
     return layer, spec.layers + edge_parameters(spec) / layer.parameters

@@ -1,9 +1,9 @@
-"""`dtfm`: data and pipeline parallel over peers (Yuan et al., NeurIPS 2022, arXiv 2206.01288).
+"""`dtfm`: data and pipeline parallelism over peers (Yuan et al., NeurIPS 2022, arXiv 2206.01288).
 
-P stages of R replicas hold the layers, divided as evenly as possible. Its scheduler (`dtfm_search`)
-models communication only. This module adds compute, by the slowest device of a stage, and memory:
-16 bytes a parameter and what 1F1B keeps in flight. Micro-batches are single samples, m = B / R for
-each pipeline. One model gives three rows:
+P stages of R replicas hold the layers, divided as evenly as possible. DT-FM's scheduler
+(`dtfm_search`) models communication only. This module adds compute, set by a stage's slowest
+device, and memory: 16 bytes per parameter and what 1F1B keeps in flight. Micro-batches are single
+samples, m = B / R per pipeline. One model gives three rows:
 
     (formula)    DP + PP as published, PP with the activations of all m samples at once, and
                  a perfectly filled pipeline of compute, (m + P - 1) slots
@@ -12,11 +12,11 @@ each pipeline. One model gives three rows:
                  gradients, whichever is longer: all overlapped (exact: `pipeline`)
     (serial)     m times the whole path forward and backward, nothing overlapped, + DP
 
-The grid P x R is chosen for each row by that row's time, among all that B samples and the layers
-allow; a grid that fits comes before one that does not. Devices that the grid does not need are
-those with the slowest links. `dtfm-all` uses all devices that are offered, as the published grid
-does: it tries only grids with at least 90 % of the devices of the largest. A lost device means a
-restart from a checkpoint (`pipeline.restart`).
+Each row uses the grid P x R that is fastest for that row, among all grids that B samples and the
+layers allow. Grids that fit in memory come first. Unneeded devices are those with the slowest
+links. `dtfm-all` uses all devices offered, as the published grid does: it tries only grids with at
+least 90 % of the largest grid's devices. A lost device means a restart from a checkpoint
+(`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from simulator.pipeline import (
 )
 
 _NEARLY_ALL: Final = 0.9
-_POINT_S: Final = 20.0  # for all searches of one outcome, about
+_POINT_S: Final = 20.0  # approximate time limit of all searches in one call of `outcomes`
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A schedule and what its stages hold."""
+    """A schedule with its stages and their memory."""
 
     job: PipelineJob
     problem: Problem
@@ -59,7 +59,7 @@ class _Placed:
         return -(-self.job.batch // self.problem.replicas)
 
     def compute_s(self) -> Floats:
-        """Return by stage the seconds of a sample forward and backward on its slowest device."""
+        """Return the seconds per sample, forward and backward, on each stage's slowest device."""
         layers = np.array(layers_of_stages(self.job.layers, self.problem.stages), np.float64)
         layers[-1] += self.job.head_layers
         slowest = self.problem.rates.flops[self.schedule.groups].min(axis=1)
@@ -80,7 +80,7 @@ class _Placed:
         )
 
     def pipelined(self) -> tuple[Part, ...]:
-        # A device between two others sends a sample's activations on and its gradient back.
+        # A device in the middle sends a sample's activations forward and its gradient back.
         rates, stages = self.problem.rates, self.problem.stages
         link_s = 0.0
         if stages > 1:
@@ -123,9 +123,9 @@ class Dtfm:
     """DT-FM: decentralised training of foundation models.
 
     Attributes:
-        every_device: use all devices that are offered, as far as layers and samples suffice, as in
-            the published grid; otherwise use the number that is fastest.
-        thorough: make all trials of every search, not only those that fit into 20 s.
+        every_device: whether to use all devices offered, as far as layers and samples allow, like
+            the published grid; otherwise the fastest number of devices.
+        thorough: whether to run all trials of every search, not only those that fit into 20 s.
     """
 
     name: str = "dtfm"
@@ -156,7 +156,7 @@ class Dtfm:
 
 
 def _problems(conditions: Conditions, job: PipelineJob, *, every_device: bool) -> list[Problem]:
-    """Return a problem for each number of layers to a stage, with 1, 2, 4 ... replicas, or all."""
+    """Return a problem for each number of layers per stage and 1, 2, 4 ... or all replicas."""
     rates = conditions.rates
     fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
     found = []
@@ -169,7 +169,7 @@ def _problems(conditions: Conditions, job: PipelineJob, *, every_device: bool) -
         for replicas in sorted({most, *fewer}):
             samples = -(-job.batch // replicas)
             if not every_device and -(-job.batch // samples) < replicas:
-                continue  # fewer replicas have as many samples each
+                continue  # fewer replicas would get the same number of samples each
             chosen = rates.take(np.sort(fastest[: stages * replicas]))
             activations = samples * job.layer.boundary_bytes
             gradient = job.gradient_bytes(held)

@@ -1,8 +1,8 @@
-"""DT-FM's scheduler: assigns devices to stage groups and orders the groups, for least DP + PP.
+"""DT-FM's scheduler: assigns devices to stage groups and orders the groups to minimize DP + PP.
 
 Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. With groups C_1..C_P of R devices each,
-c_DP and c_PP bytes, alpha seconds of latency and beta bytes/s between two devices, its two
-directions averaged:
+c_DP and c_PP bytes, alpha seconds of latency and beta bytes/s between two devices (mean of both
+directions):
 
     DP(C)    = max over d in C of  sum over d' != d in C of  2 (alpha + c_DP / (R beta))
     DP       = max over groups of DP(C)
@@ -10,18 +10,19 @@ directions averaged:
                max over its pairs of  2 (alpha + c_PP / beta)
     PP       = least Hamiltonian path over the groups with weights w
 
-The search is evolutionary, as in the paper: it has a population of partitions and makes children by
-a local move on the fastest link of a group. If every downlink is as fast as every uplink, beta is
-the mean of two uplinks; then the best matching pairs the fastest with the slowest, and one sort
-finds it. On other fleets the same matching is used: it is valid, but not always the best.
+The search is evolutionary, as in the paper: it keeps a population of partitions and makes children
+by a local move on a group's fastest link. If every downlink is as fast as every uplink, beta is the
+mean of two uplinks. The best matching then pairs the fastest device with the slowest, which one
+sort finds. Other fleets use the same matching, which is valid but not always optimal.
 
-The path of the best partition is exact up to 16 stages (Held and Karp's program over subsets);
-longer ones come from 2-opt, with the least spanning tree as a lower bound. A child is taken to cost
+The best partition's path is exact up to 16 stages (Held and Karp's program over subsets). Longer
+paths come from 2-opt, with the minimum spanning tree as a lower bound. The estimated cost of a
+child is
 
     1.2 us P^2 (2-opt) + 0.4 us P R (hops) + 15 ns R^2 (gradients)
 
-so the number of trials follows from a time limit by that estimate. If the clock decided, two runs
-would not find the same schedule.
+The number of trials follows from a time limit and this estimate, not from the clock, so that two
+runs find the same schedule.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _EXACT_PATH: Final = 16  # stages; a dynamic program of 2^P P states
 
 @dataclass(frozen=True, slots=True)
 class DtfmSchedule:
-    """Groups of devices, by number, in the order of the pipeline, and what they cost.
+    """Device groups in pipeline order, and their cost.
 
     Attributes:
         groups: device numbers, (stages, replicas).
         path_bound_s: lower bound on the path's seconds over all orders of these groups.
-        trials: children that were tried.
+        trials: number of children tried.
     """
 
     groups: Indices
@@ -64,10 +65,10 @@ class DtfmSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a schedule must move between devices.
+    """The traffic that a schedule must carry between devices.
 
     Attributes:
-        rates: rates of the devices that take part, one for each place.
+        rates: rates of the participating devices, one per place.
         c_dp_bytes: bytes of a stage's gradient.
         c_pp_bytes: bytes of activations between two stages.
     """
@@ -79,7 +80,7 @@ class Problem:
     c_pp_bytes: float
 
     def trials_in(self, seconds: float) -> int:
-        """Return how many children fit into these seconds, by the module's estimate."""
+        """Return the number of children that fit into `seconds`, by the module's estimate."""
         p, r = self.stages, self.replicas
         return min(TRIALS, int(seconds / (1.2e-6 * p * p + 4e-7 * p * r + 1.5e-8 * r * r)))
 
@@ -95,19 +96,19 @@ class Problem:
         return total
 
     def hops_s(self, some: Indices, others: Indices) -> Floats:
-        """Return w between each of some groups and each of others in seconds, (some, others)."""
+        """Return w in seconds for each pair of groups from `some` and `others`, (some, others)."""
         return self.matched_s(self.slowest_first(some), self.fastest_first(others))
 
     def slowest_first(self, groups: Indices) -> Indices:
-        """Return groups with each one's devices in the order of their uplinks."""
+        """Return the groups, each sorted by ascending uplink."""
         return _sorted_by(self.rates.uplink[groups], groups)
 
     def fastest_first(self, groups: Indices) -> Indices:
-        """Return groups with each one's devices in the opposite order."""
+        """Return the groups, each sorted by descending uplink."""
         return _sorted_by(-self.rates.uplink[groups], groups)
 
     def matched_s(self, slowest_first: Indices, fastest_first: Indices) -> Floats:
-        """Return w as `hops_s` does, between groups whose devices are sorted."""
+        """Return w as `hops_s` does, for groups that are already sorted."""
         a, b = slowest_first[:, None, :], fastest_first[None, :, :]
         worst: Floats = self._there_and_back_s(a, b, self.c_pp_bytes).max(axis=2)
         return worst
@@ -121,19 +122,19 @@ class Problem:
         return mean
 
     def _there_and_back_s(self, a: Indices, b: Indices, nbytes: float, parts: int = 1) -> Floats:
-        """Return the seconds that one of so many parts of some bytes takes in both directions."""
+        """Return the seconds that one of `parts` equal parts of `nbytes` takes there and back."""
         latency = self.rates.latency_s
-        beta = self.beta(a, b)  # changed in place from here on, as the arrays may be large
+        beta = self.beta(a, b)  # changed in place from here on because the arrays may be large
         beta *= parts
         seconds: Floats = np.divide(nbytes, beta, out=beta)
-        # A fleet's latency_s is to the PS and back: half of it is one way.
+        # A fleet's latency_s is a round trip to the PS; half is one way.
         seconds += (latency[a] + latency[b]) / 2
         seconds *= 2
         return seconds
 
 
 def _sorted_by(keys: Floats, groups: Indices) -> Indices:
-    """Return groups with each one's devices in the order of their keys."""
+    """Return the groups, each sorted by its devices' keys."""
     return groups[np.arange(len(groups))[:, None], keys.argsort(axis=1)]
 
 
@@ -142,11 +143,11 @@ class _Individual:
     """A partition.
 
     Attributes:
-        groups: its devices.
-        slowest_first, fastest_first: the same, each group sorted by its devices' uplinks.
+        groups: devices of each group.
+        slowest_first, fastest_first: the same groups, each sorted by uplink.
         dp_s: DP(C) of each group.
         hops_s: w between all groups.
-        path: the order of the groups.
+        path: order of the groups.
     """
 
     groups: Indices
@@ -194,7 +195,7 @@ def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
 
 
 def first_guess(problem: Problem) -> DtfmSchedule:
-    """Return groups of devices with similar uplinks, without a search."""
+    """Return a schedule with groups of similar uplinks, without a search."""
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
     groups = by_uplink.reshape(problem.stages, problem.replicas)
     each = _individual(problem, TwoOpt(problem.stages), groups)
@@ -212,7 +213,7 @@ def _individual(problem: Problem, two_opt: TwoOpt, groups: Indices) -> _Individu
 def _child(
     problem: Problem, two_opt: TwoOpt, parent: _Individual, rng: np.random.Generator
 ) -> _Individual:
-    """Swap a device between two groups, so that one of them keeps both ends of its fastest link."""
+    """Return a child with a device swapped between two groups; one keeps its fastest link."""
     changed = rng.choice(problem.stages, 2, replace=False)
     one, other = changed.tolist()
     groups = parent.groups.copy()
@@ -240,27 +241,28 @@ def _length(hops: Floats, path: Indices) -> float:
 
 
 class TwoOpt:
-    """Improves paths over so many groups.
+    """Improves paths over a fixed number of groups by 2-opt.
 
     Args:
-        size: the number of groups.
+        size: number of groups.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # What has no part to reverse, as it would end before it begins.
+        # Excludes reversals that would end before they begin.
         self._none = np.where(np.tri(size, k=-1), -np.inf, 0.0)
-        self._padded = np.zeros((size + 2, size + 2))  # before the first group, and after the last,
-        self._gain = np.empty((size, size))  # there are no hops
+        # Zero hops before the first group and after the last.
+        self._padded = np.zeros((size + 2, size + 2))
+        self._gain = np.empty((size, size))
 
     def improved(self, hops: Floats, path: Indices) -> Indices:
-        """Reverse the part of the path that gains most, until no reversal gains."""
+        """Return the path after reversing the most profitable part until no reversal helps."""
         size, gain = self._size, self._gain
         if size < 3:
             return path
         least_gain = 1e-12 * float(hops.max())
         path = path.copy()
-        along = self._padded[1:-1, 1:-1]  # the hops between groups in the order of the path
+        along = self._padded[1:-1, 1:-1]  # hops between groups in path order
         along[...] = hops.take(path, axis=0).take(path, axis=1)
         links = self._padded.diagonal(1)
         come, go = links[:-1, None], links[1:]
@@ -282,8 +284,8 @@ class TwoOpt:
 def _shortest_path(hops: Floats) -> Indices:
     """Return the shortest Hamiltonian path, by Held and Karp's dynamic program.
 
-    It does all subsets of a size at once. best[S, j], the shortest path through the subset S that
-    ends in j, is the minimum over i in S of best[S without j, i] + hops[i, j].
+    It processes all subsets of one size at once. best[S, j] is the length of the shortest path
+    through subset S ending in j: the minimum over i in S of best[S without j, i] + hops[i, j].
     """
     size = len(hops)
     subsets = np.arange(1 << size)
@@ -305,7 +307,7 @@ def _shortest_path(hops: Floats) -> Indices:
 
 
 def _spanning_tree(hops: Floats) -> float:
-    """Return the length of the least spanning tree (Prim); no path is shorter than it."""
+    """Return the length of the minimum spanning tree (Prim), a lower bound for every path."""
     size, total = len(hops), 0.0
     nearest, out = hops[0].copy(), np.ones(size, np.bool_)
     out[0] = False

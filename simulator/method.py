@@ -1,7 +1,7 @@
-"""What a training method is to the simulator: `Conditions` in, an `Outcome` out.
+"""The simulator's interface for training methods: `Conditions` in, `Outcome` out.
 
-Time does not depend on feasibility: `step_s` is what a step would take with enough memory. `misfit`
-says why the memory that was assumed is not enough; it is empty if it is.
+Times do not depend on feasibility: `step_s` is the duration of a step given enough memory. `misfit`
+says why the devices' memory is not enough; it is empty if the method fits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import ModelSpec
 
 PS_FLOPS_PER_S: Final = 500e9
-"""What a parameter server without accelerators may reach."""
+"""Throughput assumed for a parameter server without accelerators."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,15 @@ class Conditions:
     """The model, the batch and the fleet of a simulation.
 
     Attributes:
-        spec, batch, seq: the model; sequences per step and tokens in each.
-        devices: the fleet; methods that bring their own machines ignore it. Where payloads travel
-            coded, its links are as fast as they are for plain bytes
-            (`cleave.planner.coding.payload_rates`).
+        spec, batch, seq: the model, sequences per step and tokens per sequence.
+        devices: the fleet; methods that bring their own machines ignore it. If payloads travel
+            compressed, link rates are in plain bytes/s (`cleave.planner.coding.payload_rates`).
         element: bytes per element sent and returned.
-        ps: rates of the parameter server's card.
+        ps: rates of the parameter server's network card.
         seed: seed of every search.
-        fp32_devices: the same devices with their throughput in fp32, in which layers by stages are
-            computed; empty where it is that of `devices`. By their links, and which of these code.
-        ps_flops_per_s: of the parameter server, which computes losses that no device holds.
+        fp32_devices: the same devices with fp32 throughput, used for layers by stages; empty means
+            `devices`. Link rates are raw, with flags for the directions that are compressed.
+        ps_flops_per_s: throughput of the parameter server, for losses that no device computes.
     """
 
     spec: ModelSpec
@@ -49,7 +48,7 @@ class Conditions:
 
     @cached_property
     def rates(self) -> RateArrays:
-        """Return the fleet's rates as arrays; their latency is that of both ways."""
+        """Return the fleet's rates as arrays; latencies are for a round trip."""
         return RateArrays.of(self.devices)
 
 
@@ -62,32 +61,32 @@ class Part:
 
 
 class UnderLosses(Protocol):
-    """A model of a method's steps while devices leave."""
+    """A method's own model of step times while devices leave."""
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """Return the seconds of a step when devices are lost; infinite if it never ends."""
+        """Return the seconds of a step with device losses; infinite if it never ends."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step takes with one method.
+    """The cost of one step with one method.
 
     Attributes:
-        method: its name, with the variant in brackets, as in ``dtfm (serial)``.
-        setting: what a search chose, for people.
-        devices_used: number of the fleet's devices, or of cloud GPUs.
-        parts: parts of the step's time, one after another.
-        download_bytes, upload_bytes: bytes of a device in a step, mean over the devices used.
-        memory_offered_bytes: offered by the tightest device: the one with the least memory for what
-            it holds.
-        memory_needed_bytes: needed by that device.
+        method: method name, with the variant in brackets, as in ``dtfm (serial)``.
+        setting: the search's choice, as text.
+        devices_used: number of devices of the fleet, or of cloud GPUs.
+        parts: consecutive parts of the step's time.
+        download_bytes, upload_bytes: bytes per device and step, mean over the devices used.
+        memory_offered_bytes: memory offered by the tightest device, which has the least memory for
+            what it holds.
+        memory_needed_bytes: memory needed by that device.
         misfit: why the memory is not enough; empty if it is.
-        ps_egress_bytes_per_s, ps_ingress_bytes_per_s: rates that the PS's card must carry in the
-            busiest part; 0 for methods without a PS.
-        recovery: what losing one device adds after it is noticed; empty if not modelled.
-        under_losses: the method's own model of losses; None if they are taken one after another.
-        flops: FLOPs of all devices used in a step, with what is recomputed; 0 if not counted.
+        ps_egress_bytes_per_s, ps_ingress_bytes_per_s: rates that the PS's network card must carry
+            in the busiest part; 0 for methods without a PS.
+        recovery: time added by losing one device, after detection; empty if not modelled.
+        under_losses: the method's own model of losses; None for the formula of `churn`.
+        flops: FLOPs of all devices used in a step, including recomputation; 0 if not counted.
     """
 
     method: str
@@ -112,7 +111,7 @@ class Outcome:
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a step if memory is ignored; infinite if there is no plan."""
+        """Return the seconds of a step, ignoring memory; infinite if the method has no plan."""
         return math.fsum(part.seconds for part in self.parts) if self.parts else math.inf
 
     @property
@@ -121,22 +120,18 @@ class Outcome:
 
 
 class Method(Protocol):
-    """A way to train, as the simulator sees it."""
+    """A training method that the simulator can run."""
 
     @property
     def name(self) -> str:
-        """Return its name, without variants."""
+        """Return the method's name, without variants."""
         ...
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Simulate one step.
-
-        Return several rows if the method has variants that should be told apart, the best known
-        first.
-        """
+        """Simulate one step; return one row per variant, the best known variant first."""
         ...
 
 
 def impossible(method: str, reason: str) -> Outcome:
-    """Return a row for a method that has no plan at all under these conditions."""
+    """Return a row for a method that has no plan under these conditions."""
     return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)

@@ -1,7 +1,7 @@
-"""A report on the published claims, each checked against simulated rows.
+"""The report on the published claims, each checked against simulated rows.
 
-The claims and their known conditions are those of the Cleave paper (arXiv 2512.22142). Where a
-condition is not known, several are tried, and the report gives the result of each.
+The claims and their conditions are those of the Cleave paper (arXiv 2512.22142). If a condition is
+unknown, the report gives results for several.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Save = Callable[[Path, Sequence[Row], str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is simulated for a report.
+    """The scope of a report.
 
     Attributes:
-        model: the model that is simulated with all `counts` of devices.
-        others: models that are simulated with `few` devices only.
-        small_memory: numbers of devices of 512 MB each.
-        carded: numbers of devices behind each of `CARDS_GBPS`, by tiles and by stages.
-        roomy: number of devices of 32 GB each.
+        model: model simulated with all device counts in `counts`.
+        others: models simulated only with the device counts in `few`.
+        small_memory: device counts for devices of 512 MB.
+        carded: device counts for each PS network card in `CARDS_GBPS`, with Cleave's methods.
+        roomy: device count for devices of 32 GB.
     """
 
     model: str
@@ -78,7 +78,7 @@ QUICK: Final = Scope("opt-tiny", (4, 8), ("opt-nano",), (8,), (8,), (4, 8), 4, b
 
 @dataclass(frozen=True, slots=True)
 class PaperCells:
-    """All that is simulated for a report; see `Evidence`."""
+    """All cells of a report, grouped as in `Evidence`."""
 
     models: Mapping[str, Sequence[Cell]]
     small: Sequence[Cell]
@@ -87,7 +87,7 @@ class PaperCells:
 
     @property
     def every(self) -> list[Cell]:
-        """Return them in one list."""
+        """Return all cells in one list."""
         groups = (*self.models.values(), self.small, *self.carded.values(), self.roomy)
         return [cell for group in groups for cell in group]
 
@@ -99,11 +99,11 @@ def paper_cells(
     thorough: bool = False,
     coding: CodingPolicy = CodingPolicy.OFF,
 ) -> PaperCells:
-    """Return what is simulated for a report.
+    """Return the cells of a report.
 
     Args:
-        thorough: searches have no time limit.
-        coding: on which links payloads count as coded, ours and the baselines' alike.
+        thorough: whether searches run without a time limit.
+        coding: on which links payloads count as compressed, for Cleave and the baselines alike.
     """
     every = list(methods(thorough=thorough).values())
     on_devices = [method for method in every if not isinstance(method, Cloud)]
@@ -142,7 +142,7 @@ def evidence_of(
     workers: Workers | None = None,
     done: Callable[[Cell], object] = lambda cell: None,
 ) -> Evidence:
-    """Simulate everything; see `sweep.simulate`."""
+    """Simulate all cells and return the evidence; arguments are those of `sweep.simulate`."""
     rows = iter(simulate(planned.every, workers, done))
 
     def found(group: Sequence[Cell]) -> list[Row]:
@@ -176,12 +176,12 @@ def write(
     save_recovery: Save,
     coded: Evidence | None = None,
 ) -> list[Claim]:
-    """Test the claims, and write `report.md` and its figures.
+    """Test the claims, write `report.md` and its figures, and return the claims.
 
     Args:
         folder: an existing folder.
         save_sweep, save_recovery: functions that draw rows into a file.
-        coded: the same with coded payloads, for verdicts of its own; None if not simulated.
+        coded: evidence with compressed payloads, for separate verdicts; None if not simulated.
 
     Raises:
         OSError: when the folder cannot be written to.

@@ -1,16 +1,16 @@
-"""Alpa's dynamic program: layers and devices to stages, for least time of a pipeline.
+"""Alpa's dynamic program, which assigns layers and devices to stages for the fastest pipeline.
 
 Zheng et al. (OSDI 2022, arXiv 2201.12023), section 5: with m micro-batches and stage times t_i,
 
     T = sum t_i + (m - 1) max t_i
 
-For each limit on max t_i, the least sum is found stage by stage from the first,
+For each limit on max t_i, the program minimizes the sum stage by stage,
 
     F(k, d) = min over l, d' of  F(k - l, d') + t(l, d', d)     with t(l, d', d) <= limit
 
-for the first k layers on the first d devices. Limits are tried from small to large. Alpa's program
-tries every t as a limit; here limits form a geometric series, which costs at most one of its steps
-(5 %) on (m - 1) max t_i.
+for the first k layers on the first d devices. Limits are tried from small to large. Alpa tries
+every t as a limit. Here limits form a geometric series, which adds at most one step (5 %) to
+(m - 1) max t_i.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEP: Final = 1.05
 
 
 class Cut(NamedTuple):
-    """A stage: its number of layers, and its units of devices start:stop."""
+    """A stage: its number of layers and its device units start:stop."""
 
     layers: int
     start: int
@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 
 
 def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
-    """Return the stages of least T, first to last; None if no partition is possible.
+    """Return the stages that minimize T, first to last; None if no partition is possible.
 
     Args:
         cost: t(layers, start, stop) in seconds, (layers + 1, units + 1, units + 1); infinite where
@@ -44,7 +44,7 @@ def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
         return None
     best: tuple[float, list[Cut]] | None = None
     finite = cost[1:][np.isfinite(cost[1:])]
-    # There are at most as many stages as units, so one stage has at least this many layers.
+    # The number of stages is at most that of units, so one stage has at least this many layers.
     least_layers = -(-(cost.shape[0] - 1) // (cost.shape[1] - 1))
     limit, most = float(cost[least_layers:].min()), float(finite.max())
     while True:
@@ -62,9 +62,9 @@ def best_partition(cost: Floats, micro_batches: int) -> list[Cut] | None:
 
 
 def _least_sum(cost: Floats) -> tuple[float, list[Cut]] | None:
-    """Return the least sum of stage times, and its stages."""
+    """Return the minimum sum of stage times and the stages that reach it."""
     layers, units = cost.shape[0] - 1, cost.shape[1] - 1
-    least = np.full((layers + 2, units + 1), np.inf)  # the last row is for fewer layers than none
+    least = np.full((layers + 2, units + 1), np.inf)  # the last row stands for index -1: impossible
     least[0, :] = 0.0  # devices before the first stage may stay idle
     choice = np.zeros((layers + 1, units + 1, 2), np.intp)
     numbers = np.arange(1, layers + 1)

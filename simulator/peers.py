@@ -1,8 +1,8 @@
 """Memory, samples and fit of methods whose devices hold whole layers and their optimizer.
 
-Everything that is not known is decided in favour of these methods. They may recompute activations,
-and do so only if that makes them fit. Embedding and LM head take no memory in a pipeline. The
-memory of a framework and its buffers is left out. A device may use all that it offers.
+Unknowns are decided in favour of these methods. They recompute activations only if that makes them
+fit. Embedding and LM head take no memory in a pipeline. Memory of frameworks and buffers is not
+counted. A device may use all the memory that it offers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cleave.planner.tiles.shape import Floats
 from simulator.work import STATE_BYTES, LayerWork
 
 RECOMPUTE = 4 / 3
-"""Forward twice: what a step's compute grows by where activations are recomputed."""
+"""Factor on a step's compute if activations are recomputed: the forward pass runs twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The memory that a device needs, and whether it recomputes activations."""
+    """The memory that a device needs, and whether the device recomputes activations."""
 
     memory_bytes: float
     recompute: bool
@@ -34,14 +34,14 @@ def stage_need(
     state_bytes: float = STATE_BYTES,
     sharded: float = 1.0,
 ) -> Need:
-    """Return the memory of a device that holds whole layers and samples between the two passes.
+    """Return the memory need of a device that holds whole layers and their activations.
 
     Args:
-        layers: number of layers that it holds, or shares with others.
-        samples: number of samples kept at the same time, between forward and backward.
+        layers: number of layers that the device holds, or shares with others.
+        samples: number of samples kept at a time between forward and backward pass.
         offered_bytes: memory that the device offers; it recomputes only if not all activations fit.
-        state_bytes: bytes of state for each parameter.
-        sharded: number of devices that share what a layer keeps of a sample.
+        state_bytes: bytes of state per parameter.
+        sharded: number of devices that share a layer's activations of a sample.
     """
     state = state_bytes * layers * layer.parameters
     everything = state + samples * layers * layer.kept_bytes / sharded
@@ -49,12 +49,12 @@ def stage_need(
         return Need(everything, recompute=False)
     inputs = samples * layers * layer.boundary_bytes + layer.kept_bytes / sharded
     less = state + inputs
-    # What does not fit either way is timed without the recomputation.
+    # A device that does not fit either way is timed without recomputation.
     return Need(min(less, everything), recompute=less <= offered_bytes)
 
 
 def misfit(needed: Floats, offered: Floats) -> str:
-    """Say why devices do not fit what they hold; return an empty text if they do."""
+    """Return text on why devices do not fit what they hold; empty if all fit."""
     short = needed > offered
     if not short.any():
         return ""
@@ -66,17 +66,17 @@ def misfit(needed: Floats, offered: Floats) -> str:
 
 
 def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
-    """Return bytes needed and offered of the device that has the least memory for what it holds."""
+    """Return the bytes needed and offered by the device with the largest ratio of the two."""
     worst = int(np.argmax(needed / offered))
     return float(needed[worst]), float(offered[worst])
 
 
 def dealt(count: int, rates: Floats) -> Floats:
-    """Return whole samples for each device, so that the last one is done soonest.
+    """Return the number of samples of each device that minimizes the time of the slowest device.
 
     Args:
         count: number of samples.
-        rates: speed of each device, above zero, in any unit.
+        rates: positive speed of each device, in any unit.
     """
     low, high = 0.0, (count + 1) / float(rates.max())
     for _ in range(100):
@@ -91,7 +91,7 @@ def dealt(count: int, rates: Floats) -> Floats:
 
 
 def all_reduce_s(payload_bytes: float, members: int, bytes_per_s: float, latency_s: float) -> float:
-    """Return the seconds of a ring all-reduce: 2 (n - 1) steps of a 1/n part each."""
+    """Return the seconds of a ring all-reduce: 2 (n - 1) steps, each with 1/n of the payload."""
     if members < 2:
         return 0.0
     return 2 * (members - 1) * (payload_bytes / members / bytes_per_s + latency_s)

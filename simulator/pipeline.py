@@ -1,9 +1,9 @@
-"""What pipelines share: layers of stages, memory of devices, the 1F1B schedule.
+"""Shared parts of pipelined methods: layers of stages, memory of devices, the 1F1B schedule.
 
 Pipelined methods take ``sum t + (m - 1) max t`` for stages of t_p seconds and m micro-batches. 1F1B
-takes exactly that if stages are equal, m + P - 1 slots, or if the slowest stage is the last (in
-DT-FM it has the LM head). Otherwise 1F1B takes less, by at most the time of the stages after the
-slowest: they are hidden once, in the first micro-batch. So the difference is at most a share of
+takes exactly that if all stages are equal (m + P - 1 slots), or if the last stage is the slowest
+(in DT-FM it has the LM head). Otherwise 1F1B is faster, by at most the time of the stages after the
+slowest, which are hidden once, in the first micro-batch. The relative difference is thus at most
 P / m (`tests/simulator/test_pipeline.py` runs the schedule).
 """
 
@@ -22,11 +22,11 @@ from simulator.work import STATE_BYTES, LayerWork, head_flops, layer_work
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """What a pipeline must compute: identical layers, and an LM head on its last stage.
+    """The work of a pipeline: identical layers, and an LM head on the last stage.
 
     Attributes:
-        head_layers: FLOPs of the head, as a number of layers; its memory is not counted.
-        element_bytes: bytes of each activation, weight or gradient element that is sent.
+        head_layers: FLOPs of the head in units of one layer's; its memory is not counted.
+        element_bytes: bytes per sent element of activations, weights and gradients.
     """
 
     layers: int
@@ -43,12 +43,12 @@ class PipelineJob:
         return cls(conditions.spec.layers, layer, head, conditions.batch, conditions.element.sent)
 
     def flops(self, layers: float) -> float:
-        """Return the FLOPs of this many layers on a sample, forward and backward."""
+        """Return the FLOPs of `layers` layers on one sample, forward and backward."""
         return 3 * layers * self.layer.forward_flops
 
     @property
     def even_layer(self) -> float:
-        """Return the length in layers of a layer with its share of an evenly spread head."""
+        """Return the work of a layer plus its share of an evenly spread head, in layers."""
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
@@ -58,11 +58,11 @@ class PipelineJob:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Some layers and the devices that hold them.
+    """A number of layers and the devices that hold them.
 
     Attributes:
-        state_bytes: bytes that each device holds for a parameter.
-        sharded: number of devices that share what a layer keeps of a sample.
+        state_bytes: bytes that each device holds per parameter.
+        sharded: number of devices that share a layer's activations of a sample.
     """
 
     layers: int
@@ -76,8 +76,8 @@ class StageMemory:
     """The memory of a pipeline's devices.
 
     Attributes:
-        again: by stage, the factor on its compute from recomputing activations; 1 without.
-        needed_bytes, offered_bytes: those of the device with the least memory for its part.
+        again: compute factor of each stage for recomputing activations; 1 without recomputation.
+        needed_bytes, offered_bytes: memory needed and offered by the tightest device.
         misfit: why devices do not fit; empty if all do.
     """
 
@@ -88,17 +88,17 @@ class StageMemory:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Divide layers as evenly as possible; the last stages have fewer, as the last has the head."""
+    """Divide layers as evenly as possible; the last stages get fewer because of the head."""
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 
 def pipeline_memory(
     job: PipelineJob, stages: Sequence[Stage], in_flight: Sequence[float]
 ) -> StageMemory:
-    """Return the memory of a pipeline's devices, and whether each holds its stage.
+    """Return the memory of a pipeline's devices, and whether each can hold its stage.
 
     Args:
-        in_flight: by stage, number of samples of one device between forward and backward.
+        in_flight: for each stage, the samples that one device keeps between forward and backward.
     """
     again, needed, offered = [], [], []
     for stage, samples in zip(stages, in_flight, strict=True):
@@ -113,10 +113,10 @@ def pipeline_memory(
 
 
 def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
-    """Return the cost of a lost device with a restart from a checkpoint, made in every step.
+    """Return the cost of a lost device with a restart from a checkpoint, taken in every step.
 
-    A spare device fetches the largest stage's states at the fleet's median downlink, from a source
-    that is as fast. The step begins again; on average, half of it was done.
+    A spare device downloads the largest stage's states at the pipeline's median downlink. The step
+    starts over; on average, half of it was done.
     """
     largest = max(stages, key=lambda stage: stage.layers * stage.state_bytes)
     state = largest.state_bytes * largest.layers * job.layer.parameters
@@ -125,9 +125,9 @@ def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[P
 
 
 def one_f_one_b(stages: int, micro_batches: int, each: float) -> list[float]:
-    """Return samples in flight by stage: min(P - p, m) micro-batches of `each` samples.
+    """Return the samples in flight by stage: min(P - p, m) micro-batches of `each` samples.
 
-    Narayanan et al. (PipeDream, 2019): a stage starts as many micro-batches as there
-    are stages from it on.
+    A stage starts one micro-batch for itself and each later stage (PipeDream, Narayanan et al.
+    2019).
     """
     return [min(stages - p, micro_batches) * each for p in range(stages)]

@@ -1,4 +1,4 @@
-"""Figures of simulated rows, drawn for print."""
+"""Print-quality figures of simulated rows."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PANELS: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
     ("PS in, Gbit/s, busiest part", lambda o: o.ps_ingress_bytes_per_s * 8e-9),
     ("seconds that losing one device adds", lambda o: o.recovery_s or 0.0),
 )
-_DASHES = {"cleave": "-", "dtfm": "--", "cloud": ":"}  # by how names begin; others dash and dot
+_DASHES = {"cleave": "-", "dtfm": "--", "cloud": ":"}  # by name prefix; others are dash-dotted
 
 
 def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
     """Draw time, bytes, PS bandwidth and recovery against the number of devices, with slopes.
 
-    Hollow points do not fit the memory of their devices; clouds that fit are horizontal lines.
+    Hollow points do not fit their devices' memory. Clouds that fit are horizontal lines.
 
     Raises:
         OSError, ValueError: when the file cannot be written.
@@ -82,7 +82,7 @@ def _dash(method: str) -> str:
 
 
 def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw by method what losing one device adds, on a logarithmic scale; hollow bars do not fit.
+    """Draw each method's time lost to one lost device, log scale; hollow bars do not fit.
 
     Raises:
         OSError, ValueError: when the file cannot be written.

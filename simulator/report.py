@@ -26,7 +26,7 @@ METHODS: Final = {
     "cloud-1xa100": "data-centre GPUs, one or eight (`cloud-8xa100`) A100 or H100 (`cloud-1xh100`, "
     "`cloud-8xh100`) of 80 GB; `(offload)` has the optimizer on the host",
 }
-"""What each is, by its name."""
+"""Description of each method, by name."""
 
 
 def report(
@@ -39,10 +39,10 @@ def report(
     """Return the whole report.
 
     Args:
-        conditions: text on the conditions of all that follows.
-        figures: for each figure what it shows in a few words, its file, and how to read it.
-        coded: the same claims with payloads coded, ours and the baselines' alike; empty if that was
-            not simulated.
+        conditions: text on the conditions of all results.
+        figures: caption, file name and reading instructions of each figure.
+        coded: the claims with payloads compressed, for Cleave and the baselines alike; empty if not
+            simulated.
     """
     lines = [
         f"# {title}",
@@ -78,7 +78,7 @@ def report(
 
 
 def summary(claim: Claim) -> str:
-    """Return a claim and, in a line for each method, what it reaches and the verdict."""
+    """Return a claim's title and, one line per method, its result and verdict."""
     width = max(map(len, OURS))
     lines = (f"  {name:{width}}  {_reached_and_verdict(claim, name)}" for name in OURS)
     return "\n".join((claim.title, *lines))
@@ -104,13 +104,13 @@ def _reached_and_verdict(claim: Claim, method: str) -> str:
 
 
 def _conditions_of(claim: Claim, method: str) -> str:
-    """Return the verdict by a method, and what the trials that hold have in common."""
+    """Return a method's verdict and the common conditions of the trials in which it holds."""
     verdict, only_if = claim.verdict(method), claim.only_if(method)
     return f"{verdict.value}: {only_if}" if only_if else f"{verdict.value}"
 
 
 def _about_coding(plain: Sequence[Claim], coded: Sequence[Claim]) -> str:
-    """Say what is coded, and which verdicts that changes."""
+    """Return text on what is compressed and which verdicts that changes."""
     changed = [
         f"*{before.title}*, `{name}`: {before.verdict(name).value} with plain payloads, "
         f"{after.verdict(name).value} with coded ones"
@@ -151,7 +151,7 @@ def sweep_reading(rows: Sequence[Row]) -> str:
 
 
 def marked_quick(text: str) -> str:
-    """Return a report that says in itself that it was only a trial."""
+    """Return the report marked as a quick trial with toy models."""
     title, rest = text.split("\n", 1)
     return (
         f"{title}: QUICK, toy models\n\n**QUICK: toy models on a few devices, to try the report "

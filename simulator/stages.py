@@ -1,13 +1,12 @@
-"""`cleave-stages`: whole layers on devices for a step, as Cleave's own planner cuts them.
+"""`cleave-stages`: whole layers on devices for a step, as Cleave's own planner places them.
 
 The planner (`cleave.planner.stages.search`) chooses the stages and simulates the step event by
-event, as it does for training and for `cleave plan`. Layers are computed in fp32. The loss is
-computed by a device of the last stage, or by the parameter server (PS) where that is sooner or no
-device holds it.
+event, as for training and `cleave plan`. Layers run in fp32. The loss is computed by a device of
+the last stage, or by the parameter server (PS) if that is faster or no device can hold it.
 
-A lost device takes its sums of gradients with it. On average it had done half of its micro-batches;
-the other devices of its stage do them again. Where it was the stage's only one, another device is
-sent the weights and does them.
+A lost device loses its accumulated gradients. On average it had done half of its micro-batches,
+which the stage's other devices compute again. If it was the stage's only device, another device
+downloads the weights and computes them.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class StagedStep:
     """A step by stages.
 
     Attributes:
-        model, plan: the batch as it is cut, and its stages.
+        model, plan: the batch as split into micro-batches, and the stages.
         devices: the fleet, by id.
     """
 
@@ -58,17 +57,17 @@ class StagedStep:
     devices: dict[int, DeviceRates]
 
     def costs(self, stage: PlannedStage) -> list[LayerCost]:
-        """Return what the layers of a stage cost, and the loss, or its slice, if it is there."""
+        """Return the costs of a stage's layers and of its loss or loss slice, if it has one."""
         return costs_of(self.model, stage)
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs of all devices, with the forward pass that is computed again."""
+        """Return the FLOPs of all devices, including the recomputed forward pass."""
         costs = (cost for stage in self.plan.planned for cost in self.costs(stage))
         return sum(self.model.tokens) * math.fsum(cost.flops for cost in costs)
 
     def recoveries(self) -> Iterator[tuple[float, float]]:
-        """Yield for each place in a stage the seconds for weights and for what is done again."""
+        """Yield for each place in a stage the seconds to load weights and to recompute."""
         tokens, ratio = sum(self.model.tokens), self.model.coded_ratio
         for stage in self.plan.planned:
             costs, count = self.costs(stage), len(stage.devices)

@@ -1,4 +1,4 @@
-"""Simulation of methods with several numbers of devices, each pair of them a cell of a table."""
+"""Simulation of methods over device counts; each method and count form a cell of a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulator.workers import ThisProcess, Workers
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An outcome, and how many devices were offered; None for methods that need none."""
+    """An outcome and the number of devices offered; None for methods that need no devices."""
 
     devices: int | None
     outcome: Outcome
@@ -28,7 +28,7 @@ class Cell:
     """A method under given conditions.
 
     Attributes:
-        devices: how many are offered; None for methods that need none.
+        devices: number of devices offered; None for methods that need no devices.
     """
 
     devices: int | None
@@ -37,12 +37,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return model, method and number of devices, for people."""
+        """Return the display name: model, method and number of devices."""
         devices = "" if self.devices is None else f" on {self.devices}"
         return f"{self.conditions.spec.name}, {self.method.name}{devices}"
 
     def rows(self) -> list[Row]:
-        """Simulate it."""
+        """Simulate the cell and return its rows."""
         return [Row(self.devices, outcome) for outcome in self.method.outcomes(self.conditions)]
 
 
@@ -52,7 +52,7 @@ def fleet_rates(
     """Return the planner's rates of a fleet's devices; see `profiles.fleets.find_fleet`.
 
     Raises:
-        UsageError: when there is no such fleet.
+        UsageError: when the fleet is unknown or invalid.
     """
     try:
         found = find_fleet(fleet, stragglers, devices=devices, dtype=dtype, seed=seed)
@@ -89,16 +89,16 @@ def cells(
     coding: CodingPolicy = CodingPolicy.OFF,
     memory_bytes: int | None = None,
 ) -> list[Cell]:
-    """Return a cell for every method and number of devices; methods without devices once, last.
+    """Return a cell for every method and device count; methods without devices once, last.
 
-    With `coding`, all that devices send or get over links where it pays counts as coded, whatever
-    the method: stages by what passes each link, all others by links that are so much faster.
+    With `coding`, all payloads count as compressed on links where compression pays, whatever the
+    method. Stages count the compressed bytes of each link; other methods get faster links.
 
     Args:
-        memory_bytes: of each device; None for the fleet's own.
+        memory_bytes: memory of each device; None for the fleet's own.
 
     Raises:
-        UsageError: when there is no such fleet.
+        UsageError: when the fleet is unknown or invalid.
     """
     found: list[Cell] = []
     for count in counts:
@@ -140,8 +140,8 @@ def simulate(
     """Return the rows of each cell, in the order of the cells.
 
     Args:
-        workers: what computes them; this process if None.
-        done: function that is called with each cell that was computed.
+        workers: workers that compute the cells; this process if None.
+        done: function called with each computed cell.
     """
     workers = workers or ThisProcess()
     longest_first = sorted(range(len(every)), key=lambda i: -_size(every[i]))
@@ -153,5 +153,5 @@ def simulate(
 
 
 def _size(cell: Cell) -> int:
-    """Return a number that grows with the time that a cell takes."""
+    """Return a number that grows with a cell's simulation time."""
     return (cell.devices or 0) * cell.conditions.spec.layers

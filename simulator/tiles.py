@@ -1,11 +1,11 @@
-"""`cleave` and `cleave-2d`: tiles planned by the planner itself, and attention as tasks.
+"""`cleave` and `cleave-2d`: tiles from Cleave's planner, and attention as tasks.
 
-The Linear GEMMs, with the LM head, take the time that `cleave plan` predicts for each, one after
-another, as was published; training submits both gradients of a Linear together. Attention of a
-layer is dealt out as tasks (`attention`), once forward and once backward.
+The Linear GEMMs, with the LM head, run one after another, as published. Each takes the time that
+`cleave plan` predicts; actual training submits both gradients of a Linear together. A layer's
+attention is split into tasks (`attention`), once forward and once backward.
 
-Losing a device costs its tile, nothing else: the others do that tile again, which delays its GEMM
-once, however many devices are lost in it. With n devices, each lost at a rate lambda,
+Losing a device costs only its tile. The others compute that tile again, which delays its GEMM once,
+however many devices are lost during it. With n devices, each lost at a rate lambda,
 
     T = sum over GEMMs and attentions of  t + (1 - exp(-n lambda t)) (detection + tile again)
 """
@@ -32,12 +32,12 @@ from simulator.method import Conditions, Outcome, Part, impossible
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Stateless tiles, each GEMM by itself.
+    """Stateless tiles, one GEMM at a time.
 
     Attributes:
         name: name of the method.
-        shape: shape of tiles; two-dimensional ones are the published scheme.
-        fused: whether siblings that read the same input are one GEMM.
+        shape: shape of tiles; two-dimensional tiles are the published scheme.
+        fused: whether Linears that read the same input form one GEMM.
     """
 
     name: str
@@ -55,25 +55,25 @@ class Tiles:
 
 
 class Share(NamedTuple):
-    """A part of a step: seconds, and bytes of all devices together."""
+    """A part of a step: its seconds, and the bytes of all devices together."""
 
     seconds: float
     download_bytes: float
     upload_bytes: float
 
     def times(self, count: float) -> Share:
-        """Return `count` times this share, one after another."""
+        """Return `count` repetitions of this share, one after another."""
         return Share(*(count * value for value in self))
 
 
 @dataclass(frozen=True, slots=True)
 class TileLosses:
-    """The formula for losses in the module's docstring.
+    """The loss formula in the module's docstring.
 
     Attributes:
-        times: seconds of each GEMM or attention, and how often it occurs.
+        times: seconds and number of occurrences of each GEMM or attention.
         devices: n, the number of devices.
-        again_s: seconds in which a lost tile is done again.
+        again_s: seconds to compute a lost tile again.
     """
 
     times: tuple[tuple[float, float], ...]
@@ -91,7 +91,7 @@ class TiledStep:
     """Every Linear of a step as planned, and attention as tasks.
 
     Attributes:
-        planner: the planner of the Linears.
+        planner: planner of the Linears.
         gemms, report: the Linears and their plans.
         attention: attention of one layer, forward and backward.
     """
@@ -107,7 +107,7 @@ class TiledStep:
         """Plan a step.
 
         Raises:
-            PlanError: when one of its GEMMs fits no device.
+            PlanError: when a GEMM of the step fits no device.
         """
         spec, ps = conditions.spec, conditions.ps
         gemms = step_gemms(spec, conditions.batch, conditions.seq, fused)
@@ -121,7 +121,7 @@ class TiledStep:
         return cls(conditions, planner, gemms, report, attention)
 
     def linears(self, wanted: Callable[[StepGemm], bool]) -> Share:
-        """Return the share of the selected Linears, each as often as it occurs."""
+        """Return the total share of all occurrences of the selected Linears."""
         shares = [
             (
                 gemm.count * of.predicted_s,
@@ -147,7 +147,7 @@ class TiledStep:
 
     @cached_property
     def devices_used(self) -> int:
-        """Return the number of devices with a tile of some Linear or a task of attention."""
+        """Return the number of devices that get a tile or an attention task."""
         conditions, ps = self.conditions, self.conditions.ps
         used = {tile.device for of in self.report.reports for tile in of.plan.tiles}
         behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
@@ -158,7 +158,7 @@ class TiledStep:
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs of all devices, with the scores that attention computes again."""
+        """Return the FLOPs of all devices, including recomputed attention scores."""
         spec = self.conditions.spec
         tasks = sum(task.flops for task in _tasks(self.conditions))
         attention = spec.layers * self.conditions.batch * spec.kv_heads * tasks
@@ -171,7 +171,7 @@ class TiledStep:
 
     @property
     def peaks_bytes_per_s(self) -> tuple[float, float]:
-        """Return what the PS's card carries in the busiest part, out and in."""
+        """Return the egress and ingress rates of the PS's network card in the busiest part."""
         out = [task.download_bytes / task.seconds for task in self.attention]
         in_ = [task.upload_bytes / task.seconds for task in self.attention]
         report = self.report
@@ -182,7 +182,7 @@ class TiledStep:
 
     @cached_property
     def recovery(self) -> tuple[Part, ...]:
-        """Return the cost of losing the longest tile at its end: the others do it by a new plan."""
+        """Return the cost of losing the longest tile at its end and replanning it on the others."""
         tile = max((t for r in self.report.reports for t in r.plan.tiles), key=lambda t: t.time_s)
         conditions, box = self.conditions, tile.tile
         others = [d for d in conditions.devices if d.device != tile.device]
@@ -193,7 +193,7 @@ class TiledStep:
         return (Part("tile again", part.makespan_s + part.fill_s),)
 
     def tightest_bytes(self) -> tuple[float, float]:
-        """Return the bytes of the tile that fills its device most, and what that device offers."""
+        """Return the bytes of the tile that fills its device most, and its device's memory."""
         offers = {d.device: d.memory_bytes for d in self.conditions.devices}
         tile = max(
             (of.tightest for of in self.report.reports),
@@ -208,7 +208,7 @@ def _tasks(conditions: Conditions) -> tuple[AttentionTask, AttentionTask]:
 
 
 def tiled_outcome(name: str, step: TiledStep) -> Outcome:
-    """Return the row of a step that is done entirely by tiles and tasks."""
+    """Return the row of a step that consists of tiles and attention tasks."""
     layers, used = step.conditions.spec.layers, step.devices_used
     head = step.linears(lambda gemm: gemm.name == "lm_head")
     attention = [share.times(layers) for share in step.attention]

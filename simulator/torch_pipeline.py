@@ -1,15 +1,15 @@
-"""`pipeline`: what `torch.distributed.pipelining` does with a device for each stage.
+"""`pipeline`: `torch.distributed.pipelining` with one device per stage.
 
     t = layers on a sample + receiving      T = sum t_i + (m - 1) max t_i + all-reduce
 
-with micro-batches of one sample, m = B. A stage asks for what the one before or after it computed
-only when its turn has come, so a transfer takes its time beside the computing and not during it.
-The last stage has the head. Where that is the embedding's weight, the first and the last device add
-up their gradients of it at the end of a step (a ring all-reduce of two).
+with micro-batches of one sample, m = B. A stage requests its neighbour's result only when its turn
+comes, so transfers add to the compute time instead of overlapping it. The last stage has the head.
+If the head is tied to the embedding, the first and last device sum its gradients at the end of a
+step (a ring all-reduce of two).
 
-Formulae of published pipelines (`confidant`, `asteroid`) divide the head's work evenly, hide
-transfers and send no such gradient. Beside what was measured they are far too fast
-(`benchmarks.side_by_side.simulated`): the comparisons with them favour them.
+The formulae of published pipelines (`confidant`, `asteroid`) divide the head's work evenly, hide
+transfers and send no such gradient. They predict far shorter times than measured
+(`benchmarks.side_by_side.simulated`), so comparisons favour these pipelines.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from simulator.work import edge_parameters
 
 
 class TorchPipeline:
-    """A pipeline of single devices with stages that are given.
+    """A pipeline of single devices with given stages.
 
     Args:
-        layers_of_stages: for each device, in their order. The last one has the head besides.
+        layers_of_stages: number of layers of each device, in order. The last also has the head.
     """
 
     name = "pipeline"
@@ -75,7 +75,7 @@ class TorchPipeline:
 
 
 def _hop_s(job: PipelineJob, rates: RateArrays, sender: int, receiver: int) -> float:
-    """Return the seconds of what one device sends another for a sample."""
+    """Return the seconds to send one sample's activations from one device to another."""
     link = min(rates.uplink[sender], rates.downlink[receiver])
-    latency_s = (rates.latency_s[sender] + rates.latency_s[receiver]) / 2  # theirs is both ways
+    latency_s = (rates.latency_s[sender] + rates.latency_s[receiver]) / 2  # rates have round trips
     return float(job.layer.boundary_bytes / link + latency_s)

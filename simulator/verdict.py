@@ -1,4 +1,4 @@
-"""Claims: their trials under one condition each, their verdicts, and when they hold."""
+"""Claims with their trials, one per condition, and their verdicts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 from typing import Final
 
 OURS: Final[tuple[str, ...]] = ("cleave-2d", "cleave", "cleave-stages")
-"""Tiles as they were published, tiles as Cleave plans them, and whole layers on devices."""
+"""Published tiles, tiles as Cleave plans them, and whole layers on devices."""
 
 
 class Verdict(Enum):
-    """Whether a claim holds, over all conditions that were tried."""
+    """Whether a claim holds, over all conditions tried."""
 
     HOLDS = "holds"
     SOMETIMES = "holds only under some conditions"
@@ -25,12 +25,12 @@ class ClaimTrial:
     """A claim under one condition.
 
     Attributes:
-        method: the method of Cleave.
-        devices: number of devices that were offered.
-        against: a baseline, or a way to count; empty where there is only one.
-        card: the PS's card, in words.
-        model: the model that is trained.
-        reached: the figure that the claim is about; None where there is no plan.
+        method: Cleave's method.
+        devices: number of devices offered.
+        against: baseline or way of counting; empty if there is only one.
+        card: name of the PS's network card.
+        model: trained model.
+        reached: the figure that the claim is about; None without a plan.
     """
 
     method: str
@@ -44,13 +44,13 @@ class ClaimTrial:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim, what was found, and how to read it.
+    """A claim, its results, and how to read them.
 
     Attributes:
-        holds_at: the figures with which it holds, in words, as "4x or more".
-        trials: the trials that decide the verdicts.
-        columns, rows: the table that shows the results.
-        unit: of the figure that it is about, as it is written behind numbers.
+        holds_at: threshold at which the claim holds, as text like "4x or more".
+        trials: trials that decide the verdicts.
+        columns, rows: table of the results.
+        unit: unit of the claim's figure, as written after numbers.
     """
 
     title: str
@@ -66,9 +66,9 @@ class Claim:
         return _verdict(self._of(method))
 
     def reached(self, method: str) -> str:
-        """Say what a method reaches, from the least to the most, and in how many trials it holds.
+        """Return text on a method's range of results and the number of trials in which it holds.
 
-        Return an empty text if it was not tried.
+        The text is empty if the method was not tried.
         """
         trials = self._of(method)
         if not trials:
@@ -80,7 +80,7 @@ class Claim:
         return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}{without}"
 
     def only_if(self, method: str) -> str:
-        """Say what only the trials that hold have in common; empty if all hold or none does."""
+        """Return the conditions of the trials that hold; empty if all trials hold or none does."""
         trials = self._of(method)
         if _verdict(trials) is not Verdict.SOMETIMES:
             return ""
@@ -105,7 +105,7 @@ class Claim:
 
 
 def figure(value: float) -> str:
-    """Return a number with two digits, or more if these are before the point."""
+    """Return a number with two significant digits, all integer digits from 99 on, or ">10000"."""
     if value > 10_000:
         return ">10000"
     return f"{value:.2g}" if value < 99 else f"{value:.0f}"

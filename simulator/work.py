@@ -1,8 +1,8 @@
-"""The work and the memory of a training step, for methods that hold whole layers.
+"""The work and memory of a training step, for methods that hold whole layers.
 
-All methods use one convention: a multiply-add is two floating-point operations, attention scores
-are the full square of a sequence (no causal half), the backward pass is twice the forward pass.
-Elementwise operations are left out.
+All methods use the same conventions. A multiply-add is two floating-point operations. Attention
+scores are the full square of a sequence (no causal half). The backward pass is twice the forward
+pass. Elementwise operations are not counted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from cleave.workload.stages import kept_elements
 from cleave.workload.step import linear_shapes, step_flops
 
 STATE_BYTES = 16
-"""Per parameter where the optimizer lives with the model: weight and gradient of 2 bytes, and
-master weight and two moments of 4 (mixed-precision Adam; Rajbhandari et al., ZeRO, section 3.1)."""
+"""Bytes of state per parameter with mixed-precision Adam (Rajbhandari et al., ZeRO, section 3.1):
+weight and gradient of 2 bytes each, master weight and two moments of 4."""
 
 
 def attention_flops(spec: ModelSpec, samples: float, seq: int) -> float:
@@ -31,13 +31,13 @@ def train_flops(spec: ModelSpec, batch: int, seq: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """The FLOPs of one decoder layer on one sample, and what it holds.
+    """The FLOPs and memory of one decoder layer on one sample.
 
     Attributes:
-        parameters: number of the layer's parameters.
-        forward_flops: FLOPs forward for a sample; backward is twice that.
-        boundary_bytes: bytes of a sample's activations that go from one layer to the next.
-        kept_bytes: bytes of a sample kept between forward and backward if nothing is recomputed
+        parameters: number of parameters.
+        forward_flops: FLOPs of the forward pass; the backward pass takes twice as many.
+        boundary_bytes: bytes of activations passed to the next layer.
+        kept_bytes: bytes of activations kept between forward and backward without recomputation
             (`cleave.workload.stages.kept_elements`).
     """
 
@@ -60,7 +60,7 @@ def layer_work(spec: ModelSpec, seq: int, element_bytes: int) -> LayerWork:
 
 
 def edge_parameters(spec: ModelSpec) -> float:
-    """Return the parameters of embedding and LM head; positions and last norm are left out."""
+    """Return the parameters of embedding and LM head, without positions and last norm."""
     return float((1 if spec.tied_head else 2) * spec.vocabulary * spec.embedding_width)
 
 

@@ -1,7 +1,7 @@
-"""What computes the independent parts of a simulation: this process, several, or a Ray cluster.
+"""Workers for the independent parts of a simulation: this process, several, or a Ray cluster.
 
-No result depends on the choice: it is a function of the arguments alone, and searches have seeds
-and no clocks.
+Results do not depend on the choice: they are functions of the arguments alone, and searches use
+seeds, not clocks.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ Result = TypeVar("Result")
 
 
 class Workers(Protocol):
-    """Something that calls a function for each of several tasks."""
+    """Calls a function for each of several tasks."""
 
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Yield the index of each task and its result, in the order in which they are done.
+        """Yield each task's index and result in order of completion.
 
-        Tasks are begun in their order: put the longest first.
+        Tasks start in the given order, so put the longest first.
 
         Args:
-            work: a function of a module; it and the tasks are sent to other processes.
+            work: a module-level function; it and the tasks are sent to other processes.
         """
         ...
 
 
 class ThisProcess:
-    """Does one task after the other, here."""
+    """Runs one task after another in this process."""
 
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
@@ -49,10 +49,10 @@ class ThisProcess:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Several processes of this machine.
+    """Several processes on this machine.
 
     Attributes:
-        count: how many at once.
+        count: number of concurrent processes.
     """
 
     count: int
@@ -83,10 +83,10 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The nodes of a Ray cluster that runs already; Cleave is installed on each.
+    """The nodes of a running Ray cluster, each with Cleave installed.
 
     Attributes:
-        address: of its head node as Ray writes it, host:port, or "auto" on one of its nodes.
+        address: the head node's address as Ray writes it, host:port, or "auto" on a node.
     """
 
     address: str
@@ -112,7 +112,7 @@ class RayCluster:
 
 
 def workers(jobs: int, ray_address: str | None) -> Workers:
-    """Return what `--jobs` and `--ray` choose.
+    """Return the workers that `--jobs` and `--ray` select.
 
     Raises:
         UsageError: when both are given, or Ray is not installed.

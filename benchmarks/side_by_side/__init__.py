@@ -1,1 +1,1 @@
-"""What one would pick instead of Cleave, beside it: the same work behind the same links."""
+"""Comparison of Cleave with its alternatives: the same work behind the same links."""

@@ -1,30 +1,30 @@
-"""What one would pick instead of Cleave, beside it, on four processes behind the same links.
+"""Compare Cleave with its alternatives, on four processes behind the same links.
 
     python -m benchmarks.side_by_side --json docs/side-by-side.json            # the whole report
-    python -m benchmarks.side_by_side --list                                   # what that is
+    python -m benchmarks.side_by_side --list                                   # list its rows
     python -m benchmarks.side_by_side --links 100/20 --tokens 1024 \\
         --methods plain:fp32,stages:fp32,ddp:fp32 [--lora 16] [--faults none,stop,kill]
 
 Methods train the same model with the same batches, dtype and optimizer, one method after another.
-Each device is a process with one thread (hivemind: with its helpers) in a network namespace of its
-own, behind a link of limited rates and 20 ms there and back (root, Linux). Devices reach one
-another through this machine: up the one's link and down the other's. They share all cores or, with
-`--cores`, have a part of them each, as machines of their own do. `--methods` takes those of
-`benchmarks.side_by_side.method`. SmolLM2-135M is a model of its sizes with drawn weights.
+Each device is a process with one thread (hivemind: with its helpers) in its own network namespace,
+behind a link with limited rates and a 20 ms round trip (root, Linux). Devices reach one another
+through this machine, over the sender's uplink and the receiver's downlink. They share all cores or,
+with `--cores`, have a fixed part each, like separate machines. `--methods` takes the methods of
+`benchmarks.side_by_side.method`. SmolLM2-135M is a model of that size with random weights.
 
-The first step is not counted: it plans, makes graphs, threads and groups, and sends what then
-stays. Of the others one is enough where it takes two minutes, and none is needed where the first
-took four, but for Cleave's. Bytes are counted by interfaces,
-headers included. Memory is the most that was resident after the first step, of a device with all
-its processes. A fault (`stop`: SIGSTOP for a minute; `kill`: SIGKILL) meets the last device in the
-middle of the third step; one step more follows. Losses must be those of `plain:fp32` of the same
-setting: within 1e-4 in fp32, 2e-2 in bf16.
+The first step does not count: it plans, makes graphs, threads and groups, and sends data that then
+stays. One counted step is enough if it takes two minutes. If the first step took four minutes, it
+counts itself, except for Cleave. Bytes are counted by interfaces, including headers. Memory is the
+peak resident memory after the first step, of a device with all its processes. A fault (`stop`:
+SIGSTOP for a minute; `kill`: SIGKILL) hits the last device in the middle of the third step; one
+more step follows. Losses must match `plain:fp32` of the same setting: within 1e-4 in fp32, 2e-2 in
+bf16.
 
-With `--json` rows are kept in a file, and those that are there from the same commit (the last that
-changed Cleave, or for others the last that changed how they are run) are not measured again, with
-`--keep` those of any commit; what does not install, fails, or does not finish within `--limit-s` is
-a row with the reason. `python -m benchmarks.side_by_side.report FILE` makes the report's tables and
-plots. Ends with 1 if losses of an undisturbed row are others, or such a row failed.
+With `--json` rows are kept in a file. Rows from the same commit (the last that changed Cleave, or
+for other methods the last that changed how they are run) are not measured again; with `--keep` rows
+of any commit are kept. A method that does not install, fails, or exceeds `--limit-s` gets a row
+with the reason. `python -m benchmarks.side_by_side.report FILE` makes the report's tables and
+plots. Ends with 1 if an undisturbed row has other losses or failed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def _log_folder(given: Path | None) -> Iterator[Path]:
-    """Yield a folder for logs: the given one, or one that is deleted."""
+    """Yield a folder for logs: a new one in the given folder, or a temporary one."""
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="side-by-side-", dir=given.absolute()))
@@ -66,17 +66,17 @@ def _log_folder(given: Path | None) -> Iterator[Path]:
 
 
 def _ending(number: int, _: object) -> NoReturn:
-    """End everything that was started; a second signal does not disturb that."""
+    """End all started processes, ignoring further signals."""
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
 def chosen(options: argparse.Namespace) -> list[Key]:
-    """Return the rows that the command line asks for, in their order.
+    """Return the rows that the command line asks for, in order.
 
     Raises:
-        ValueError: when it asks for what there is not.
+        ValueError: when the command line asks for an unknown method or setting.
     """
     if not options.methods:
         return default_order()
@@ -102,7 +102,7 @@ def chosen(options: argparse.Namespace) -> list[Key]:
 
 
 def sensible(key: Key) -> bool:
-    """Say whether a row can be measured: a fault needs a device that is a process."""
+    """Return whether a row can be measured: a fault needs a device process."""
     return key.setting.fault is Fault.NONE or key.method.way.needs_links
 
 
@@ -142,7 +142,7 @@ def _read_arguments() -> tuple[argparse.Namespace, list[Key]]:
 def _measured(
     keys: Sequence[Key], options: argparse.Namespace, results: Results, logs: Path
 ) -> Iterator[Row]:
-    """Yield each row, from the file or measured now."""
+    """Yield each row, from the file or newly measured."""
     commits = {way: measured_commit(_ROOT, measured_with(way)) for way in Way}
     for number, key in enumerate(keys, 1):
         commit = commits[key.method.way]

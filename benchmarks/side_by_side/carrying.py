@@ -1,12 +1,12 @@
-"""What links cost of the cores that compute: gradients are summed over gloo, and nothing else done.
+"""Measure the CPU cost of emulated links: sum gradients over gloo and do nothing else.
 
     python -m benchmarks.side_by_side.carrying [--link 1000/1000] [--mb 500] [--json FILE]
 
 Four processes in namespaces behind links of 20 ms sum `--mb` of fp32, as DDP does for a model of
-that size. A link's packets are carried by a process of this machine, so that fast links take cores
-from the arithmetic, which devices' own network cards do not. Prints how long the sum takes, how
-long its bytes take at the links' rate, and what it takes of all cores. `--json` keeps that in a
-file, in which the report looks for it (`docs/side-by-side-links.json`).
+that size. A process on this machine carries a link's packets, so fast links take CPU time from
+computation, unlike the network cards of real devices. Prints the duration of the sum, the duration
+of its bytes at the links' rate, and the CPU time on all cores. `--json` keeps the result in a file
+for the report (`docs/side-by-side-links.json`).
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from cleave.files import write_atomically
 DEVICES: Final = 4
 DELAY_S: Final = 0.01
 BUCKET: Final = 25_000_000
-"""Bytes that are summed at once, as by DDP."""
+"""Bytes that are summed at once, as in DDP."""
 
 _MODULE: Final = "benchmarks.side_by_side.carrying"
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What a sum over links took, with nothing beside it.
+    """The cost of a sum over links, without other work.
 
     Attributes:
-        link: its rates, as `100/20`.
-        mb: of each device, summed.
-        took_s: seconds until all had the sum.
-        passed_bytes: through all links, up and down.
-        cores_s: seconds of all cores of the machine.
-        machine: in words.
+        link: rates of the link, as `100/20`.
+        mb: summed MB of each device.
+        took_s: seconds until all devices had the sum.
+        passed_bytes: bytes through all links, up and down.
+        cores_s: CPU seconds on all cores of the machine.
+        machine: description of the machine.
     """
 
     link: str
@@ -65,16 +65,16 @@ class Carried:
 
     @property
     def rate_s(self) -> float:
-        """Return how long a ring's bytes take at the links' rate."""
+        """Return the seconds that a ring's bytes take at the links' rate."""
         link, nbytes = Link.of(self.link), 2 * (DEVICES - 1) / DEVICES * self.mb * 1e6
         return max(nbytes / link.up, nbytes / link.down)
 
 
 def read(path: Path) -> list[Carried]:
-    """Return the sums that a file keeps; none where there is no file.
+    """Return the sums in a file; none if the file does not exist.
 
     Raises:
-        ValueError: when it is a file of something else.
+        ValueError: when the file cannot be read or has other content.
     """
     try:
         return [Carried(**told) for told in json.loads(path.read_text())]
@@ -85,13 +85,13 @@ def read(path: Path) -> list[Carried]:
 
 
 def keep(path: Path, found: Carried) -> None:
-    """Add a sum to a file, in the place of an earlier one behind the same link."""
+    """Add a sum to a file, replacing an earlier one with the same link."""
     sums = [*(one for one in read(path) if one.link != found.link), found]
     write_atomically(path, (json.dumps([asdict(one) for one in sums], indent=1) + "\n").encode())
 
 
 def summed(nbytes: int) -> None:
-    """Sum buckets with the other processes; the first prints how long it took, and of all cores."""
+    """Sum buckets with the other processes; rank 0 prints the duration and the CPU time."""
     import torch
     import torch.distributed as dist
 
@@ -111,7 +111,7 @@ def summed(nbytes: int) -> None:
 
 
 def worker(rank: int, namespaces: list[LimitedNamespace], nbytes: int) -> subprocess.Popen[str]:
-    """Start a process that sums, in its namespace."""
+    """Start a summing process in its namespace."""
     command = [sys.executable, "-m", _MODULE, "--sum", str(nbytes)]
     return subprocess.Popen(
         namespaces[rank].inside(*command),
@@ -145,7 +145,7 @@ def measured(link: Link, mb: int) -> Carried:
 
 
 def main() -> None:
-    """Print what it takes."""
+    """Measure and print the cost."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--link", default="1000/1000", help="Mbit/s down/up")
     parser.add_argument("--mb", type=int, default=500)

@@ -10,17 +10,17 @@ from typing import Final
 from benchmarks.side_by_side.setting import Fault
 
 AFTER_STEP: Final = 2
-"""The step, of which the first is 1, after which the fault is due: in the middle of the next."""
+"""Number of the step (from 1) before the fault, which comes in the middle of the next step."""
 
 STOPPED_S: Final = 60.0
 _MIDDLE: Final = 0.5  # of a step
 
 Later = Callable[[float, Callable[[], None]], None]
-"""Calls a function after some seconds."""
+"""A function that calls another after some seconds."""
 
 
 def by_timer(seconds: float, act: Callable[[], None]) -> None:
-    """Call a function after some seconds, in a thread that keeps no program from ending."""
+    """Call a function after some seconds, in a daemon thread."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
@@ -30,9 +30,9 @@ class Disturber:
     """Sends a fault's signals.
 
     Args:
-        fault: which.
-        send: sends a signal to the device.
-        later: calls a function after some seconds.
+        fault: the fault.
+        send: function that sends a signal to the device.
+        later: function that calls another after some seconds.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Disturber:
         self._later = later
 
     def step_ended(self, step: int, seconds: float) -> bool:
-        """Take that a step has just ended, and how long it took; say whether a fault comes next."""
+        """Record the end of a step and its seconds; return whether the fault comes next."""
         if self._fault is Fault.NONE or step != AFTER_STEP:
             return False
         act = self._stop if self._fault is Fault.STOP else self._kill

@@ -1,9 +1,9 @@
-"""Make the environment that has hivemind beside what Cleave trains with.
+"""Make the environment with hivemind and Cleave's training dependencies.
 
     python -m benchmarks.side_by_side.hivemind_environment [FOLDER]
 
-It is `build/hivemind` without FOLDER, where `benchmarks.side_by_side` looks for it. hivemind is no
-dependency of Cleave, and brings versions of its own.
+FOLDER defaults to `build/hivemind`, where `benchmarks.side_by_side` looks for it. hivemind is no
+dependency of Cleave, and needs its own versions of packages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         ],
         check=True,
     )  # fmt: skip
-    # Its 8-bit compression takes arrays of one element for numbers, which later ones refuse.
+    # hivemind's 8-bit compression uses one-element arrays as numbers, which later versions refuse.
     subprocess.run(
         [
             str(folder / "bin" / "python"),

@@ -1,4 +1,4 @@
-"""Measure one row: start a method's contender, and note how it ended."""
+"""Measures one row: starts a method's contender and records how it ended."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def measure(
     """Measure a method in a setting.
 
     Args:
-        key: both.
-        namespaces: where devices run, behind the setting's links.
-        counted: the steps to count where nothing disturbs them.
-        limit_s: how long the run may take.
-        logs: a folder for its output.
-        commit: what is measured.
+        key: the method and the setting.
+        namespaces: namespaces of the devices, behind the setting's links.
+        counted: number of steps to count without a fault.
+        limit_s: time limit of the run in seconds.
+        logs: folder for the run's output.
+        commit: the measured commit.
     """
     method, setting = key
     row = Row(method, setting, limit_s=limit_s, machine=machine(), commit=commit)

@@ -1,4 +1,4 @@
-"""The memory of a device: of a process and all that it has started (Linux)."""
+"""The memory of a device: a process and its children (Linux)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def most_resident(status: str) -> int:
-    """Return the most bytes that were resident, from what `/proc/PID/status` says; 0 if nothing."""
+    """Return the peak resident bytes from the text of `/proc/PID/status`; 0 if missing."""
     for line in status.splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -17,10 +17,10 @@ def most_resident(status: str) -> int:
 
 
 def peak_bytes(pids: Sequence[int]) -> int:
-    """Return the memory of processes; those that have ended count 0.
+    """Return the memory of processes; ended processes count 0.
 
-    Of the first it is the most since `forget_peak`; of the others, which it has forked and which
-    share most of their pages with it, what each has for itself now.
+    The first process counts with its peak since `forget_peak`. The others were forked from it and
+    share most of its pages, so they count with their current unshared memory.
     """
     found = 0
     for number, pid in enumerate(pids):
@@ -35,7 +35,7 @@ def peak_bytes(pids: Sequence[int]) -> int:
 
 
 def forget_peak(pids: Sequence[int]) -> None:
-    """Let the peak of processes be what is resident now."""
+    """Reset the peak of processes to their current resident memory."""
     for pid in pids:
         try:
             Path(f"/proc/{pid}/clear_refs").write_text("5")

@@ -1,13 +1,13 @@
-"""The methods that are compared: a way to train, its dtype and its variant, as `ddp:fp32:halved`.
+"""The compared methods: a way to train, its dtype and its variant, such as `ddp:fp32:halved`.
 
-- `plain`: plain PyTorch in one process of this machine, on all of its cores.
-- `ddp`: `torch.distributed` DDP over gloo; `halved`: gradients travel as bf16.
-- `fsdp`: FSDP2 (`fully_shard`) over gloo. Weights stay whole from the forward to the backward pass;
-  `reshard`: they do not, and are gathered twice.
-- `pipeline`: `torch.distributed.pipelining` over gloo. Two stages a device in a V where embedding
-  and head share a weight that is trained, one stage each and 1F1B else; `v`, `1f1b`, `gpipe`: that.
-- `hivemind`: `hivemind.Optimizer`, which averages gradients in every step; `fp16`, `8bit`: they
-  travel so.
+- `plain`: plain PyTorch in one process on this machine, on all cores.
+- `ddp`: `torch.distributed` DDP over gloo; `halved`: gradients are sent as bf16.
+- `fsdp`: FSDP2 (`fully_shard`) over gloo. Weights stay gathered from forward to backward pass;
+  `reshard`: they are freed and gathered twice.
+- `pipeline`: `torch.distributed.pipelining` over gloo. Two stages per device in a V if embedding
+  and head share a trained weight, else one stage each and 1F1B; `v`, `1f1b`, `gpipe` force one.
+- `hivemind`: `hivemind.Optimizer`, which averages gradients in every step; `fp16`, `8bit`:
+  compression of gradients.
 - `tiles`, `stages`, `auto`: `cleave train --server`, devices by `cleave join`; `off`, `on`: coding.
 - `virtual`: stages on emulated devices, in virtual time; `off`, `on`: coding.
 """
@@ -23,7 +23,7 @@ LOSS_LIMITS: Final = {"fp32": 1e-4, "bf16": 2e-2}
 
 
 class Way(Enum):
-    """What trains; the values are those of `--methods`."""
+    """A way to train; the values are those of `--methods`."""
 
     PLAIN = "plain"
     DDP = "ddp"
@@ -37,12 +37,12 @@ class Way(Enum):
 
     @property
     def of_cleave(self) -> bool:
-        """Say whether it is Cleave's."""
+        """Return whether this is one of Cleave's methods."""
         return self in (Way.TILES, Way.STAGES, Way.AUTO, Way.VIRTUAL)
 
     @property
     def needs_links(self) -> bool:
-        """Say whether it runs processes behind links."""
+        """Return whether the method runs processes behind links."""
         return self not in (Way.PLAIN, Way.VIRTUAL)
 
 
@@ -61,9 +61,9 @@ class Method:
     """A way to train, with its dtype.
 
     Attributes:
-        way: what trains.
+        way: the way to train.
         dtype: `fp32` or `bf16`.
-        variant: one of the way's variants; empty for its usual settings.
+        variant: one of the way's variants; empty for the default settings.
     """
 
     way: Way
@@ -72,15 +72,15 @@ class Method:
 
     @property
     def name(self) -> str:
-        """Return it as it is given on the command line."""
+        """Return the method's name as on the command line."""
         return ":".join(filter(None, (self.way.value, self.dtype, self.variant)))
 
     @classmethod
     def of(cls, text: str) -> Method:
-        """Read one.
+        """Parse a method's name.
 
         Raises:
-            ValueError: when it is none.
+            ValueError: when the text names no method.
         """
         name, dtype, variant, *more = [*text.strip().split(":"), "", ""][:4]
         ways = {way.value: way for way in Way}

@@ -1,4 +1,4 @@
-"""Which rows are measured, and in which order: those that decide a claim come first."""
+"""The rows to measure and their order: rows that decide a claim come first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MANY: Final = 8192
 _FEW: Final = 1024
 
 _PART: Final = 0.45
-"""Of a core for each device: what is left of two carries the links' bytes."""
+"""Share of a core for each device; the rest of the two cores carries the links' bytes."""
 
 _PEERS: Final = "ddp:fp32:halved,fsdp:fp32,pipeline:fp32,hivemind:fp32:fp16"
 _ALL: Final = (
@@ -32,12 +32,12 @@ _ALL: Final = (
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that differ in their method alone.
+    """Rows that differ only in their method.
 
     Attributes:
-        methods: as on the command line.
+        methods: methods as on the command line.
         link, tokens, rank, model, fault, cores: the setting.
-        also: faults besides.
+        also: additional faults.
     """
 
     methods: str
@@ -50,7 +50,7 @@ class Group:
     also: Sequence[Fault] = field(default=())
 
     def __iter__(self) -> Iterator[Key]:
-        """Yield its rows."""
+        """Yield the rows of the group."""
         setting = Setting(
             self.model,
             self.tokens,
@@ -70,13 +70,13 @@ _ORDER: Final = (
     # LoRA at most 1.5 times the step's arithmetic.
     Group("plain:fp32,plain:bf16,stages:fp32,stages:bf16,ddp:fp32,ddp:bf16", _SLOW, _MANY, RANK),
     Group("plain:bf16,ddp:fp32:halved,hivemind:fp32:fp16,pipeline:fp32", _HOME, _MANY),
-    # Stop and kill, behind links on which all are done soon: who survives does not depend on them.
+    # Stop and kill, behind fast links, because survival does not depend on the link.
     Group("plain:fp32", _LAN, _FEW),
     Group(
         "stages:fp32,ddp:fp32,hivemind:fp32,pipeline:fp32,fsdp:fp32,tiles:fp32",
         _LAN, _FEW, fault=Fault.STOP, also=(Fault.KILL,),
     ),
-    # Beside the simulator, and as on machines of their own.
+    # For comparison with the simulator, with fixed cores like separate machines.
     Group(
         "ddp:fp32,pipeline:fp32:1f1b,pipeline:fp32:gpipe,pipeline:fp32,stages:fp32",
         _HOME, _MANY, cores=_PART,
@@ -84,9 +84,9 @@ _ORDER: Final = (
     Group(_ALL, _HOME, _MANY),
     Group("pipeline:fp32,hivemind:fp32,fsdp:fp32", _SLOW, _MANY, RANK),
     Group(f"plain:fp32,stages:fp32,ddp:fp32,{_PEERS}", _LAN, _MANY),
-    # DDP without rounding sends twice what it does halved; that is seen behind 100/20.
+    # DDP without rounding sends twice the bytes of `halved`, which rows behind 100/20 already show.
     Group(f"plain:fp32,stages:fp32,{_PEERS}", _SLOW, _MANY),
-    # Another model, beside those that were fastest with the first.
+    # Another model, with the methods that were fastest on the first.
     Group(
         "plain:fp32,stages:fp32,ddp:fp32:halved,pipeline:fp32,hivemind:fp32:fp16",
         _HOME, _MANY, model=SMOLLM2,
@@ -97,7 +97,7 @@ _ORDER: Final = (
 
 
 def default_order() -> list[Key]:
-    """Return all rows of the report, each once; plain PyTorch, which has no link, once for all."""
+    """Return all rows of the report; plain PyTorch, which has no link, once for all links."""
     found: dict[Key, Key] = {}
     for key in (key for group in _ORDER for key in group):
         linked = key.method.way.needs_links

@@ -1,4 +1,4 @@
-"""Seconds a step of rows, drawn: of every row, and of each way's fastest for the README."""
+"""Plots of seconds per step: of every row, and of each way's fastest row for the README."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES: Final = {
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw seconds a step, a panel for each setting that nothing disturbed."""
+    """Draw seconds per step, with a panel for each setting without a fault."""
     shown = [
         (setting, [row for row in rows if row.setting == setting and row.measured])
         for setting in settings_of(rows)
@@ -43,7 +43,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def summarize(rows: Sequence[Row], path: Path) -> None:
-    """Draw the fastest of each way in fp32 with plain PyTorch's losses, where the goals are."""
+    """Draw each way's fastest fp32 row with plain PyTorch's losses, in the settings with goals."""
     panels = []
     for wanted in (full_work, lora_work):
         for setting in (one for one in settings_of(rows) if wanted(one)):
@@ -56,7 +56,7 @@ def summarize(rows: Sequence[Row], path: Path) -> None:
 
 
 def _save(panels: Sequence[tuple[str, Sequence[tuple[str, Row]]]], path: Path) -> None:
-    """Save a figure of bars, a panel for each of some rows with their names."""
+    """Save a bar chart with one titled panel per group of named rows."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -69,7 +69,7 @@ def _save(panels: Sequence[tuple[str, Sequence[tuple[str, Row]]]], path: Path) -
         _bars(panel, sorted(bars, key=lambda bar: -bar[1].step_s))
         panel.set_title(text, fontsize=8, loc="left")
     axes[-1].set_xlabel("seconds a step", fontsize=8)
-    # Text stays text in an SVG, and the same rows give the same file.
+    # Keep text as text in the SVG, and make the file reproducible.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "side-by-side"}):
         figure.savefig(path, metadata={"Date": None})
 

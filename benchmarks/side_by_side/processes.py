@@ -18,9 +18,9 @@ from typing import Any, Final
 import psutil
 
 _LOOK_S: Final = 0.02
-_START_S: Final = 300.0  # in which a server listens and devices have joined
-_END_S: Final = 10.0  # in which a process ends when it is asked to
-_TAIL: Final = 12  # lines of a log that are shown
+_START_S: Final = 300.0  # time limit for a server to listen and devices to join
+_END_S: Final = 10.0  # time limit for a process to end on request
+_TAIL: Final = 12  # number of log lines shown
 _RANK: Final = re.compile(r"^\[rank\d+\]:")
 _ERROR: Final = re.compile(r"^[\w.]*(Error|Exception)\b")
 _PR_SET_PDEATHSIG: Final = 1
@@ -30,7 +30,7 @@ class RunError(Exception):
     """A method could not be measured; the text says why.
 
     Attributes:
-        output: the last lines that its processes wrote.
+        output: last lines of output of the run's processes.
     """
 
     def __init__(self, reason: str, output: str = "") -> None:
@@ -39,16 +39,16 @@ class RunError(Exception):
 
 
 class LateError(RunError):
-    """The time for a run is over."""
+    """A run exceeded its time limit."""
 
 
 class AbsentError(RunError):
-    """A method is not installed here, or cannot do what is asked."""
+    """A method is not installed here, or does not support the setting."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """A process, and the files that it writes its output to."""
+    """A process and its output files."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -56,7 +56,7 @@ class Started:
     err: Path
 
     def tail(self) -> str:
-        """Return the last lines of its output."""
+        """Return the last lines of the process's output."""
         shown = []
         for path in (self.out, self.err):
             lines = path.read_text(errors="replace").splitlines()[-_TAIL:]
@@ -65,15 +65,15 @@ class Started:
         return "\n".join(shown)
 
     def last_words(self) -> str:
-        """Return the last error that it wrote, or else its last line; empty if it wrote none."""
+        """Return the last error on stderr, or else its last line; empty without output."""
         return last_words(self.err.read_text(errors="replace"))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and all that it has started."""
+        """Send a signal to the process and its children."""
         os.killpg(self.process.pid, number)
 
     def pids(self) -> list[int]:
-        """Return it and all that it has started, as far as they run."""
+        """Return the ids of the process and its running children."""
         try:
             children = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -82,7 +82,7 @@ class Started:
 
 
 def last_words(text: str) -> str:
-    """Return the last line that names an error, or else the last line that says anything."""
+    """Return the last line that names an error, or else the last nonempty line."""
     lines = [_RANK.sub("", line).strip() for line in text.splitlines()]
     said = [line for line in lines if line]
     errors = [line for line in said if _ERROR.match(line) and not line.endswith(":")]
@@ -90,11 +90,11 @@ def last_words(text: str) -> str:
 
 
 class Processes:
-    """Processes that end with the block. A context manager.
+    """Context manager for processes that end with the block.
 
     Args:
-        logs: the folder for their output.
-        until_s: when the time for them is over, by `time.monotonic`.
+        logs: folder for their output.
+        until_s: deadline, by `time.monotonic`.
     """
 
     def __init__(self, logs: Path, until_s: float) -> None:
@@ -107,7 +107,7 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Devices before their server, which else would say of each that it was lost.
+        # Devices before their server, which would otherwise report each as lost.
         reverse = [*reversed(self.started)]
         for one in reverse:
             one.process.terminate()
@@ -119,12 +119,12 @@ class Processes:
                 one.process.kill()
                 one.process.wait()
             try:
-                one.signal(signal.SIGKILL)  # what it has started and left
+                one.signal(signal.SIGKILL)  # children that are still running
             except ProcessLookupError:
                 continue
 
     def start(self, name: str, command: Sequence[str], **environment: str) -> Started:
-        """Start a process that a Ctrl-C in the terminal does not reach."""
+        """Start a process that does not receive Ctrl-C from the terminal."""
         out, err = self._logs / f"{name}.out", self._logs / f"{name}.err"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
@@ -143,12 +143,12 @@ class Processes:
         """Yield the JSON lines that a process prints, until it ends.
 
         Args:
-            of: the process. It may end; the others may not meanwhile, but for those in `may_end`.
-            until_s: when it is too late, by `time.monotonic`.
+            of: the process. Only it and the processes in `may_end` may end in the meantime.
+            until_s: deadline, by `time.monotonic`.
 
         Raises:
             RunError: when another process ends, or this one fails.
-            LateError: when the time is over.
+            LateError: when the time limit is exceeded.
         """
         rest = ""
         with of.out.open(errors="replace") as file:
@@ -173,10 +173,10 @@ class Processes:
                 time.sleep(_LOOK_S)
 
     def await_record(self, of: Started, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Return the first JSON line of a process that fits.
+        """Return the first JSON line of a process for which `fits` is true.
 
         Raises:
-            RunError: when none comes.
+            RunError: when there is no such line.
         """
         for record in self.records(of, time.monotonic() + _START_S):
             if fits(record):
@@ -196,7 +196,7 @@ class Processes:
 
 
 def _prepare() -> None:
-    """Have a new process end when this one is killed, and first where memory runs out (Linux)."""
+    """Make a new process end when its parent is killed, and first if memory runs out (Linux)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -2,8 +2,7 @@
 
     python -m benchmarks.side_by_side.report docs/side-by-side.json [--out docs]
 
-Everything on the page is made of the rows, and of what `carrying` found beside them: no figure is
-written by hand.
+All figures on the page come from the rows and from the results of `carrying`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from benchmarks.side_by_side.verdicts import disturbed, goals, short, survival, 
 PAGE: Final = "side-by-side.md"
 PLOT: Final = "images/side-by-side.svg"
 LINKS: Final = "side-by-side-links.json"
-"""Beside the page: what links cost where its rows were measured."""
+"""File next to the page with the cost of links on the machines of its rows."""
 SUMMARY: Final = "images/side-by-side-summary.svg"
-"""What the README shows."""
+"""The plot in the README."""
 
 _ABOUT: Final = """\
 # Side by side
@@ -98,8 +97,8 @@ def page(rows: Sequence[Row], sums: Sequence[Carried] = ()) -> str:
     """Return the report on rows.
 
     Args:
-        rows: what was measured.
-        sums: what links cost; on machines that no row was measured on they say nothing of it.
+        rows: the measured rows.
+        sums: cost of links; sums from machines without rows are ignored.
     """
     parts = [_ABOUT, "\n".join([*_measured(rows), *_missing(rows)])]
     if short_of := [*goals(rows)]:
@@ -157,7 +156,7 @@ def _measured(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _missing(rows: Sequence[Row]) -> Iterator[str]:
-    """Say how many rows of the whole are not there."""
+    """Yield a sentence on the number of missing rows, if any."""
     there = {row.key for row in rows}
     wanted = default_order()
     if missing := [key for key in wanted if key not in there]:
@@ -225,7 +224,7 @@ def _best(rows: Sequence[Row]) -> Iterator[str]:
             where.append(f"{title(row.setting)}{faults}")
     methods = [method for method, _ in said]
     for (method, best), where in said.items():
-        # A method that was run in one way everywhere needs no list of places.
+        # A method with the same settings everywhere needs no list of places.
         places = "; ".join(dict.fromkeys(where)) if methods.count(method) > 1 else ""
         yield f"- `{method}`: {best}{f' ({places})' if places else ''}."
     limits = sorted({row.limit_s for row in rows})

@@ -1,4 +1,4 @@
-"""The file that rows are kept in: what was measured already is not measured again."""
+"""The file of measured rows, which are not measured again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.side_by_side.row import Key, Row, from_json, to_json
 from cleave.files import write_atomically
 
 MEASURED_FOLDERS: Final = ("cleave", "cleave_cli", "emulator", "profiles", "benchmarks")
-"""What figures of Cleave are measured with. Other changes leave them valid."""
+"""Folders that affect figures of Cleave. Changes elsewhere leave the figures valid."""
 
 _OTHERS: Final = (
     *(f"{name}.py" for name in ("faults", "measure", "memory", "run", "shapes")),
@@ -22,7 +22,7 @@ _OTHERS: Final = (
     *(f"workers/{name}.py" for name in ("parts", "replicas", "worker")),
     *(f"../{name}.py" for name in ("cores", "links", "delayed_link")),
 )
-"""What rows of all others are measured with, beside this file."""
+"""Files, relative to this folder, that affect rows of all other methods."""
 
 _OWN: Final[dict[Way, tuple[str, ...]]] = {
     Way.PLAIN: ("contenders/plain.py", "contenders/served.py"),
@@ -34,9 +34,9 @@ _OWN: Final[dict[Way, tuple[str, ...]]] = {
 
 
 def measured_with(way: Way) -> tuple[str, ...]:
-    """Return the paths that a way's rows are measured with, from the project's root.
+    """Return the paths that affect a way's rows, relative to the project's root.
 
-    Rows of others do not become others by a change of Cleave.
+    Changes of Cleave do not affect rows of other methods.
     """
     if way.of_cleave:
         return MEASURED_FOLDERS
@@ -51,7 +51,7 @@ class Results:
     """Rows in a JSON file, in the order in which they were measured.
 
     Args:
-        path: the file. It need not be there; None to keep rows in memory alone.
+        path: the file, which need not exist; None to keep rows only in memory.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -61,14 +61,13 @@ class Results:
             self.rows = [from_json(told) for told in json.loads(path.read_text())["rows"]]
 
     def find(self, key: Key, commit: str | None) -> Row | None:
-        """Return the row that was measured at a commit; None if there is none.
+        """Return the row measured at a commit; None if there is none.
 
-        One that was measured with changes that no commit has is not found: what they were is not
-        known.
+        Rows measured with uncommitted changes are not found, because the changes are unknown.
 
         Args:
-            key: of the row.
-            commit: None for any.
+            key: key of the row.
+            commit: the commit; None for any.
         """
         if commit is not None and not saved(commit):
             return None
@@ -78,7 +77,7 @@ class Results:
         return None
 
     def add(self, row: Row) -> None:
-        """Keep a row in the place of an earlier one of the same key, and write the file."""
+        """Add a row, replacing an earlier one with the same key, and write the file."""
         self.rows = [kept for kept in self.rows if kept.key != row.key]
         self.rows.append(row)
         if self.path is None:
@@ -88,16 +87,16 @@ class Results:
 
 
 def saved(commit: str) -> bool:
-    """Say whether a commit of `measured_commit` is all of what is measured."""
+    """Return whether a result of `measured_commit` has no uncommitted changes."""
     return not commit.endswith(_UNSAVED)
 
 
 def measured_commit(root: Path, paths: Sequence[str] = MEASURED_FOLDERS) -> str:
-    """Return the last commit that changed what is measured, and whether more is changed since.
+    """Return the last commit that changed `paths`, marked if there are uncommitted changes.
 
     Args:
-        root: of the repository.
-        paths: what is measured with.
+        root: root of the repository.
+        paths: paths that affect the figures.
     """
 
     def git(*command: str) -> str:

@@ -1,4 +1,4 @@
-"""A row of the comparison: what was measured of a method in a setting, to JSON and back."""
+"""A row of the comparison: the results of a method in a setting, with conversion to JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.side_by_side.setting import Fault, Link, Setting
 
 
 class Key(NamedTuple):
-    """What tells rows apart."""
+    """The key of a row."""
 
     method: Method
     setting: Setting
@@ -22,44 +22,44 @@ class Ending(Enum):
     """How a run ended."""
 
     WHOLE = "whole"
-    """It did all steps."""
+    """The run finished all steps."""
 
     FAILED = "failed"
-    """It, or a part of it, ended too soon."""
+    """The run, or a part of it, ended too early."""
 
     LATE = "late"
-    """Its time was over."""
+    """The run exceeded its time limit."""
 
     ABSENT = "absent"
-    """It is not installed here, or cannot do this."""
+    """The method is not installed here, or does not support the setting."""
 
 
 @dataclass
 class Row:
-    """What was measured.
+    """The results of a method in a setting.
 
     Attributes:
-        method, setting: of what.
-        best: the settings that the method was given, in words.
-        limit_s: how long the run might take.
-        took_s: how long it took, with its start.
-        first_s: seconds of the first step; 0 where that was not noted.
-        seconds: of each counted step.
-        losses: of each step, the first one included.
-        down_bytes, up_bytes: through each device's link in a step, on average, headers included.
-        links_s: how long the busiest link would take for its bytes of a step, down and then up.
-        floor_ratio: all bytes of the last step, as if nothing were coded, over the least that it
-            needs by stages; 0 where that is not known.
-        server_peak_bytes: the most memory of the server after the first step, or of the only
-            process; 0 for none.
-        device_peak_bytes: of the largest device; 0 for none.
-        plan: the stages, in a sentence.
-        lost: how often Cleave's server lost a device.
-        fault_step: the step in which the fault came, the first one is 1; 0 for none.
+        method, setting: the method and the setting.
+        best: description of the method's settings.
+        limit_s: time limit of the run in seconds.
+        took_s: duration of the run in seconds, including its start.
+        first_s: seconds of the first step; 0 if not recorded.
+        seconds: seconds of each counted step.
+        losses: loss of each step, including the first.
+        down_bytes, up_bytes: mean bytes through each device's link per step, including headers.
+        links_s: transfer time of the busiest link's bytes of a step, down and then up.
+        floor_ratio: uncompressed bytes of the last step over the lower bound by stages; 0 if
+            unknown.
+        server_peak_bytes: peak memory after the first step of the server, or of the only process;
+            0 for none.
+        device_peak_bytes: peak memory of the largest device; 0 for none.
+        plan: description of the stages.
+        lost: number of devices that Cleave's server lost.
+        fault_step: number of the step with the fault, from 1; 0 for none.
         ending: how the run ended.
-        reason: why, where it did not do all steps.
-        output: the last lines that its processes wrote, where it did not.
-        machine, commit, date: where, of what and when it was measured.
+        reason: why the run did not finish all steps.
+        output: last lines of output of the processes, if the run did not finish.
+        machine, commit, date: machine, commit and date of the measurement.
     """
 
     method: Method
@@ -88,33 +88,33 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """Return what tells it apart."""
+        """Return the row's key."""
         return Key(self.method, self.setting)
 
     @property
     def counts_first(self) -> bool:
-        """Say whether the first step is the one that is counted."""
+        """Return whether the first step is the only counted one."""
         return self.seconds == [self.first_s]
 
     @property
     def whole(self) -> bool:
-        """Say whether all steps were done."""
+        """Return whether the run finished all steps."""
         return self.ending is Ending.WHOLE
 
     @property
     def step_s(self) -> float:
-        """Return the median seconds of the steps that nothing disturbed."""
+        """Return the median seconds of undisturbed steps."""
         calm = self.seconds[: self.fault_step - 2] if self.fault_step else self.seconds
         return statistics.median(calm)
 
     @property
     def measured(self) -> bool:
-        """Say whether a step was counted that nothing disturbed."""
+        """Return whether the row has an undisturbed counted step."""
         return bool(self.seconds[: self.fault_step - 2] if self.fault_step else self.seconds)
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """Return a row as JSON, without its output: that names folders of the machine."""
+    """Return a row as JSON, without its output, which names folders of the machine."""
     setting = asdict(row.setting)
     setting |= {"link": row.setting.link.name, "fault": row.setting.fault.value}
     told = asdict(row)
@@ -124,7 +124,7 @@ def to_json(row: Row) -> dict[str, Any]:
 
 
 def from_json(told: dict[str, Any]) -> Row:
-    """Return the row that JSON tells of."""
+    """Return the row from its JSON."""
     setting = dict(told["setting"])
     setting |= {"link": Link.of(setting["link"]), "fault": Fault(setting["fault"])}
     found = dict(told)

@@ -1,4 +1,4 @@
-"""One run: its processes, what disturbs it, and what its steps are measured by."""
+"""One run: its processes, its fault, and the measurement of its steps."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from benchmarks.side_by_side.row import Row
 from benchmarks.side_by_side.setting import Fault, Setting
 
 AFTER_FAULT: Final = 1
-"""Whole steps after the one with the fault."""
+"""Number of whole steps after the step with the fault."""
 
-_FAULT_STEPS: Final = 3 + AFTER_FAULT  # one that is not counted, a calm one, and the disturbed one
+_FAULT_STEPS: Final = 3 + AFTER_FAULT  # an uncounted, an undisturbed and a disturbed step
 _PATIENCE: Final = 5
-"""After a fault, a step may take so many calm ones, with `STOPPED_S` and `_WAKE_S`."""
+"""Limit of a step after a fault in undisturbed steps, in addition to `STOPPED_S` and `_WAKE_S`."""
 
 _WAKE_S: Final = 300.0
 
 LONG_STEP_S: Final = 120.0
-"""A counted step that takes so long is the only one: another would say the same."""
+"""After a counted step of this length no more are counted; they would show the same."""
 
 LONG_FIRST_S: Final = 240.0
-"""A first step that takes so long is counted itself, but for Cleave's, which plans in it and sends
-what then stays; nothing stays by tiles. Connections, memory and threads take some seconds of it."""
+"""A first step of this length counts itself, except for Cleave, which plans in it and sends data
+that then stays (but nothing stays by tiles). Connections, memory and threads take some seconds."""
 
 
 @dataclass
@@ -39,14 +39,14 @@ class Run:
     """A run of a method, as its contender sees it.
 
     Attributes:
-        method, setting: what to run.
-        model: the model as programs take it: a name of the registry, or a folder.
-        counted: the steps to count where nothing disturbs them.
-        namespaces: where devices run.
-        processes: what was started.
-        logs: a folder for this run.
-        row: takes what is measured.
-        done: whether all has been measured.
+        method, setting: the method and the setting.
+        model: name in the registry, or folder of the model.
+        counted: number of steps to count without a fault.
+        namespaces: namespaces of the devices.
+        processes: processes of the run.
+        logs: folder for this run.
+        row: row that receives the results.
+        done: whether everything has been measured.
     """
 
     method: Method
@@ -62,9 +62,9 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Return all steps, with the first.
+        """Return the number of all steps, including the first.
 
-        Plain PyTorch does as many as runs with a fault, whose losses are compared with its.
+        Plain PyTorch runs at least as many as runs with a fault, whose losses are compared with it.
         """
         if self.setting.fault is not Fault.NONE:
             return _FAULT_STEPS
@@ -80,8 +80,8 @@ class Run:
         """Measure the steps that a process prints, until all are done.
 
         Args:
-            records: what it prints.
-            devices: the processes of devices; the fault meets the last.
+            records: records that the process prints.
+            devices: device processes; the fault hits the last.
             server: the server, or the only process.
         """
         disturber = Disturber(self.setting.fault, self._sender(devices))
@@ -118,7 +118,7 @@ class Run:
                 self.processes.may_end.add(victim.name)
             try:
                 victim.signal(number)
-            except ProcessLookupError:  # it has ended by itself
+            except ProcessLookupError:  # the process has already ended
                 return
 
         return send
@@ -126,7 +126,7 @@ class Run:
     def _take(
         self, record: dict[str, Any], devices: Sequence[Started], server: Started | None
     ) -> None:
-        """Take a step that has just ended. The first is not counted, unless it is long."""
+        """Record a finished step. The first does not count, unless it is long."""
         row = self.row
         row.losses.append(float(record["loss"]))
         now = [namespace.passed_bytes() for namespace in self.namespaces]

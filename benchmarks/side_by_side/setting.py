@@ -1,4 +1,4 @@
-"""What a row of the comparison is measured with: model, batch, links, adapters, fault."""
+"""The setting of a row of the comparison: model, batch, links, adapters, fault."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Final
 from benchmarks.links import MBIT
 
 SCHEDULE: Final = "constant"
-"""Of the learning rate: it may not depend on how many steps a run has, as losses are compared."""
+"""Schedule of the learning rate; independent of the number of steps, so that losses compare."""
 
 WARMUP_STEPS: Final = 1
 _SHORT_BATCH: Final = 2048  # tokens, up to which sequences are short
 
 
 class Fault(Enum):
-    """What happens to the last device in the middle of a step."""
+    """The fault of the last device in the middle of a step."""
 
     NONE = "none"
     STOP = "stop"
-    """It is stopped (SIGSTOP) for a minute, and goes on."""
+    """The device is stopped (SIGSTOP) for a minute, and continues."""
 
     KILL = "kill"
-    """It is killed (SIGKILL), and does not come back."""
+    """The device is killed (SIGKILL), and does not return."""
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +31,7 @@ class Link:
     """The link of each device.
 
     Attributes:
-        down_mbit, up_mbit: its rates.
+        down_mbit, up_mbit: rates in Mbit/s.
     """
 
     down_mbit: float
@@ -39,25 +39,25 @@ class Link:
 
     @property
     def name(self) -> str:
-        """Return it as it is given on the command line."""
+        """Return the link's name as on the command line."""
         return f"{self.down_mbit:g}/{self.up_mbit:g}"
 
     @property
     def down(self) -> float:
-        """Return bytes a second to the device."""
+        """Return bytes per second to the device."""
         return self.down_mbit * MBIT
 
     @property
     def up(self) -> float:
-        """Return bytes a second from the device."""
+        """Return bytes per second from the device."""
         return self.up_mbit * MBIT
 
     @classmethod
     def of(cls, text: str) -> Link:
-        """Read one, as `100/20`.
+        """Parse a link such as `100/20`.
 
         Raises:
-            ValueError: when it is none.
+            ValueError: when the text is no link.
         """
         down, _, up = text.partition("/")
         try:
@@ -71,19 +71,19 @@ class Link:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method is measured with.
+    """The setting in which a method is measured.
 
     Attributes:
-        model: its name: one of the registry, or of `benchmarks.side_by_side.shapes`.
-        tokens: of a step, on all devices together.
-        seq: tokens of a sequence.
-        link: of each device.
-        rank: of the adapters that are trained alone; 0 to train the model.
-        fault: what happens to the last device.
-        devices: how many.
-        round_trip_ms: from a device to this machine and back.
-        memory: what a device offers, to Cleave.
-        cores: of this machine, for each device; 0 where they share them all.
+        model: name in the registry or in `benchmarks.side_by_side.shapes`.
+        tokens: tokens per step, on all devices together.
+        seq: tokens per sequence.
+        link: link of each device.
+        rank: rank of the adapters, if only adapters are trained; 0 to train the model.
+        fault: fault of the last device.
+        devices: number of devices.
+        round_trip_ms: round trip from a device to this machine.
+        memory: memory that a device offers to Cleave.
+        cores: cores of this machine for each device; 0 if devices share all cores.
     """
 
     model: str
@@ -116,11 +116,11 @@ class Setting:
 
     @property
     def batch(self) -> int:
-        """Return the sequences of a step."""
+        """Return the number of sequences per step."""
         return self.tokens // self.seq
 
 
 def usual_seq(tokens: int, devices: int) -> int:
-    """Return the tokens of a sequence where they are not given: 256, or 512 of many tokens."""
+    """Return the default tokens per sequence: 256, or 512 for large batches."""
     usual = 256 if tokens <= _SHORT_BATCH else 512
     return max(1, min(usual, tokens // devices))

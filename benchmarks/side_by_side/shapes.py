@@ -1,4 +1,4 @@
-"""Models that are known by their shape alone: folders with the published sizes, weights drawn."""
+"""Models known only by their shape: folders with published sizes and random weights."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ SMOLLM2_SPEC: Final = ModelSpec(
     name=SMOLLM2, family=Family.LLAMA, layers=30, width=576, heads=9, kv_heads=3, head_width=64,
     ffn_width=1536, vocabulary=49152, max_positions=8192, embedding_width=576, tied_head=True,
 )  # fmt: skip
-_TOKENS: Final = 4096  # of the tokenizer: those of the default corpus
+_TOKENS: Final = 4096  # vocabulary size of the tokenizer, as for the default corpus
 
 
 def model_path(name: str, folder: Path) -> str:
-    """Return a model as programs take it: SmolLM2's folder, which is made, or a registry's name.
+    """Return a model for the command line: a folder, made for SmolLM2, or a registry name.
 
     Args:
-        name: of the model.
-        folder: where folders of models are made.
+        name: name of the model.
+        folder: folder in which model folders are made.
     """
     if name != SMOLLM2:
         return name
@@ -31,7 +31,7 @@ def model_path(name: str, folder: Path) -> str:
 
 
 def _write_smollm2(folder: Path) -> None:
-    """Write a model of SmolLM2-135M's sizes, as its published config has them."""
+    """Write a model with SmolLM2-135M's sizes from its published config."""
     from transformers import PreTrainedTokenizerFast
 
     from cleave.training.data.tokenizer import default_tokenizer

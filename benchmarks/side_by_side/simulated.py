@@ -1,10 +1,10 @@
-"""What `simulator/` says of the same set-up, beside what was measured: DDP and pipelines.
+"""Compares `simulator/` with measurements of the same set-up, for DDP and pipelines.
 
-Devices have a part of this machine's cores each, and that part of plain PyTorch's speed on all of
-them. Where they share all cores, one that waits leaves its part to the others, which no simulation
-of machines of their own does: there only DDP is compared, whose devices compute at the same time.
-Between two devices a byte passes this machine, and so has the latency of two links. Where links are
-faster than this machine carries packets (`benchmarks.side_by_side.carrying`), nothing is compared.
+Each device has a share of this machine's cores and that share of plain PyTorch's speed on all of
+them. If devices share all cores, a waiting device leaves its share to the others, which no
+simulation of separate machines does. Then only DDP is compared, whose devices compute at the same
+time. Traffic between two devices passes this machine, with the latency of two links. Links faster
+than this machine carries packets (`benchmarks.side_by_side.carrying`) are not compared.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from simulator.torch_pipeline import TorchPipeline
 from simulator.work import train_flops
 
 LIMIT: Final = 0.15
-"""How far a simulated step may be from the measured one, as a share of that."""
+"""Maximum relative difference of a simulated step from the measured one."""
 
 _CARRIED_MBIT: Final = 100.0
-"""Of a link: so much this machine carries beside the arithmetic, and not 1000 Mbit/s."""
+"""Rate of a link that this machine can carry during computation, unlike 1000 Mbit/s."""
 
 _MEMORY: Final = 1 << 36  # no limit: processes share this machine's
 _BYTES: Final = {"fp32": 4, "bf16": 2}
@@ -42,12 +42,12 @@ _BYTES: Final = {"fp32": 4, "bf16": 2}
 
 @dataclass(frozen=True)
 class Pair:
-    """A row and what was simulated for it.
+    """A measured row and its simulation.
 
     Attributes:
-        row: what was measured.
+        row: the measured row.
         step_s: simulated seconds of a step.
-        of: which method of the simulator.
+        of: the simulator's method.
     """
 
     row: Row
@@ -56,12 +56,12 @@ class Pair:
 
     @property
     def off(self) -> float:
-        """Return how much longer the simulated step is, as a share of the measured one."""
+        """Return the relative difference of the simulated step from the measured one."""
         return self.step_s / self.row.step_s - 1
 
     @property
     def right(self) -> bool:
-        """Say whether it is within the limit."""
+        """Return whether the difference is within the limit."""
         return abs(self.off) <= LIMIT
 
 
@@ -71,11 +71,11 @@ def spec_of(model: str) -> ModelSpec:
 
 
 def conditions_of(row: Row, plain: Row) -> Conditions:
-    """Return a row's setting as the simulator takes it.
+    """Return a row's setting as conditions of the simulator.
 
     Args:
         row: the row.
-        plain: plain PyTorch's with the same work and dtype, which tells the speed of the cores.
+        plain: plain PyTorch's row with the same work and dtype, for the speed of the cores.
     """
     setting, spec = row.setting, spec_of(row.setting.model)
     share = setting.cores / (os.cpu_count() or 1) if setting.cores else 1 / setting.devices
@@ -96,16 +96,16 @@ def conditions_of(row: Row, plain: Row) -> Conditions:
 
 
 def simulated(row: Row, rows: Sequence[Row]) -> Pair | None:
-    """Return a row with what the simulator says; None if it says nothing of such.
+    """Return a row with its simulation; None if the simulator does not cover it.
 
-    It trains whole models, and knows no faults.
+    The simulator covers only whole models without faults.
     """
     setting = row.setting
     calm = setting.fault is Fault.NONE and not setting.rank and row.measured
     if max(setting.link.down_mbit, setting.link.up_mbit) > _CARRIED_MBIT:
         return None
     if row.method.way is Way.PIPELINE and (not setting.cores or row.method.variant in ("", "v")):
-        return None  # the simulator has no schedule with two stages a device
+        return None  # the simulator has no schedule with two stages per device
     plain = other(row, rows, Method(Way.PLAIN, row.method.dtype))
     if row.method.way not in (Way.DDP, Way.PIPELINE) or not calm or plain is None:
         return None
@@ -120,13 +120,13 @@ def simulated(row: Row, rows: Sequence[Row]) -> Pair | None:
 
 
 def pairs(rows: Sequence[Row]) -> list[Pair]:
-    """Return all rows that the simulator says something of."""
+    """Return all rows that the simulator covers, with their simulations."""
     found = (simulated(row, rows) for row in rows)
     return [pair for pair in found if pair is not None]
 
 
 def main() -> None:
-    """Print simulated beside measured steps of a file of rows."""
+    """Print simulated and measured steps of a file of rows."""
     import sys
 
     from benchmarks.side_by_side.results import Results

@@ -1,4 +1,4 @@
-"""Rows beside one another, as text: seconds, bytes, memory, losses, and how they are checked."""
+"""Tables of rows as text: seconds, bytes, memory, losses, and checks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.side_by_side.setting import Fault, Setting
 from cleave.planner.coding import LINK_BYTES_PER_S
 
 FLOOR_LIMIT: Final = 1.1
-"""The bytes of a step over the least, as `StepWork.floor_bytes` says."""
+"""Limit of a step's bytes over the lower bound `StepWork.floor_bytes`."""
 
 VIRTUAL_LIMIT: Final = 0.15
-"""How much longer or shorter a step may take than in virtual time."""
+"""Maximum relative difference of a step from virtual time."""
 
 PLAIN: Final = Method(Way.PLAIN, "fp32")
 _WIDTH: Final = 80
@@ -24,41 +24,41 @@ _COLUMNS: Final = 3  # in 80 characters
 
 
 def reference_of(row: Row, rows: Iterable[Row]) -> Row | None:
-    """Return the row whose losses a row is compared with: plain PyTorch's; None if there is none.
+    """Return plain PyTorch's row for comparing losses; None if there is none.
 
-    Links and faults change no loss of plain PyTorch.
+    Links and faults do not change plain PyTorch's losses.
     """
     alike = [
         other
         for other in rows
         if other.method == PLAIN and other.losses and work(other.setting) == work(row.setting)
     ]
-    # Steps of one run need not be as many as those of another.
+    # Runs may have different numbers of steps.
     return max(alike, key=lambda other: len(other.losses), default=None)
 
 
 def work(setting: Setting) -> tuple[object, ...]:
-    """Return what a setting trains: all of it, but for devices and links."""
+    """Return the part of a setting that defines the training, without devices and links."""
     return setting.model, setting.tokens, setting.seq, setting.rank
 
 
 def difference(row: Row, reference: Row) -> float:
-    """Return the largest relative difference of losses, in the steps that both have."""
+    """Return the largest relative difference of losses in the common steps."""
     pairs = zip(row.losses, reference.losses, strict=False)
     return max((abs(mine - other) / abs(other) for mine, other in pairs), default=0.0)
 
 
 def agrees(row: Row, reference: Row | None) -> bool:
-    """Say whether a row's losses are those of the reference, within its dtype's limit."""
+    """Return whether a row's losses match the reference within its dtype's limit."""
     if reference is None:
         return True
     return difference(row, reference) <= LOSS_LIMITS[row.method.dtype]
 
 
 def other(row: Row, rows: Iterable[Row], method: Method) -> Row | None:
-    """Return another method's row in the same setting; None if it has no time.
+    """Return another method's timed row in the same setting; None if there is none.
 
-    Plain PyTorch's may be of the same work in another setting: it has no links.
+    Plain PyTorch has no links, so its row may have another setting with the same work.
     """
     timed = [found for found in rows if found.method == method and found.measured]
     same = [found for found in timed if found.setting == row.setting]
@@ -69,11 +69,11 @@ def other(row: Row, rows: Iterable[Row], method: Method) -> Row | None:
 
 @dataclass(frozen=True)
 class Saving:
-    """What coding saves of a step's time.
+    """The time that compression saves in a step.
 
     Attributes:
-        ratio: the time of its step over that without coding.
-        limit: what that may be.
+        ratio: time of a step over that without compression.
+        limit: maximum of the ratio.
     """
 
     ratio: float
@@ -81,10 +81,10 @@ class Saving:
 
 
 def saving(row: Row, rows: Iterable[Row]) -> Saving | None:
-    """Return what coding saves; None where that was not measured.
+    """Return the saving by compression; None if it was not measured.
 
-    The share of a step that the busiest link takes may shrink to 0.70, with 0.03 for coding. Where
-    links are too fast to be worth coding, a step may take 1.02 times as long.
+    The busiest link's share of a step should shrink to 0.70, plus 0.03 for compressing. On links
+    that are too fast for compression, a step may take 1.02 times as long.
     """
     if not row.method.way.of_cleave or row.method.variant:
         return None
@@ -98,18 +98,18 @@ def saving(row: Row, rows: Iterable[Row]) -> Saving | None:
 
 
 def settings_of(rows: Iterable[Row]) -> list[Setting]:
-    """Return the settings of rows, each once, in their order."""
+    """Return the distinct settings of rows, in order."""
     return [*dict.fromkeys(row.setting for row in rows)]
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print rows, a table for each setting."""
+    """Print rows, with a table for each setting."""
     for setting in settings_of(rows):
         _show_setting(setting, [row for row in rows if row.setting == setting], rows)
 
 
 def heading(setting: Setting) -> str:
-    """Return what a setting is, in a sentence."""
+    """Return a setting's description as a sentence."""
     adapters = f"; adapters of rank {setting.rank} are trained" if setting.rank else ""
     faults = {
         Fault.NONE: "",
@@ -125,7 +125,7 @@ def heading(setting: Setting) -> str:
 
 
 def title(setting: Setting) -> str:
-    """Return what a setting is, in a few words."""
+    """Return a setting's short description."""
     what = f"adapters of rank {setting.rank}" if setting.rank else "the whole model"
     cores = f", {setting.cores:g} cores each" if setting.cores else ""
     return (
@@ -134,7 +134,7 @@ def title(setting: Setting) -> str:
 
 
 def named(key: Key) -> str:
-    """Return what a row is of, in a line."""
+    """Return a one-line description of a row's method and setting."""
     setting = key.setting
     adapters = f", adapters of rank {setting.rank}" if setting.rank else ""
     fault = f", {setting.fault.value}" if setting.fault is not Fault.NONE else ""
@@ -168,7 +168,7 @@ def _show_setting(setting: Setting, some: Sequence[Row], rows: Sequence[Row]) ->
 
 
 def checks(row: Row, rows: Sequence[Row]) -> Iterable[str]:
-    """Yield what a row is checked by, and what it was run with."""
+    """Yield texts on a row's settings and checks."""
     if row.best:
         yield row.best
     if not row.whole:
@@ -215,7 +215,7 @@ def _met(right: bool) -> str:
 
 
 def _show_losses(rows: Sequence[Row]) -> None:
-    """Print the losses of each step beside one another."""
+    """Print the losses of each step in columns."""
     for first in range(0, len(rows), _COLUMNS):
         some = rows[first : first + _COLUMNS]
         print("loss" + "".join(f"{row.method.name:>22}" for row in some))
@@ -226,7 +226,7 @@ def _show_losses(rows: Sequence[Row]) -> None:
 
 
 def say(text: str) -> None:
-    """Print a text in lines of at most 80 columns."""
+    """Print text in lines of at most 80 columns."""
     print(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
 
 

@@ -1,4 +1,4 @@
-"""What the rows decide, in sentences: goals, who is fastest where, who goes on after a fault."""
+"""Conclusions from the rows, as sentences: goals, fastest methods, survival of faults."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from benchmarks.side_by_side.tables import (
 )
 
 FULL_LIMIT: Final = 1 / 3
-"""Of DDP's and hivemind's time, for stages: whole model, 8192 tokens, 100/20 Mbit/s."""
+"""Limit of stages' time over DDP's and hivemind's: whole model, 8192 tokens, 100/20 Mbit/s."""
 
 LORA_LIMIT: Final = 1.5
-"""Times the step's arithmetic alone, for stages: adapters, 50/10 Mbit/s."""
+"""Limit of stages' time over the step's arithmetic alone: adapters, 50/10 Mbit/s."""
 
 _TOKENS: Final = 8192
 _HOME: Final = Link(100, 20)
 _SLOW: Final = Link(50, 10)
-_LONGEST: Final = 110  # characters of a reason
+_LONGEST: Final = 110  # maximum number of characters of a reason
 
 
 def full_work(setting: Setting) -> bool:
-    """Say whether the goal for whole models is of a setting."""
+    """Return whether the goal for whole models applies to a setting."""
     return _judged(setting) and not setting.rank and setting.link == _HOME
 
 
 def lora_work(setting: Setting) -> bool:
-    """Say whether the goal for adapters is of a setting."""
+    """Return whether the goal for adapters applies to a setting."""
     return _judged(setting) and bool(setting.rank) and setting.link == _SLOW
 
 
@@ -48,12 +48,12 @@ def _judged(setting: Setting) -> bool:
 
 
 def fastest(rows: Sequence[Row], ways: Sequence[Way], dtype: str) -> Row | None:
-    """Return the fastest row of some ways that was whole and had plain PyTorch's losses.
+    """Return the fastest finished row of some ways that matches plain PyTorch's losses.
 
     Args:
-        rows: of one setting.
-        ways: which.
-        dtype: of the arithmetic: half as many bytes are no merit of a way.
+        rows: rows of one setting.
+        ways: the ways to train.
+        dtype: dtype of the arithmetic, because half the bytes are no merit of a way.
     """
     fair = [
         row
@@ -68,7 +68,7 @@ def fastest(rows: Sequence[Row], ways: Sequence[Way], dtype: str) -> Row | None:
 
 
 def calm(rows: Sequence[Row], setting: Setting) -> list[Row]:
-    """Return the rows of a setting that nothing disturbed, and plain PyTorch's of its work."""
+    """Return a setting's rows without faults, and plain PyTorch's rows of the same work."""
     undisturbed = replace(setting, fault=Fault.NONE)
     return [
         row
@@ -79,7 +79,7 @@ def calm(rows: Sequence[Row], setting: Setting) -> list[Row]:
 
 
 def goals(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield for each goal what was measured, in a sentence."""
+    """Yield a sentence with the measurements for each goal."""
     for setting, dtype in product(settings_of(rows), LOSS_LIMITS):
         here = calm(rows, setting)
         stages = fastest(here, [Way.STAGES], dtype)
@@ -104,7 +104,7 @@ def _goal(stages: Row, peer: Row, limit: float) -> str:
 
 
 def winners(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield for each setting and dtype which method was the fastest, and how the other side did."""
+    """Yield the fastest method for each setting and dtype, and the other side's result."""
     peers = [way for way in Way if not way.of_cleave and way is not Way.PLAIN]
     for setting, dtype in product(settings_of(rows), LOSS_LIMITS):
         here = calm(rows, setting)
@@ -129,7 +129,7 @@ def winners(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def survival(row: Row | None, rows: Sequence[Row]) -> str:
-    """Return what a fault did to a method, in some words."""
+    """Return text on the effect of a fault on a method."""
     if row is None:
         return "not measured"
     if not row.whole:
@@ -145,13 +145,13 @@ def survival(row: Row | None, rows: Sequence[Row]) -> str:
 
 
 def short(reason: str) -> str:
-    """Return a reason in a line that fits a table, without the places of source files."""
+    """Return a reason as a line that fits a table, without source locations."""
     line = re.sub(r"\[/\S+\]\s*", "", reason.split("\n")[0]).replace("|", "/")
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST].rsplit(' ', 1)[0]} ..."
 
 
 def disturbed(rows: Sequence[Row]) -> list[tuple[Setting, list[Method]]]:
-    """Return the settings, without their fault, in which methods were disturbed, and which."""
+    """Return the settings (without fault) that have rows with faults, and their methods."""
     found: dict[Setting, list[Method]] = {}
     for row in rows:
         if row.setting.fault is not Fault.NONE:

@@ -1,1 +1,1 @@
-"""Measuring a device and its link, for a profile."""
+"""Measurement of a device and its link, for a profile."""

@@ -1,8 +1,8 @@
-"""How much processes that multiply at the same time slow each other down.
+"""Measures how much concurrently multiplying processes slow each other down.
 
-Every process is pinned to a core of its own and multiplies on one thread, so only what cores share
-slows it down: memory bandwidth, caches and heat. Run as a program this module is one such process;
-it reads start time and seconds from stdin, and answers with the median time of one product.
+Every process is pinned to its own core and multiplies on one thread, so it is slowed only by shared
+resources: memory bandwidth, caches and heat. Run as a program, this module is one such process. It
+reads start time and seconds from stdin and answers with the median time of one product.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Final
 from cleave.machine.sensors import usable_cores
 
 SIDE: Final = 384
-"""Of the square fp32 tile that every process multiplies."""
+"""Side of the square fp32 tile that every process multiplies."""
 
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_START_S: Final = 0.05  # between asking for a round and its start, so that all start together
+_START_S: Final = 0.05  # from the request for a round to its start, so that all start together
 
 
 def process_counts(cores: int) -> list[int]:
-    """Return the measured counts: all up to 8, then each half as many again, and all cores."""
+    """Return the process counts to measure: 1 to 8, then steps of 50 %, and all cores."""
     counts = [1]
     while counts[-1] < cores:
         last = counts[-1]
@@ -37,13 +37,13 @@ def process_counts(cores: int) -> list[int]:
 def measure_contention(
     backend: str, seconds: float, progress: Callable[[int], None] | None = None
 ) -> tuple[float, ...]:
-    """Return how many times as long a tile takes with 1, 2, ... processes, up to one per core.
+    """Return the slowdown of a tile with 1, 2, ... processes, up to one per core.
 
-    Counts between measured ones are interpolated.
+    Counts that were not measured are interpolated.
 
     Args:
-        backend: the name of the backend.
-        seconds: how long each count is measured.
+        backend: name of the backend.
+        seconds: duration of the measurement of each count.
         progress: called after each count.
 
     Raises:
@@ -54,7 +54,7 @@ def measure_contention(
     with ExitStack() as stack:
         workers = [stack.enter_context(_Worker(backend, core)) for core in cores]
         for worker in workers:
-            worker.answer()  # it is ready
+            worker.answer()  # the worker is ready
         for count in process_counts(len(cores)):
             at_s = time.time() + _START_S
             for worker in workers[:count]:
@@ -73,7 +73,7 @@ def _interpolated(measured: dict[int, float], count: int) -> float:
 
 
 class _Worker:
-    """One process of this module."""
+    """A process that runs this module."""
 
     def __init__(self, backend: str, core: int) -> None:
         self._process = subprocess.Popen(
@@ -81,7 +81,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for who measures, and ends these as well
+            start_new_session=True,  # Ctrl-C goes to the parent, which ends the workers
             env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")},
         )
 
@@ -95,7 +95,7 @@ class _Worker:
             assert pipe is not None
             try:
                 pipe.close()
-            except BrokenPipeError:  # it had gone before; what was not read is lost
+            except BrokenPipeError:  # the process had already ended
                 continue
 
     def ask(self, at_s: float, seconds: float) -> None:
@@ -112,7 +112,7 @@ class _Worker:
 
 
 def work(arguments: Sequence[str]) -> None:
-    """Run one of the processes: arguments `EXECUTOR CORE`, then commands from stdin."""
+    """Run a worker process with arguments `EXECUTOR CORE` and commands from stdin."""
     backend_name, core = arguments
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})

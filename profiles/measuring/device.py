@@ -36,7 +36,7 @@ from profiles.measuring.sustained import (
 from profiles.performance import Layout, TimedTile
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done, and how many of the estimated seconds are over."""
+"""Called with the name of the current measurement and the estimated seconds done so far."""
 
 _IDLE_S: Final = 3.0
 _ASSUMED_MEMORY_BYTES: Final = 10**9
@@ -44,19 +44,19 @@ _ASSUMED_MEMORY_BYTES: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is measured, and for how long.
+    """Settings of the measurement.
 
     Attributes:
-        name, title: those of the profile.
-        date: the date of measuring, such as 2026-11-21.
-        quick: fewer dtypes and layouts.
-        grid_s: seconds for the grid of shapes, of all dtypes and layouts together.
+        name, title: name and title of the profile.
+        date: date of the measurement, such as 2026-11-21.
+        quick: whether to measure fewer dtypes and layouts.
+        grid_s: seconds for the grid of shapes, all dtypes and layouts together.
         sustained_s: seconds of the sustained run; 0 for none.
-        contention_s: seconds for each count of processes; 0 for no measurement.
-        kind: None means a laptop if the machine has a battery, else a desktop.
-        memory_bytes: to offer; 0 for half of what is installed.
-        threads: how many threads the backend has; 0 for all.
-        seed: seeds shapes and numbers.
+        contention_s: seconds per process count; 0 for no measurement of contention.
+        kind: kind of device; None means a laptop if the machine has a battery, else a desktop.
+        memory_bytes: memory to offer; 0 means half of the installed memory.
+        threads: number of threads of the backend; 0 means all.
+        seed: seed of shapes and numbers.
         grid: the shapes.
     """
 
@@ -75,7 +75,7 @@ class Settings:
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """Return the dtypes of inputs and results that are measured."""
+        """Return the measured dtypes of inputs and results."""
         return QUICK_VARIANTS if self.quick else ALL_VARIANTS
 
     @property
@@ -85,13 +85,13 @@ class Settings:
 
     @property
     def contention_total_s(self) -> float:
-        """Return the seconds for all contention counts, with the start of the processes."""
+        """Return the seconds for all contention counts, including process start-up."""
         counts = contention.process_counts(len(machine.usable_cores()))
         return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
 
     @property
     def total_s(self) -> float:
-        """Return about how many seconds the measurement takes."""
+        """Return the approximate duration of the measurement in seconds."""
         return self.grid_s + self.sustained_s + self.contention_total_s
 
 
@@ -109,13 +109,13 @@ def measure_device(
     """Measure this machine; takes about `settings.total_s`.
 
     Args:
-        settings: what is measured, and for how long.
-        backend: the backend that multiplies, with its threads set.
-        progress: called with what is being measured and the seconds done so far.
-        clock, sleep: time.
-        sensors: those of this machine.
-        timer: times the grid of shapes; by default with the backend in this process.
-        graphs: measures layers that are graphs; None where they cannot be run.
+        settings: settings of the measurement.
+        backend: backend that multiplies, with its threads set.
+        progress: called with the current measurement and the seconds done so far.
+        clock, sleep: clock and sleep function.
+        sensors: sensors; None means this machine's.
+        timer: timer of the grid of shapes; None means the backend in this process.
+        graphs: measures layers as graphs; returns None if they cannot run.
 
     Raises:
         ValueError: when a model cannot be fitted (scipy is missing), or a process ends early.
@@ -135,7 +135,7 @@ def measure_device(
             idle.sample()
             sleep(_IDLE_S / 3)
     sustained = None
-    if settings.sustained_s:  # first, as long as the machine is cool
+    if settings.sustained_s:  # first, while the machine is cool
         before_c = sensors.temperature_c()
         sustained = measure_sustained(
             bench, settings.sustained_s, sensors, busy, lambda s: progress("sustained run", s)
@@ -205,10 +205,10 @@ def measure_device(
 
 
 def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
-    """Fit all models anew from the samples in a profile.
+    """Fit all models of a profile again from its samples.
 
     Raises:
-        ValueError: when it has no samples or too few, or scipy is missing.
+        ValueError: when the profile has no or too few samples, or scipy is missing.
     """
     if not any(entry.samples for entry in profile.compute.values()):
         raise ValueError(
@@ -259,6 +259,6 @@ def _memory_assumption(settings: Settings, here: machine.Machine) -> list[str]:
 
 
 def valid_name(text: str) -> str:
-    """Return a name for a profile, made from any name of a machine."""
+    """Return a valid profile name derived from a machine's name."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in text.lower())
     return kept.strip(".-")[:64] or "device"

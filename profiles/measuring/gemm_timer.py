@@ -1,7 +1,7 @@
-"""Times multiplications with the same code that multiplies tiles.
+"""Times multiplications with the code that multiplies tiles.
 
-It uses a `Compute` of the device's core, arrays as bytes as received over a socket, and a backend;
-the block is packed for sending.
+A measurement covers a `Compute` of the device's core, arrays as bytes as received over a socket, a
+backend, and packing the block for sending.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = tuple[int, int, int]
 
 _ENOUGH_S: Final = 0.02
 REPEATS: Final = 3
-"""How often something is timed at least."""
+"""Minimum number of timed repetitions."""
 
 
 class TileTimer(Protocol):
@@ -33,7 +33,7 @@ class TileTimer(Protocol):
 
     @property
     def strips(self) -> Sequence[int]:
-        """Return how many strips per side its tiles may have."""
+        """Return the numbers of strips per side that tiles may have."""
         ...
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
@@ -41,8 +41,8 @@ class TileTimer(Protocol):
 
         Args:
             shape: rows, columns, depth of a block.
-            strips: how many strips per side the tile has; one of `strips`.
-            layout, dtype, out: of the product.
+            strips: strips per side of the tile; one of `strips`.
+            layout, dtype, out: layout, input dtype and result dtype of the product.
         """
         ...
 
@@ -50,14 +50,14 @@ class TileTimer(Protocol):
 class Bench:
     """Times tiles on a backend in this process (a `TileTimer`).
 
-    In a device process tiles take longer, small ones twice as long, because other data are in its
-    caches; `profiles.measuring.tile_timer` times those.
+    In a device process tiles take longer, small ones twice as long, because its caches hold other
+    data; `profiles.measuring.tile_timer` times tiles there.
 
     Args:
-        backend: the backend that multiplies.
-        elements: the most elements that both inputs of a tile have together.
-        clock: in seconds.
-        rng: draws the numbers that are multiplied.
+        backend: backend that multiplies.
+        elements: maximum number of elements of both inputs together.
+        clock: clock in seconds.
+        rng: generator of the operands.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Bench:
     def once(self, order: Compute) -> float:
         """Return the seconds of one multiplication, until the block is ready to be sent.
 
-        Its operands are new in memory, as if just received over a socket: products of operands that
-        were multiplied a moment ago are up to a third faster.
+        Operands are new in memory, as if just received over a socket. Products of recently used
+        operands would be up to a third faster.
         """
         pairs = [(_as_received(left), _as_received(right)) for left, right in order.pairs]
         arrived = replace(order, pairs=pairs)
@@ -99,16 +99,16 @@ class Bench:
         return self.clock() - began_s
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
-        """See `TileTimer.block_s`. Its tiles are one block each."""
+        """See `TileTimer.block_s`; tiles here have one block each."""
         return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
-        """Return the median of several multiplications: at least three, `enough_s` in all.
+        """Return the median of at least three multiplications that take `enough_s` in all.
 
-        A short first one only warms up and is not counted.
+        A short first multiplication is a warm-up and does not count.
         """
         took = [self.once(order)]
-        if took[0] < enough_s:  # what a long one loses by starting cold is nothing
+        if took[0] < enough_s:  # a cold start does not matter for longer ones
             took.clear()
         while len(took) < REPEATS or sum(took) < enough_s:
             took.append(self.once(order))

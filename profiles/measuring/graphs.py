@@ -1,7 +1,7 @@
-"""Times a transformer layer as a graph, as devices run those of a stage.
+"""Times a transformer layer as a graph, as devices run the layers of a stage.
 
-A profile's products are multiplied by torch or numpy. Graphs are run by ONNX Runtime, whose kernels
-are others: on an AMD server torch's reach 112 GFLOP/s on one core, and a layer's graph 195.
+A profile's products run on torch or numpy, but graphs run on ONNX Runtime, which has other kernels.
+On one core of an AMD server, torch reaches 112 GFLOP/s and a layer's graph 195.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Session(Protocol):
-    """A graph that is ready to be run."""
+    """A graph that is ready to run."""
 
     def run(self, given: Mapping[str, Array]) -> object:
-        """Run it on inputs, by name."""
+        """Run the graph on inputs by name."""
         ...
 
 
@@ -43,14 +43,14 @@ _MOST_RUNS: Final = 200
 def measure_graphs(
     clock: Clock = time.perf_counter, make_session: Callable[[bytes], Session] | None = None
 ) -> GraphProfile | None:
-    """Time the forward pass of a layer of OPT-125M's sizes, 2 x 512 tokens, for about a second.
+    """Time the forward pass of a layer of OPT-125M's size, 2 x 512 tokens, for about a second.
 
     Args:
-        clock: in seconds.
-        make_session: makes a graph ready; by default with the best provider that is here.
+        clock: clock in seconds.
+        make_session: makes a session for a graph; None means the best provider on this machine.
 
     Returns:
-        None where graphs cannot be run here.
+        The throughput; None if this machine cannot run graphs.
     """
     if make_session is None and not available():
         return None
@@ -74,13 +74,13 @@ def measure_graphs(
 
 
 def layer_flops() -> float:
-    """Return the operations of the layer's products, two for a multiply-add."""
+    """Return the FLOPs of the layer's products; a multiply-add is two."""
     tokens = _ROWS * _TOKENS
     return 2 * tokens * 12 * _WIDTH**2 + 2 * tokens * 2 * _TOKENS * _WIDTH
 
 
 def layer() -> bytes:
-    """Return the graph: attention of several heads, and an MLP of four times the width."""
+    """Return the serialized graph: multi-head attention and an MLP of four times the width."""
     nodes = [
         Node("LayerNormalization", ["x", "scale", "shift"], ["normal"]),
         *(Node("MatMul", ["normal", f"w_{name}"], [f"{name}_flat"]) for name in "qkv"),

@@ -1,9 +1,8 @@
-"""Measures the link to a parameter server: joins, is probed, gets the rates, leaves; several times.
+"""Measures the link to a parameter server by joining, being probed and leaving, several times.
 
-The PS times ordinary `put` and `run` messages: a row times a column is all download, a column
-times a row all upload, so no byte of one direction is counted in the other
-(`cleave.scheduler.sessions.probe`). It sends the rates in a `measured` message. The device's
-`hello` asks for nothing else, so it gets no tasks.
+The PS times ordinary `put` and `run` messages. A row times a column is all download, a column times
+a row all upload, so the directions do not mix (`cleave.scheduler.sessions.probe`). The PS returns
+the rates in a `measured` message. The device's `hello` asks only for this, so it gets no tasks.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from cleave.transport.join_url import JoinUrl, parse_join_url
 from profiles.device_profile import LinkProfile, Quantiles
 
 MEMORY_BYTES: Final = 64 * 2**20
-"""What is offered to the PS: enough for its largest probes."""
+"""Memory offered to the PS, enough for its largest probes."""
 
 PATIENCE_S: Final = 300.0
-"""A link that needs longer for one probe is given up."""
+"""Timeout of one measurement, in seconds."""
 
 
 async def measure_connection(connection: Connection, hello: messages.Hello) -> LinkRates:
-    """Let the PS probe this device once on a connection, and close it.
+    """Let the PS probe this device once, and close the connection.
 
     Args:
-        connection: to the PS.
-        hello: what the device says of itself; `measure` is set in it.
+        connection: connection to the PS.
+        hello: the device's description of itself; `measure` is set here.
 
     Raises:
-        CleaveError: when the PS refuses, goes, or does not measure links.
+        CleaveError: when the PS refuses, disconnects, or does not measure links.
     """
-    # Probes are products of vectors: over before a thread would start.
+    # Probes are products of vectors, which finish before a thread would start.
     computer = ComputeThread(NumpyBackend(), inline_flops=math.inf)
     session = DeviceSession(connection, computer, replace(hello, measure=True), check=_refuse_work)
     lost = "the connection was lost while it was measured"
@@ -78,10 +77,10 @@ async def measure_link(
     """Measure the link to a server `repeats` times, each time on a new connection.
 
     Args:
-        url: the join URL for devices.
-        repeats: how often.
+        url: join URL for devices.
+        repeats: number of measurements.
         progress: called after each measurement with the count so far and the rates.
-        keys: returns `credential` and `code` for `hello`; by default those of the URL.
+        keys: returns the credential and code for `hello`; None means the URL's credential.
 
     Raises:
         UsageError: for a malformed URL, or fewer than one repeat.
@@ -103,7 +102,7 @@ async def measure_link(
 
 
 def summarise(measured: Sequence[LinkRates], source: str = "") -> LinkProfile:
-    """Return the spread of several measurements, as a profile states it."""
+    """Return the quantiles of several measurements, as in a profile."""
     return LinkProfile(
         downlink_bytes_per_s=_spread([m.downlink_bytes_per_s for m in measured]),
         uplink_bytes_per_s=_spread([m.uplink_bytes_per_s for m in measured]),

@@ -1,4 +1,4 @@
-"""Measures how long tiles of many shapes take on this machine, and fits models to the samples."""
+"""Measures tile times of many shapes on this machine and fits models to the samples."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from profiles import device_profile as schema
 from profiles.measuring.gemm_timer import REPEATS, Clock, Shape, TileTimer
 from profiles.performance import Layout, TimedTile, fit_and_judge
 
-_ALIGNMENTS: Final = (4, 8, 16, 32, 48)  # of regular sides: what planners cut at, and kernels like
-_LEAST_SAMPLES: Final = 15  # of a model, however short the time
+_ALIGNMENTS: Final = (4, 8, 16, 32, 48)  # of regular sides: where planners cut and kernels are fast
+_LEAST_SAMPLES: Final = 15  # minimum per model, however short the time
 
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """The shapes that are measured.
+    """The measured shapes.
 
     Attributes:
-        regular: how many shapes have sides that are multiples of 4 to 48.
-        irregular: how many shapes have any sides.
-        sides, depths: their smallest and largest value.
+        regular: number of shapes with sides that are multiples of 4 to 48.
+        irregular: number of shapes with arbitrary sides.
+        sides, depths: smallest and largest value.
     """
 
     regular: int = 100
@@ -38,15 +38,15 @@ class SampleGrid:
 
     @property
     def elements(self) -> int:
-        """Return the most elements that both inputs of one shape have."""
+        """Return the maximum number of elements of both inputs of one shape."""
         return 2 * self.sides[1] * self.depths[1]
 
     def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
         """Draw shapes spread evenly on a log scale, in random order.
 
         Args:
-            rng: draws the shapes.
-            volume: the largest a*b*c of a shape; up to 64^3 is always allowed.
+            rng: generator of the shapes.
+            volume: maximum a*b*c of a shape; up to 64^3 is always allowed.
         """
         found: list[Shape] = []
         while len(found) < self.regular + self.irregular:
@@ -68,14 +68,14 @@ class SampleGrid:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The dtypes of inputs and result."""
+    """The dtypes of the inputs and the result."""
 
     dtype: DType
     out: DType
 
     @property
     def name(self) -> str:
-        """Return its name in profiles."""
+        """Return the variant's name in profiles."""
         return self.dtype.value if self.dtype is self.out else f"{self.dtype.value}>fp32"
 
 
@@ -101,18 +101,17 @@ def measure_samples(
     rng: np.random.Generator,
     clock: Clock = time.perf_counter,
 ) -> list[TimedTile]:
-    """Time all shapes of a grid in turn, again and again, until the time is up.
+    """Time all shapes of a grid in turn, repeatedly, until the time is up.
 
-    So a shape's median is over tiles that came minutes apart, between other shapes, as in training.
+    A shape's median is thus over tiles minutes apart, between other shapes, as in training.
 
     Args:
-        timer: times the tiles.
-        variant, layout: of the products.
-        grid: the shapes; those that would take more than half a percent of the time are
-            left out.
-        seconds: how long to measure; at least 15 shapes are measured in any case.
-        rng: draws the shapes.
-        clock: in seconds.
+        timer: timer of the tiles.
+        variant, layout: dtypes and layout of the products.
+        grid: the shapes; shapes that would take more than half a percent of the time are left out.
+        seconds: duration of the measurement; at least 15 shapes are measured in any case.
+        rng: generator of the shapes.
+        clock: clock in seconds.
     """
 
     def block_s(shape: Shape, strips: int) -> float:
@@ -136,18 +135,18 @@ def measure_samples(
         took_s[place].append(block_s(*tiles[place]))
     samples = []
     for (shape, strips), times in zip(tiles, took_s, strict=False):
-        # The first makes kernels for a new shape; a clock may not move during so small a tile.
+        # The first run builds kernels for a new shape; a clock may not advance during a small tile.
         typical_s = max(statistics.median(times[1:] or times), 1e-8)
         samples.append(TimedTile(*shape, layout, float(f"{typical_s:.4g}"), strips))
     return samples
 
 
 def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProfile:
-    """Fit a model to the samples of every layout, and judge it on those it was not fitted on.
+    """Fit a model to the samples of every layout, and judge it on held-out samples.
 
     Args:
-        samples: of one dtype, in any layouts.
-        source: where the samples come from.
+        samples: samples of one dtype, in any layouts.
+        source: source of the samples.
 
     Raises:
         ValueError: when there are too few samples, or scipy is missing.

@@ -1,4 +1,4 @@
-"""Measures a device's speed during minutes under load."""
+"""Measures a device's speed over minutes of load."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from profiles.performance import Layout
 from profiles.thermal import fit_thermal
 
 FITTED_FROM_S: Final = 60.0
-"""A shorter run shows no heating."""
+"""Minimum duration of a run from which a thermal model is fitted; shorter runs show no heating."""
 
 LARGEST_CUBE: Final = 1024
-"""Most elements a side of the tile that is multiplied."""
+"""Maximum side of the multiplied tile, in elements."""
 
 _RESTS_AT_MOST_S: Final = 90.0
 
@@ -32,14 +32,14 @@ def measure_sustained(
     meter: PowerMeter | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> schema.Sustained:
-    """Multiply a large fp32 tile again and again, and record the speed.
+    """Multiply a large fp32 tile repeatedly and record the speed.
 
     Args:
-        bench: does the multiplications.
-        seconds: how long to multiply.
-        sensors: read in each of about sixty windows.
-        meter: sampled in each window.
-        progress: called with the seconds that have passed.
+        bench: bench that runs the multiplications.
+        seconds: duration of the run.
+        sensors: sensors to read in each of about sixty windows.
+        meter: power meter to sample in each window.
+        progress: called with the elapsed seconds.
     """
     side = _side_for(bench, 0.02)
     order = bench.order(side, side, side, Layout.NN, DType.FP32, DType.FP32)
@@ -80,19 +80,19 @@ def measure_sustained(
 
 
 def _full_speed(rates: Sequence[float]) -> float:
-    """Return the speed of a cool device, at the start, unless it was slowed down just then."""
+    """Return a cool device's speed: that of the start, or the 90 % quantile if higher."""
     return max(statistics.median(rates[:3]), float(np.quantile(rates, 0.9)))
 
 
 def with_thermal(sustained: schema.Sustained) -> schema.Sustained:
-    """Return the run with a fitted thermal model, or none if it was too short to show one."""
+    """Return the run with a fitted thermal model; without one if the run was too short."""
     long = sustained.speeds[-1][0] >= FITTED_FROM_S
     thermal = fit_thermal(sustained.speeds) if long else None
     return msgspec.structs.replace(sustained, thermal=thermal)
 
 
 def _side_for(bench: Bench, seconds: float) -> int:
-    """The side of a cube that takes about so long."""
+    """Return the side of a cube whose multiplication takes about `seconds`."""
     once_s = bench.seconds(bench.order(256, 256, 256, Layout.NN, DType.FP32, DType.FP32))
     side = float(256 * (seconds / max(once_s, 1e-9)) ** (1 / 3))
     return min(LARGEST_CUBE, max(128, round(side / 16) * 16))
@@ -105,7 +105,7 @@ def rest(
     sustained: schema.Sustained,
     sleep: Callable[[float], None],
 ) -> None:
-    """Let the device cool down after a sustained run, so that the grid shows the full speed."""
+    """Let the device cool after a sustained run, so that the grid is measured at full speed."""
     ran_s = sustained.speeds[-1][0]
     slowed = sustained.speeds[-1][1] < 0.97
     until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)

@@ -1,8 +1,8 @@
 """Times tiles on a real device process, which receives them over a socket and times them itself.
 
-The time of a tile depends on what the device did before: arrays that just came over a socket, an
-event loop and a codec in the caches, a thread that slept. So `cleave profile device` does not time
-its own products but those of a device that joined it, as any device would.
+A tile's time depends on the device's recent activity: arrays fresh from a socket, an event loop and
+codec in the caches, a sleeping thread. So `cleave profile device` times the products of a device
+that joined it, not its own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from profiles.performance import Layout
 
 _POOL_ELEMENTS: Final = 2**23
 _PAUSE_S: Final = 0.004
-"""Before each tile: units that rest power down, and devices wait for most of their tiles."""
+"""Pause before each tile, because devices wait for most tiles and idle units power down."""
 
 _LEAST_S: Final = 1e-9
 
 _LOOK_S: Final = 1.0
-"""How often it is seen whether the device is there, while a tile takes its time."""
+"""Interval of checks that the device is still connected during a tile, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class InStrips:
     """Plans a GEMM as one tile on the first device.
 
     Args:
-        strips: how many strips per side the tile has.
+        strips: strips per side of the tile.
     """
 
     strips: int
@@ -59,10 +59,10 @@ class SessionTimer:
     """Times tiles on the one device of a server (a `TileTimer`).
 
     Args:
-        server: a server that a device has joined or is about to join.
-        rng: draws the numbers that are multiplied.
-        patience_s: how long the device may take to join.
-        ended: returns whether the device is gone, so that waiting is useless.
+        server: server that a device has joined or is about to join.
+        rng: generator of the operands.
+        patience_s: time limit for the device to join.
+        ended: returns whether the device process has ended.
 
     Raises:
         FleetError: when no device joins in time.
@@ -100,7 +100,7 @@ class SessionTimer:
         """See `TileTimer.block_s`.
 
         Raises:
-            FleetError: when the device is gone.
+            FleetError: when the device has left.
         """
         self._server.fleet.planner = InStrips(strips)
         a, b, c = shape
@@ -111,7 +111,7 @@ class SessionTimer:
         product = empty(rows, columns, out)
         time.sleep(_PAUSE_S)
         before_s = self._compute_s()
-        # Operands anew: what the device holds already it would not be sent.
+        # New operands each time, because the device is not sent those that it already holds.
         a_side = Side(self._server.fleet.operand(left), turn_a)
         b_side = Side(self._server.fleet.operand(right), turn_b)
         future = self._server.fleet.submit(a_side, b_side, product)
@@ -122,15 +122,15 @@ class SessionTimer:
         return max(_LEAST_S, (self._compute_s() - before_s) / strips**2)
 
     def _compute_s(self) -> float:
-        """Return the seconds that the device says it has computed so far."""
+        """Return the seconds of computing that the device has reported so far."""
         return sum(float(str(d["compute_s"])) for d in self._server.describe_devices())
 
     def _matrix(self, shape: tuple[int, int], dtype: DType) -> Buffer:
-        """Return a matrix of random numbers; in large ones they repeat."""
+        """Return a matrix of random numbers, which repeat in large matrices."""
         pool = self._pools.get(dtype)
         if pool is None:
             pool = self._pools[dtype] = Buffer(narrow(self._numbers, dtype)[None, :], dtype)
         size = shape[0] * shape[1]
-        # Not a copy where there are enough: the device may share a cache with this process.
+        # Avoid a copy if the pool is large enough: the device may share a cache with this process.
         flat = pool.array[0, :size] if size <= pool.array.size else np.resize(pool.array[0], size)
         return Buffer(flat.reshape(shape), dtype)

@@ -16,10 +16,10 @@ from simulator.study.rows import GpuRun, StudyRow
 
 
 class Accountant:
-    """Computes ratios of rows; typical figures are used where device profiles are silent.
+    """Computes ratios of rows, with typical figures for values that device profiles lack.
 
     Attributes:
-        of_energy, of_carbon: every combination of a claim's conditions, the central case first.
+        of_energy, of_carbon: all combinations of a claim's conditions, the central case first.
         middle: the central case.
     """
 
@@ -44,8 +44,8 @@ class Accountant:
         """Return the comparison of a row with the GPU in a state.
 
         Args:
-            typical: used instead of the usual figures where profiles are silent.
-            card: used instead of the GPU's own profile.
+            typical: figures for values that profiles lack; None means the usual ones.
+            card: profile of the GPU; None means its own.
             ps: the parameter server's energy; not counted if None.
         """
         cloud = gpu.at(state.gpu_share)

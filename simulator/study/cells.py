@@ -8,7 +8,7 @@ from simulator.claims import Verdict
 
 
 def between(values: Iterable[float]) -> str:
-    """Return the range of the ratios as text; empty if there are none."""
+    """Return the range of the ratios as text; empty without ratios."""
     found = sorted(values)
     if not found:
         return ""
@@ -17,12 +17,12 @@ def between(values: Iterable[float]) -> str:
 
 
 def quantity(value: float) -> str:
-    """Return a number with three digits, or more if these are before the point."""
+    """Return a number with three significant digits; all integer digits from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def span(claim: tuple[float, float]) -> str:
-    """Return the least and the most of a claim as text."""
+    """Return the range of a claim as text."""
     return f"{claim[0]:g} to {claim[1]:g}"
 
 
@@ -34,7 +34,7 @@ def ratio(value: float | None) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table's lines of Markdown."""
+    """Return the lines of a Markdown table."""
     lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
     return lines + [
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
@@ -42,7 +42,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def only_if_text(verdict: Verdict, settings: Mapping[str, str]) -> str:
-    """Say in one cell what a claim needs; "-" for a claim that holds always or never."""
+    """Return a cell with what a claim needs; "-" for a claim that holds always or never."""
     if verdict is not Verdict.SOMETIMES:
         return "-"
     text = "; ".join(f"{name}: {setting}" for name, setting in settings.items())

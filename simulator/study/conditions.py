@@ -1,8 +1,8 @@
 """The conditions that decide whether the paper's claims hold: what is counted, what is assumed.
 
-An axis has a few settings. The first settings make the central case: what the published formulae
-count and, besides, the machine around the GPU and equal shares of speed. A claim about energy is
-tested on all combinations of the first five axes, one about carbon on those of all seven.
+Each axis has a few settings. The first settings form the central case: what the published formulae
+count, plus the machine around the GPU, with equal shares of speed. Claims about energy are tested
+on all combinations of the first five axes, claims about carbon on those of all seven.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ConditionState:
     """The assumptions and speeds from which a ratio is computed.
 
     Attributes:
-        device_share, gpu_share: speed in training, as a share of that in multiplication alone.
+        device_share, gpu_share: training speed as a share of the speed in multiplication alone.
     """
 
     case: Case
@@ -42,14 +42,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition and its settings; the first is that of the central case."""
+    """A condition and its settings, the central case's first."""
 
     name: str
     settings: tuple[Setting, ...]
 
 
 def energy_axes() -> tuple[Axis, ...]:
-    """Return the conditions that decide about energy."""
+    """Return the conditions that affect energy."""
     network = load_assumptions().network_j_per_byte
 
     def with_network(made: Assumptions) -> Assumptions:
@@ -103,7 +103,7 @@ def energy_axes() -> tuple[Axis, ...]:
 
 
 def carbon_axes() -> tuple[Axis, ...]:
-    """Return the further conditions that decide about carbon."""
+    """Return the further conditions that affect carbon."""
     low, middle, high = grids()
     pairs = {
         f"{middle:.0f} both": (middle, middle),
@@ -141,7 +141,7 @@ def carbon_axes() -> tuple[Axis, ...]:
 def combinations(
     axes: Sequence[Axis], start: ConditionState
 ) -> Iterator[tuple[Mapping[str, str], ConditionState]]:
-    """Yield every combination: its settings by axis and its state; the central case first."""
+    """Yield the settings by axis and the state of every combination, the central case first."""
     for settings in product(*(axis.settings for axis in axes)):
         state = start
         for setting in settings:
@@ -161,7 +161,7 @@ def grids() -> tuple[float, float, float]:
 
 
 def lossy(made: Assumptions) -> Assumptions:
-    """Return the assumptions with the highest losses of chargers."""
+    """Return the assumptions with the highest charger losses."""
     return replace(made, supply_ratio=_highest(made.supply_ratio))
 
 
@@ -176,7 +176,7 @@ def bare_gpu(made: Assumptions) -> Assumptions:
 
 
 def lasting(made: Assumptions, years: float, utilisation: float) -> Assumptions:
-    """Return the assumptions with these years of lifetime and this share of them in use."""
+    """Return the assumptions with this lifetime in years and this share of it in use."""
     used = replace(made.utilisation, value=utilisation)
     return replace(made, one_lifetime_years=years, utilisation=used)
 
@@ -207,7 +207,7 @@ def _fed(state: ConditionState, fleet: float, cloud: float) -> ConditionState:
 
 
 LAPTOPS_AT_ALL: Final = "laptops 100 %, GPU 50 %"
-"""The setting of speed in training that favours laptops over the GPU."""
+"""The setting of training speed that favours laptops over the GPU."""
 ENERGY_CLAIM: Final = (1.5, 4.0)
 CARBON_CLAIM: Final = (3.5, 8.0)
-"""How many times what the devices take the GPU takes, as published."""
+"""Published ranges of the GPU's energy or carbon over the devices'."""

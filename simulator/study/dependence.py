@@ -1,4 +1,4 @@
-"""What the ratio of a row depends on, one condition at a time."""
+"""The dependence of a row's ratio on its conditions, one at a time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ UTILISATIONS: Final = tuple(share / 100 for share in range(20, 85, 5))
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """How much the ratio of a row depends on each assumption.
+    """The dependence of a row's ratio on each assumption.
 
     Attributes:
-        of: energy, or carbon (attributed).
-        middle: the ratio in the central case.
-        bars: the ratio at both ends of each assumption, the widest bar first.
+        of: "energy", or "carbon" (attributed).
+        middle: ratio in the central case.
+        bars: ratio at both ends of each assumption, the widest bar first.
     """
 
     row: StudyRow
@@ -55,7 +55,7 @@ class _Ends:
 def dependences(
     accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
 ) -> list[Dependence]:
-    """Return the dependences of a row's ratio of energy, and of its ratio of carbon."""
+    """Return the dependences of a row's energy ratio and carbon ratio."""
     asked: dict[str, Callable[[Ratios], float | None]] = {
         "energy": lambda found: found.energy,
         "carbon": lambda found: found.attributed,
@@ -84,7 +84,7 @@ def dependences(
 def _ends(
     accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
 ) -> Iterator[_Ends]:
-    """Yield what only this study assumes: GPU, speed, waiting phones, PS."""
+    """Yield the ratios at both ends of this study's own assumptions: GPU, speed, phones, PS."""
     case, central = middle.case, accountant.ratios(row, gpu, middle)
     low_share, high_share = OTHER_SHARES
     percents = (f"{low_share:.0%}", f"{high_share:.0%}")
@@ -148,7 +148,7 @@ class Changed:
     """The ratios of a row in the central case with one condition changed.
 
     Attributes:
-        axis, setting: that condition.
+        axis, setting: the changed condition.
     """
 
     axis: str
@@ -157,7 +157,7 @@ class Changed:
 
 
 def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Changed]:
-    """Return the ratios for every setting of every condition, the others as in the central case."""
+    """Return the ratios for each setting of each condition, the others as in the central case."""
     axes = (*energy_axes(), *carbon_axes())
     middle = accountant.middle
     return [
@@ -170,7 +170,7 @@ def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Chang
 def in_use(
     accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState
 ) -> Mapping[float, Sequence[float]]:
-    """Return by lifetime in years the ratios of attributed carbon at each of `UTILISATIONS`."""
+    """Return the ratios of attributed carbon at each of `UTILISATIONS`, by lifetime in years."""
 
     def at(years: float, share: float) -> float:
         made: Assumptions = lasting(middle.case.assumptions, years, share)

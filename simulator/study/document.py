@@ -13,7 +13,7 @@ from simulator.study.verdicts import Found
 
 
 def document(found: Sequence[SetupStudy], figures: Sequence[Input]) -> dict[str, Any]:
-    """Return the whole study as one document for programs."""
+    """Return the whole study as one machine-readable document."""
     return {
         "basis": "modelled",
         "claims": {"energy": list(ENERGY_CLAIM), "carbon": list(CARBON_CLAIM)},

@@ -26,7 +26,7 @@ def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
     """Draw every figure into a folder.
 
     Raises:
-        OSError, UsageError: when one cannot be written.
+        OSError, UsageError: when a figure cannot be written.
     """
     save_energy(folder / "energy.png", found)
     save_ratios(folder / "ratios.png", found)
@@ -98,7 +98,7 @@ _COLOURS = (
 
 
 def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the ratios of energy and carbon: least to most over all conditions, and central case."""
+    """Draw the ratios of energy and carbon: range over all conditions, and central case."""
     rows = [(study, judged) for study in found for judged in study.rows]
     figure = Figure(figsize=(16, 1.8 + 0.28 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
@@ -127,7 +127,7 @@ def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the ratio of energy against the speed of a device."""
+    """Draw the energy ratio against the speed of a device."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
     for axes, study in zip(panels, found, strict=False):

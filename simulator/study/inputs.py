@@ -1,4 +1,4 @@
-"""Every figure that goes into the study, with its source and how certain it is."""
+"""The input figures of the study, with their sources and certainty."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A figure that goes into the study.
+    """An input figure of the study.
 
     Attributes:
-        used: the value that is used, with its unit.
-        range: the range of the sensitivity analysis; empty if there is none.
+        used: the value used, with its unit.
+        range: range in the sensitivity analysis; empty without one.
     """
 
     name: str
@@ -48,7 +48,7 @@ _DOING = {
 
 
 def inputs(scope: SetupScope, made: Assumptions, typical: Typical) -> list[Input]:
-    """Return all figures, in the order of the report."""
+    """Return all input figures, in the order of the report."""
     found = [
         Input(
             "links",
@@ -217,5 +217,5 @@ def _assumed(name: str, figure: Figure, standing: Standing) -> Input:
 
 
 def unconfirmed(found: Sequence[Input]) -> list[Input]:
-    """Return the figures that no source kept with this project confirms."""
+    """Return the figures that no source kept in this project confirms."""
     return [each for each in found if each.standing is Standing.UNCONFIRMED]

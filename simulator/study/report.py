@@ -129,7 +129,7 @@ def _claims(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def _by_cleave(found: Sequence[SetupStudy]) -> list[str]:
-    """Return the claims by Cleave's methods, side by side."""
+    """Return the section on Cleave's methods, side by side."""
     views: tuple[tuple[str, tuple[float, float], Callable[[Judged], Found]], ...] = (
         ("energy", ENERGY_CLAIM, lambda j: j.found.energy),
         ("carbon, attributed", CARBON_CLAIM, lambda j: j.found.attributed),
@@ -162,7 +162,7 @@ def _central(each: Sequence[Found]) -> str:
 
 
 def _one_by_one(found: Sequence[SetupStudy]) -> list[str]:
-    """Return the section on what each condition changes by itself."""
+    """Return the section on the effect of each single condition."""
     rows = []
     for settings in zip(*(study.changed for study in found), strict=True):
         cells = []
@@ -280,7 +280,7 @@ def _figures(figures: Sequence[Input]) -> list[str]:
 
 
 def _only_if(each: Sequence[Found]) -> str:
-    """Return what all claims that hold somewhere need in common."""
+    """Return the common conditions of all claims that hold somewhere."""
     holding = [found.only_if for found in each if found.held]
     if not holding:
         return "-"

@@ -1,4 +1,4 @@
-"""What the devices of a set-up do with each method: the simulator's times and bytes as usages."""
+"""Device usage of a set-up with each method, from the simulator's times and bytes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from simulator.study.setups import (
 
 METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-stages")
 _PLAIN: Final = ("cleave", "cleave-2d")
-"""A tile is a plain multiplication: devices reach what they reach in multiplication alone."""
+"""Methods that run at the full speed of multiplication, because a tile is a multiplication."""
 _PS_FLOPS_PER_S: Final = 1e9
-"""So slow that devices compute the loss: what the server computes is in no sum."""
+"""So slow that devices compute the loss, because the server's work is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,16 @@ class StudyRow:
     """A set-up, trained with one method.
 
     Attributes:
-        method: name of the method, for people.
-        memory: the offer of memory; two offers if they make no difference.
-        offered_bytes, needed_bytes: those of the device with the least memory for what it holds.
+        method: display name of the method.
+        memory: the offer of memory; several offers if they make no difference.
+        offered_bytes, needed_bytes: memory offered and needed by the tightest device.
         misfit: why that memory is not enough; empty if it is.
         through_ps: whether all traffic is with a parameter server, whose own energy is not counted.
-        step_s: seconds of one step, if memory is ignored.
+        step_s: seconds of one step, ignoring memory.
         flops: FLOPs of all devices in all steps.
-        usage: what the devices do in all steps.
-        other_spells: usages if training reaches another share than `EQUAL_SHARE` of the speed in
-            multiplication alone, by that share.
+        usage: usage of the devices over all steps.
+        other_spells: usages if training reaches a share other than `EQUAL_SHARE` of the speed in
+            multiplication alone, by share.
     """
 
     setup: Setup
@@ -76,17 +76,17 @@ class StudyRow:
 
     @property
     def name(self) -> str:
-        """Return the method and the offers of memory, for people."""
+        """Return the display name: the method and the offers of memory."""
         return f"{self.method}, {' or '.join(self.offered)}"
 
     @property
     def offered(self) -> list[str]:
-        """Return the memory of each device for each offer, for people."""
+        """Return each offer's memory per device as text."""
         return [f"{offer.memory_bytes / 1e9:g} GB" for offer in self.memory]
 
 
 def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
-    """Return the rows of all methods and offers of memory; offers with equal rows share one."""
+    """Return the rows of all methods and memory offers; offers with equal results share a row."""
     found: list[StudyRow] = []
     for offer in setup.offers:
         others = {
@@ -100,7 +100,7 @@ def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
             }
             row = replace(equal, other_spells=usages)
             if row.method.startswith("dtfm ") and any(_same_work(row, other) for other in found):
-                continue  # as fast with all devices
+                continue  # same result as with all devices
             same = next((i for i, other in enumerate(found) if _alike(row, other)), None)
             if same is None:
                 found.append(row)
@@ -128,15 +128,15 @@ def simulated(
     names: Sequence[str] = METHODS,
     share: float = EQUAL_SHARE,
 ) -> Iterator[StudyRow]:
-    """Yield a row for each method with one offer of memory, under the simulator's names.
+    """Yield the rows of each method with one offer of memory, under the simulator's names.
 
-    A single device multiplies everything itself. DT-FM has all its variants, on all the devices as
-    published (`dtfm-all`) and on the number that is fastest (`dtfm`).
+    A single device does all the work itself. DT-FM appears in all variants, on all devices as
+    published (`dtfm-all`) and on the fastest number of devices (`dtfm`).
 
     Args:
         speed: factor on the devices' speed in multiplication.
         names: names of methods.
-        share: share of that speed that training whole layers reaches, if `Setup.trains_slower`.
+        share: share of that speed reached in training whole layers, if `Setup.trains_slower`.
     """
 
     def at(speed: float) -> Conditions:
@@ -194,8 +194,8 @@ class GpuRun:
     """The same steps on the GPU.
 
     Attributes:
-        needed_bytes, misfit: memory that it needs, and why that is not there, as in `StudyRow`.
-        cloud: the run, with the GPU at `EQUAL_SHARE` of what it reaches in multiplication.
+        needed_bytes, misfit: memory needed, and why it does not fit, as in `StudyRow`.
+        cloud: the run, with the GPU at `EQUAL_SHARE` of its speed in multiplication.
     """
 
     needed_bytes: float

@@ -1,4 +1,4 @@
-"""The sections of the report that go through the rows of the study."""
+"""The sections of the report that cover the rows of the study."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def speed(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def contrary(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 6: another paper's contrary finding, checked on the phones of the study."""
+    """Return section 6: another paper's contrary finding, checked on the study's phones."""
     rows = []
     for study in found:
         if study.setup.profile.kind is not DeviceKind.PHONE:
@@ -236,7 +236,7 @@ def contrary(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def depends(found: Sequence[SetupStudy], tornados: Sequence[str]) -> list[str]:
-    """Return section 7: what the ratios depend on, with the tornado plots of these files."""
+    """Return section 7: dependence of the ratios on assumptions, with the tornado plots."""
     lines = [
         "",
         "## 7. What it depends on",

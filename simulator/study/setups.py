@@ -1,8 +1,7 @@
-"""What the edge-sustainability paper (arXiv 2507.01803) trained, and what stands in here.
+"""The experiments of the edge-sustainability paper (arXiv 2507.01803), and their stand-ins.
 
-Known are the models, the devices and their numbers, batch, tokens, steps, the links and the power
-of Wi-Fi. Not known are a device's memory, power and speed of multiplication, nor the format of
-numbers.
+The paper states models, devices and their numbers, batch, tokens, steps, links and Wi-Fi power. It
+does not state a device's memory, power or multiplication speed, nor the number format.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ LINK_BYTES_PER_S: Final = 10e6
 DTYPE: Final = "bf16"
 GPU: Final = "a5000"
 EQUAL_SHARE: Final = 0.5
-"""Of what a machine reaches in multiplication alone, in training: of GPU and devices alike."""
+"""Training speed as a share of the speed in multiplication alone, for GPU and devices alike."""
 OTHER_SHARES: Final = (0.25, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """How much memory each device gives to training.
+    """An amount of memory that each device gives to training.
 
     Attributes:
-        title: the terms on which it is given, for people.
+        title: display name of the terms, such as "lent".
     """
 
     title: str
@@ -40,14 +39,14 @@ class Setup:
     """One experiment.
 
     Attributes:
-        title: the devices, for people.
-        profile: the profile that stands for each of them.
+        title: display name of the devices.
+        profile: profile that represents each device.
         offers: offers of memory, the larger one first.
         trains_slower: whether the profile's speed is that of multiplication alone, so that training
-            whole layers reaches only a share of it, as on the GPU; otherwise the speed was measured
-            end to end.
-        measured_flops_per_s: the slowest and the fastest figure of such devices in the library, or
-            a maker's peak: the range of the sensitivity analysis.
+            whole layers reaches only a share, as on the GPU. Otherwise the speed was measured end
+            to end.
+        measured_flops_per_s: slowest and fastest figure for such devices in the library, or a
+            maker's peak; the range of the sensitivity analysis.
     """
 
     title: str
@@ -63,17 +62,17 @@ class Setup:
 
     @property
     def flops_per_s(self) -> float:
-        """Return the FLOP/s of one device in multiplication, at its sustained speed when hot."""
+        """Return the FLOP/s of one device in multiplication, sustained when hot."""
         model = self.profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
         sustained = self.profile.sustained
         hot = sustained.thermal.sustained_speed if sustained and sustained.thermal else 1.0
         return model.flops_per_s * hot
 
     def rates(self, offer: Offer, speed: float = 1.0) -> list[DeviceRates]:
-        """Return the devices' rates for the planner; latency is 0, as the paper states none.
+        """Return the devices' rates for the planner; latency is 0 because the paper states none.
 
         Args:
-            speed: factor on their speed in multiplication.
+            speed: factor on the devices' speed in multiplication.
         """
         link = LINK_BYTES_PER_S
         return [
@@ -83,16 +82,16 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Return model and devices, for people."""
+        """Return the display name: model and devices."""
         return f"{self.model} on {self.title}"
 
 
 @dataclass(frozen=True, slots=True)
 class SetupScope:
-    """What a report covers.
+    """The scope of a report.
 
     Attributes:
-        speeds: factors on the devices' speed in multiplication, to see how fast they must be.
+        speeds: factors on the devices' speed in multiplication, to find the speed they need.
     """
 
     setups: tuple[Setup, ...]
@@ -104,8 +103,8 @@ def published() -> SetupScope:
     laptop, phone = load_profile("macbook-pro-14-m1-pro"), load_profile("snapdragon-888")
     laptops = (Offer("given over", 12_000_000_000), Offer("lent", laptop.memory.bytes))
     phones = (Offer("given over", 6_000_000_000), Offer("lent", phone.memory.bytes))
-    # M2 measured in PyTorch to the datasheet's peak of an M2 Pro; this phone's GPU in ncnn, hot, to
-    # the fastest phone that was measured.
+    # Laptops: M2 measured in PyTorch to the M2 Pro's datasheet peak. Phones: this phone's GPU in
+    # ncnn, hot, to the fastest phone measured.
     laptop_speeds, phone_speeds = (2.0e12, 6.8e12), (0.5 * 3.47e10, 1.112e12)
     return SetupScope(
         (
@@ -119,7 +118,7 @@ def published() -> SetupScope:
 
 
 def quick() -> SetupScope:
-    """Return one laptop and four phones with very small models, for a trial."""
+    """Return a quick scope: one laptop and four phones with very small models."""
     laptop, _, _, phones = published().setups
     setups = (
         replace(laptop, model="opt-nano", batch=4, seq=64, steps=2),

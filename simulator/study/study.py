@@ -1,4 +1,4 @@
-"""The study: every set-up with every method, tests of the claims, and what results depend on."""
+"""The study: every set-up with every method, tests of the claims, sensitivity of the results."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", 
 
 @dataclass(frozen=True, slots=True)
 class StudyJudgement:
-    """What was found for a row; its memory plays no part.
+    """The findings for a row, independent of its memory.
 
     Attributes:
         fleet, gpu: footprints in the central case.
         ratios: ratios in the central case.
-        energy, attributed, sunk_cost: the claims of energy and, in both views, of carbon, tested on
-            all conditions.
-        compute_over_gpu: joules that devices spend on multiplying over those of the bare GPU.
+        energy, attributed, sunk_cost: tests on all conditions of the claims about energy and, in
+            both views, carbon.
+        compute_over_gpu: the devices' joules for multiplying over those of the bare GPU.
     """
 
     fleet: Footprint
@@ -50,7 +50,7 @@ class StudyJudgement:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A row and what was found for it."""
+    """A row and its findings."""
 
     row: StudyRow
     found: StudyJudgement
@@ -58,15 +58,15 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class SetupStudy:
-    """Everything that was found for a set-up.
+    """The findings for a set-up.
 
     Attributes:
-        speeds: by method, FLOP/s of a device in multiplication and the ratio of energy in the
-            central case, at the power that it draws; only for rows that fit the memory.
-        best: the row that fits and has the best ratio of energy.
-        changed: ratios of that row with conditions changed one by one.
-        dependences: dependences of that row.
-        in_use: what `dependence.in_use` returns for that row.
+        speeds: by method, a device's FLOP/s in multiplication and the energy ratio in the central
+            case at unchanged power; only for rows that fit in memory.
+        best: the row with the best energy ratio among those that fit.
+        changed: ratios of the best row with conditions changed one by one.
+        dependences: dependences of the best row.
+        in_use: result of `dependence.in_use` for the best row.
     """
 
     setup: Setup
@@ -79,7 +79,7 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Return the rows that fit of the paper's methods: a device alone, DT-FM on all devices."""
+        """Return the rows of the paper's methods that fit: one device alone, DT-FM on all."""
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
@@ -90,10 +90,10 @@ class SetupStudy:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the study that depends on no other.
+    """An independent part of the study.
 
     Attributes:
-        speed: factor on the devices' speed; None for the set-up as it is.
+        speed: factor on the devices' speed; None for the full study of the set-up.
     """
 
     accountant: Accountant
@@ -107,14 +107,14 @@ class _Part:
         return f"{self.setup.name}{faster}"
 
     def found(self) -> SetupStudy | list[tuple[str, float]]:
-        """Compute it: the set-up's study without `speeds`, or methods and ratios at that speed."""
+        """Return the set-up's study without `speeds`, or the methods and ratios at `speed`."""
         if self.speed is None:
             return _setup_study(self.accountant, self.setup, self.seed)
         return list(_ratios_at(self.accountant, self.setup, self.seed, self.speed))
 
 
 def steps_of(scope: SetupScope) -> int:
-    """Return how many times `study` calls `done`."""
+    """Return the number of times that `study` calls `done`."""
     return len(scope.setups) * (1 + len(scope.speeds))
 
 
@@ -127,8 +127,8 @@ def study(
     """Simulate every set-up, and test the claims on it.
 
     Args:
-        workers: what computes it; this process if None.
-        done: function that is called with what was computed, `steps_of` times.
+        workers: workers that compute the parts; this process if None.
+        done: function called with the name of each computed part, `steps_of` times.
     """
     workers, accountant = workers or ThisProcess(), Accountant()
     parts = [
@@ -228,7 +228,7 @@ def _known(value: float | None) -> float:
 
 
 def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> float | None:
-    """Return the speed that reaches a ratio, interpolated linearly between logarithms.
+    """Return the speed at which a ratio is reached, interpolated linearly between logarithms.
 
     A ratio of 1 at 1 TFLOP/s and of 4 at 4 TFLOP/s is 2 at 2 TFLOP/s:
 
@@ -236,10 +236,10 @@ def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> f
         2.0
 
     Args:
-        points: FLOP/s, ascending, and ratios.
+        points: FLOP/s (ascending) and ratios.
 
     Returns:
-        None if no point reaches the ratio, the first speed if all do.
+        The speed in FLOP/s; the first point's if it reaches the ratio, None if no point does.
     """
     for at, (flops_per_s, found) in enumerate(points):
         if found >= ratio:

@@ -17,9 +17,9 @@ class Found:
 
     Attributes:
         central: ratio in the central case of `conditions`.
-        least, most: least and largest ratio of all combinations.
+        least, most: smallest and largest ratio of all combinations.
         held, tried: number of combinations that reach the claimed ratio, and of all combinations.
-        only_if: what only the combinations that hold have in common, by axis.
+        only_if: settings common to all combinations that hold, by axis.
     """
 
     central: float
@@ -31,7 +31,7 @@ class Found:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict over these combinations."""
+        """Return the verdict over all combinations."""
         if self.held == self.tried:
             return Verdict.HOLDS
         return Verdict.SOMETIMES if self.held else Verdict.FAILS
@@ -45,7 +45,7 @@ def held_against(
     Args:
         axes: the conditions.
         tried: settings and ratio of each combination, the central one first.
-        claimed: the least ratio that the claim states.
+        claimed: lower end of the claimed range.
     """
     ratios = [found for _, found in tried]
     holding = [settings for settings, found in tried if found >= claimed]
@@ -55,10 +55,10 @@ def held_against(
 
 
 def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
-    """Return by axis what all combinations in which a claim holds have in common.
+    """Return by axis the settings with which a claim can hold.
 
-    Axes that do not matter are left out. The text names the settings that hold, or those that do
-    not if these are fewer.
+    Axes that do not matter are left out. The text names the settings with which the claim holds, or
+    the others if those are fewer.
     """
     needed = {}
     for axis in axes:
@@ -73,6 +73,6 @@ def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """Combine verdicts: the result is that of all if they agree, else it holds sometimes."""
+    """Return the common verdict if all agree, else `Verdict.SOMETIMES`."""
     found = set(verdicts)
     return found.pop() if len(found) == 1 else Verdict.SOMETIMES

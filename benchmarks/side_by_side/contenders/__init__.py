@@ -1,1 +1,1 @@
-"""The contenders: each module starts one kind of processes, and has its steps measured."""
+"""The contenders: each module starts one method's processes and measures its steps."""

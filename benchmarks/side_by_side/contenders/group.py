@@ -1,6 +1,6 @@
-"""Peers of `torch.distributed` over gloo: one worker in each namespace, which print their steps.
+"""Peers of `torch.distributed` over gloo: one worker per namespace, which print their steps.
 
-The way from one to another leads through this machine: up the one's link, down the other's.
+Traffic between workers passes this machine, over the sender's uplink and the receiver's downlink.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PORT: Final = 29_500  # inside a namespace
 
 
 def best(run: Run) -> str:
-    """Return the settings that a worker uses, in words."""
+    """Return a description of a worker's settings."""
     halved = run.method.dtype == "bf16" or run.method.variant == "halved"
     match run.method.way:
         case Way.DDP:
@@ -33,11 +33,11 @@ def best(run: Run) -> str:
                 f"gradients as {run.method.dtype}"
             )
         case _:
-            return ""  # the worker says what it has chosen
+            return ""  # the worker reports its own choice
 
 
 def environment(rank: int, namespaces: Sequence[LimitedNamespace]) -> dict[str, str]:
-    """Return what a process needs to join the group, each in a namespace of its own."""
+    """Return the environment variables with which a process joins the group."""
     return {
         "OMP_NUM_THREADS": "1",
         "RANK": str(rank),

@@ -1,7 +1,7 @@
-"""hivemind: a peer in each namespace, which find one another by a DHT of their own.
+"""hivemind: a peer in each namespace; peers find one another by their own DHT.
 
-Its packages live in an environment of their own, which
-`python -m benchmarks.side_by_side.hivemind_environment FOLDER` makes.
+Its packages live in a separate environment, made by
+`python -m benchmarks.side_by_side.hivemind_environment FOLDER`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _USUAL: Final = "build/hivemind"
 _PORT: Final = 31_337
 _MODULE: Final = "benchmarks.side_by_side.workers.hivemind"
 _MOST_TIMES: Final = 2.0
-"""How long averaging may take, in times of what its bytes take: as hivemind's guide has it."""
+"""Time limit of averaging as a multiple of its transfer time, as in hivemind's guide."""
 
 _ELEMENT_BYTES: Final = 4
 _LATEST_S: Final = 30.0  # after the first peer's last step
@@ -32,10 +32,10 @@ _LOOK_S: Final = 0.1
 
 
 def python() -> Path:
-    """Return the interpreter that has hivemind.
+    """Return the Python interpreter that has hivemind.
 
     Raises:
-        AbsentError: when there is none.
+        AbsentError: when the environment does not exist.
     """
     folder = Path(os.environ.get(ENVIRONMENT, _USUAL)).absolute()
     found = folder / "bin" / "python"
@@ -49,12 +49,12 @@ def python() -> Path:
 
 
 def averaging_s(parameters: int, devices: int, up: float) -> float:
-    """Return the seconds that an all-reduce of all gradients may take, a minute at least.
+    """Return the time limit of an all-reduce of all gradients in seconds, at least a minute.
 
     Args:
-        parameters: that are trained.
-        devices: how many average.
-        up: bytes a second of the slower way of a link.
+        parameters: number of trained parameters.
+        devices: number of averaging devices.
+        up: bytes per second of a link's slower direction.
     """
     sent = 2 * (devices - 1) / devices * parameters * _ELEMENT_BYTES
     return max(60.0, _MOST_TIMES * sent / up)
@@ -92,14 +92,14 @@ def run(run: Run) -> None:
 
 
 def loss_file(step: int, worker: int) -> str:
-    """Return the name of the file that a peer writes its loss of a step to."""
+    """Return the name of the file for a peer's loss of a step."""
     return f"loss-{step}-{worker}"
 
 
 def mean_losses(folder: Path, steps: int, workers: int) -> list[float]:
-    """Return the mean loss of each step, of the peers that did it.
+    """Return the mean loss of each step over the peers that finished it.
 
-    They write theirs as they end a step, the last ones some seconds after the first peer.
+    Peers write their losses at the end of a step, the last some seconds after the first.
     """
     last = [folder / loss_file(steps - 1, worker) for worker in range(workers)]
     until_s = time.monotonic() + _LATEST_S

@@ -6,7 +6,7 @@ from benchmarks.side_by_side.run import Run
 
 
 def options(run: Run) -> list[str]:
-    """Return what a worker is given; `benchmarks.side_by_side.workers.worker` reads it."""
+    """Return a worker's options; `benchmarks.side_by_side.workers.worker` reads them."""
     return [
         "--model", run.model, "--steps", str(run.steps), "--batch", str(run.setting.batch),
         "--seq", str(run.setting.seq), "--dtype", run.method.dtype,

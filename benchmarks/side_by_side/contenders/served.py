@@ -1,4 +1,4 @@
-"""Cleave: a job on a server of this machine, with a `cleave join` in each namespace."""
+"""Cleave: a job on a server on this machine, with a `cleave join` in each namespace."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def training(run: Run, *options: str) -> list[str]:
 
 
 def coding(run: Run) -> str:
-    """Return what `cleave serve --coding` is given."""
+    """Return the value of `cleave serve --coding`."""
     return run.method.variant or "auto"
 
 
 def run(run: Run) -> None:
-    """Train with devices in the namespaces; the server is no device, and runs beside them."""
+    """Train with devices in the namespaces; the server runs outside and is no device."""
     processes, namespaces = run.processes, run.namespaces
     run.row.best = f"coding {coding(run)}, one thread a device, the server on all cores"
     server = processes.start(

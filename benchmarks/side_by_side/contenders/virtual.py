@@ -1,7 +1,7 @@
 """Cleave's stages on emulated devices, in virtual time.
 
-What its devices take, and what this machine takes for the server's part. A device computes at the
-speed that `cleave profile device` finds for a layer's graph with one thread.
+A step takes the devices' virtual time plus this machine's time for the server's part. A device
+computes at the speed that `cleave profile device` finds for a layer's graph with one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ print(measure_graphs().flops_per_s)
 
 
 def run(run: Run) -> None:
-    """Train in one process, on devices that are emulated."""
+    """Train in one process on emulated devices."""
     setting = run.setting
     measured = subprocess.run(
         [sys.executable, "-c", _SPEED],

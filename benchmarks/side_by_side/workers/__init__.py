@@ -1,4 +1,4 @@
-"""The processes of peers: plain PyTorch with Cleave's data, model, optimizer and order of batches.
+"""Worker processes: plain PyTorch with Cleave's data, model, optimizer and order of batches.
 
-Each process takes its part of every batch, so that losses are those of one machine.
+Each process takes its part of every batch, so losses equal those of one machine.
 """

@@ -1,8 +1,8 @@
 """One process of `torch.distributed` DDP over gloo.
 
 `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and `GLOO_SOCKET_IFNAME` are read from the
-environment. In bf16 multiplications are autocast, and gradients are sums of bf16 numbers on their
-way; the variant `halved` has the latter alone.
+environment. In bf16, multiplications are autocast and gradients are all-reduced as bf16. The
+variant `halved` has only the latter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.side_by_side.workers.worker import read_options
 
 
 def halved(bucket: Any) -> torch.futures.Future[Tensor]:
-    """Average gradients as bf16, as torch's own hook does, which wants NCCL."""
+    """Average gradients as bf16, like torch's own hook, which needs NCCL."""
     given = bucket.buffer()
     small = (given / dist.get_world_size()).to(torch.bfloat16)
     work = dist.all_reduce(small, async_op=True)
@@ -37,7 +37,7 @@ def main() -> None:
     options = read_options(__doc__, int(os.environ["WORLD_SIZE"]))
     dist.init_process_group("gloo")
     trainer = make_trainer(options.job, None)
-    # Every rank has built the same weights: they need not travel.
+    # Every rank has built the same weights, so they need not be sent.
     trainer.model = DistributedDataParallel(
         trainer.model, init_sync=False, gradient_as_bucket_view=True
     )

@@ -1,9 +1,9 @@
 """One process of FSDP2 (`fully_shard`) over gloo; the environment is that of `workers.ddp`.
 
-In bf16 weights are gathered, used and their gradients reduced as bf16; the shards stay fp32.
-Weights stay whole from a layer's forward pass to its backward pass; with the variant `reshard` they
-are freed in between and gathered again, for less memory. gloo has no reduce-scatter of its own: it
-adds up all gradients everywhere, and so a step moves 1.5 times the bytes of DDP.
+In bf16, weights are gathered and used, and their gradients reduced, as bf16; the shards stay fp32.
+Weights stay gathered from a layer's forward pass to its backward pass. With the variant `reshard`
+they are freed in between and gathered again, to save memory. gloo has no native reduce-scatter and
+sums all gradients everywhere, so a step moves 1.5 times the bytes of DDP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cleave.training.loop.optimizer import Optimizer, update_rule
 
 
 def sharded(model: nn.Module, *, dtype: str, reshard: bool) -> nn.Module:
-    """Shard each layer, and then the rest of the model, between all ranks."""
+    """Shard each layer, and then the rest of the model, across all ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     narrow = torch.bfloat16 if dtype == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=narrow)
@@ -40,7 +40,7 @@ def main() -> None:
     trainer = make_trainer(options.job, None)
     job = options.job
     model = sharded(trainer.model, dtype=job.dtype, reshard=options.variant == "reshard")
-    # Sharding has put other parameters into the model.
+    # Sharding has replaced the model's parameters.
     trainer.optimizer = Optimizer(model, update_rule(job), clip=job.clip, in_backward=False)
     train(trainer)
 

@@ -1,9 +1,9 @@
-"""One peer of hivemind. Runs in an environment of its own, which has hivemind.
+"""One peer of hivemind. Runs in a separate environment that has hivemind.
 
-The peers' batch is split as DDP's is. A step: compute the gradients of this peer's part, report the
-samples, wait until all peers have reported theirs, and let `hivemind.Optimizer.step` average the
-gradients and update. A peer that waits too long for the others computes another part of its own and
-reports that, as hivemind's loops do: so the rest goes on where one is missing.
+The batch is split as in DDP. In a step, a peer computes the gradients of its part, reports the
+samples, waits until all peers have reported, and lets `hivemind.Optimizer.step` average the
+gradients and update. A peer that waits too long computes and reports another part, as hivemind's
+loops do, so the others continue if one is missing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from cleave.training.loop.job import JobSpec
 from cleave.training.loop.trainer import Trainer
 
 _LOOK_S: Final = 0.05
-_PATIENCE: Final = 3.0  # times the seconds of this peer's own part
+_PATIENCE: Final = 3.0  # multiple of the seconds of this peer's own part
 _LEAST_PATIENCE_S: Final = 20.0
 _ANSWER_S: Final = 30.0
-"""Gradients fill the links: an answer of the DHT waits behind them, and who does not answer in time
-(3 s by default) is forgotten for good."""
+"""Timeout of the DHT. Its answers wait behind gradients on the links, and a peer that misses the
+timeout (3 s by default) is dropped for good."""
 
 _NEVER: Final = 10**9
 _COMPRESSIONS: Final[dict[str, Any]] = {
@@ -47,11 +47,11 @@ _COMPRESSIONS: Final[dict[str, Any]] = {
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """AdamW that scales gradients down to a largest norm first.
+    """AdamW with gradient clipping by norm.
 
     Args:
-        groups: parameters, in groups.
-        clip: the largest norm of all gradients together.
+        groups: parameter groups.
+        clip: maximum norm of all gradients together.
     """
 
     def __init__(self, groups: Any, clip: float, **options: Any) -> None:
@@ -59,7 +59,7 @@ class ClippedAdamW(torch.optim.AdamW):
         self._clip = clip
 
     def begin(self) -> None:
-        """Make the state that a first step would make; hivemind would do a step with it."""
+        """Create the optimizer's state; otherwise hivemind would run a step to create it."""
         for parameter in self._held():
             self.state[parameter] = {
                 "step": torch.tensor(0.0),
@@ -71,13 +71,13 @@ class ClippedAdamW(torch.optim.AdamW):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def step(self, closure: Any = None) -> Any:
-        """Clip and update."""
+        """Clip the gradients and update the parameters."""
         nn.utils.clip_grad_norm_(self._held(), self._clip)
         return super().step(closure)
 
 
 def groups_of(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return trained parameters in two groups: matrices, which decay, and the rest."""
+    """Return trained parameters in two groups: matrices, with weight decay, and the rest."""
     trained = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
@@ -86,7 +86,7 @@ def groups_of(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def _made(job: JobSpec, groups: Any) -> ClippedAdamW:
-    """Return a job's optimizer; the schedule gives its rate."""
+    """Return a job's optimizer; the schedule sets its learning rate."""
     betas = job.beta1, job.beta2
     made = ClippedAdamW(groups, job.clip, lr=1.0, betas=betas, eps=1e-8, fused=True)
     made.begin()
@@ -94,7 +94,7 @@ def _made(job: JobSpec, groups: Any) -> ClippedAdamW:
 
 
 def meet(arguments: argparse.Namespace) -> Any:
-    """Return a DHT that all peers share; the first writes down where it is found."""
+    """Return a DHT that all peers share; the first peer writes its addresses to a file."""
     found = arguments.meeting / "peers.json"
     known: list[str] = []
     while arguments.worker and not known:
@@ -121,10 +121,10 @@ class Peer:
     """This peer's steps.
 
     Args:
-        trainer: the model, the job and its batches.
-        dht: shared with the other peers.
-        compression: of gradients.
-        arguments: the command line.
+        trainer: trainer with the model, the job and its batches.
+        dht: DHT shared with the other peers.
+        compression: compression of gradients.
+        arguments: parsed command line.
     """
 
     def __init__(
@@ -176,9 +176,9 @@ class Peer:
         return first
 
     def _gradients(self, batch: Batch) -> float:
-        """Add up the gradients of a part, of one sequence after the other; return its loss.
+        """Accumulate the gradients of a part, one sequence at a time; return its loss.
 
-        Logits of all at once would not leave four peers room on a machine of 24 GB.
+        With the logits of all sequences at once, four peers would not fit into 24 GB.
         """
         total = 0.0
         for row in range(self._part):
@@ -219,11 +219,11 @@ def main() -> None:
         began_s = time.perf_counter()
         loss = peer.step()
         wall_s = time.perf_counter() - began_s
-        # All peers leave theirs in the folder; nobody waits for them.
+        # All peers write their losses to the folder without waiting for others.
         (arguments.meeting / loss_file(step, arguments.worker)).write_text(repr(loss))
         if not arguments.worker:
             tell(step + 1, loss, wall_s)
-    signal.pause()  # until it is ended: peers need one another to the end
+    signal.pause()  # stay until ended, because peers need one another to the end
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models of transformers cut into stages: a stage is the model without its other layers."""
+"""Splits models of transformers into stages; a stage is the model without its other layers."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from torch import Tensor, nn
 
 
 def _body(model: Any) -> Any:
-    """Return the part of a model that has its embedding and its layers."""
+    """Return the submodule with the embedding and the layers."""
     body = model.model
     return body.decoder if hasattr(body, "decoder") else body
 
 
 def layers_of(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the decoder layers of an OPT or a Llama."""
+    """Return the decoder layers of an OPT or Llama model."""
     layers: nn.ModuleList = _body(model).layers
     return [*layers]
 
 
 class _NoPositions(nn.Module):
-    """Stands for position embeddings that an earlier stage has added."""
+    """Replaces position embeddings, which an earlier stage has added."""
 
     def forward(self, *_: Any, **__: Any) -> Tensor:
         return torch.zeros(())
 
 
 class StageModule(nn.Module):
-    """Some layers of a model, with its embedding before the first and its head after the last.
+    """Some layers of a model; the first stage has the embedding, the last the head.
 
     Args:
-        model: the model, of which the stage shares the parameters.
-        layers: first and past the last of its layers.
-        first, last: whether it begins with tokens, and whether it ends with logits.
+        model: the model, whose parameters the stage shares.
+        layers: range of layers.
+        first, last: whether the input is tokens, and whether the output is logits.
     """
 
     def __init__(self, model: nn.Module, layers: range, *, first: bool, last: bool) -> None:
         super().__init__()
-        # A copy of the modules; parameters stay those of the model.
+        # Copy the modules but share the model's parameters.
         shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
         self.part: Any = copy.deepcopy(model, shared)
         self._first = first
@@ -59,21 +59,21 @@ class StageModule(nn.Module):
                     setattr(body, norm, nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return hidden states, or logits where the stage is the last."""
+        """Return hidden states, or logits in the last stage."""
         given = {"input_ids": x} if self._first else {"inputs_embeds": x}
         result: Tensor = self.part(**given, use_cache=False).logits
-        # Pipelines free outputs in place, which inputs and views do not allow.
+        # Pipelines free outputs in place, which fails for inputs and views.
         return result.clone() if result is x or result._is_view() else result
 
 
 def dealt(layers: int, head_layers: float, ranks: int, head: int) -> list[int]:
-    """Deal layers to ranks, one of which also has the head, so that the busiest has little to do.
+    """Return the number of layers of each rank, balanced for one rank that also has the head.
 
     Args:
-        layers: how many there are.
-        head_layers: the work of the head, in layers.
-        ranks: how many.
-        head: the rank with the head.
+        layers: number of layers.
+        head_layers: work of the head, in layers.
+        ranks: number of ranks.
+        head: rank with the head.
     """
     with_head = max(0, round((layers + head_layers) / ranks - head_layers)) if ranks > 1 else layers
     others = max(1, ranks - 1)
@@ -84,14 +84,14 @@ def dealt(layers: int, head_layers: float, ranks: int, head: int) -> list[int]:
 
 
 def in_line(layers: int, head_layers: float, ranks: int) -> list[range]:
-    """Return the layers of stages, one a rank, of which the last has the head."""
+    """Return the layers of the stages, one stage per rank; the last has the head."""
     return _ranges(dealt(layers, head_layers, ranks, ranks - 1))
 
 
 def in_v(layers: int, head_layers: float, ranks: int) -> list[range]:
-    """Return the layers of stages, two a rank, of which the first rank has the first and the last.
+    """Return the layers of the stages, two stages per rank in a V.
 
-    The last has the head.
+    The first rank has the first and the last stage, and the last stage has the head.
     """
     each = dealt(layers, head_layers, ranks, 0)
     return _ranges([*((n + 1) // 2 for n in each), *(n // 2 for n in reversed(each))])

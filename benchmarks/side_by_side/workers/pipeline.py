@@ -1,12 +1,12 @@
 """One process of `torch.distributed.pipelining` over gloo; its environment is `workers.ddp`'s.
 
-A sequence is a micro-batch. Where weights are trained and the head's is the embedding's (OPT-125M,
-SmolLM2), stages form a V: the first rank has the first and the last of eight stages, and so both
-uses of that weight; the schedule is `ScheduleZBVZeroBubble`. With frozen weights, or an own weight
-of the head, four stages are enough (`Schedule1F1B`), and fewer activations travel. The variants
-`v`, `1f1b` and `gpipe` choose; with the latter two, the first and the last rank add up their
-gradients of a tied weight in every step. In bf16 multiplications are autocast, and activations and
-their gradients travel as bf16.
+A sequence is a micro-batch. If weights are trained and the head is tied to the embedding (OPT-125M,
+SmolLM2), stages form a V: the first rank has the first and the last of eight stages, so it holds
+both uses of the tied weight; the schedule is `ScheduleZBVZeroBubble`. With frozen weights or an
+untied head, four stages are enough (`Schedule1F1B`) and send fewer activations. The variants `v`,
+`1f1b` and `gpipe` select a schedule. With `1f1b` and `gpipe`, the first and the last rank sum their
+gradients of a tied weight in every step. In bf16, multiplications are autocast, and activations and
+their gradients are sent as bf16.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cleave.workload.registry import ModelSpec
 
 
 class BoundaryCast(nn.Module):
-    """A stage that computes in autocast bf16, and sends and takes bf16 at its inner ends."""
+    """A stage that computes in autocast bf16, and exchanges bf16 with other stages."""
 
     def __init__(self, stage: nn.Module, *, last: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class BoundaryCast(nn.Module):
 
 
 def head_layers(spec: ModelSpec) -> float:
-    """Return the work of the head in layers, by the number of weights."""
+    """Return the work of the head in layers, by number of weights."""
     layer = spec.width * (2 * spec.query_width + 2 * spec.kv_width)
     layer += (3 if spec.family.value == "llama" else 2) * spec.width * spec.ffn_width
     return spec.vocabulary * spec.embedding_width / layer
@@ -65,9 +65,10 @@ class Pipeline:
     """This rank's part of a pipeline, and its steps.
 
     Args:
-        trainer: the whole model, the job and its batches. The model's other parts are freed.
-        spec: the model's sizes.
-        variant: of the method; empty for the best.
+        trainer: trainer with the whole model, the job and its batches. Other parts of the model
+            are freed.
+        spec: sizes of the model.
+        variant: variant of the method; empty for the default.
     """
 
     def __init__(self, trainer: Trainer, spec: ModelSpec, variant: str) -> None:
@@ -109,7 +110,7 @@ class Pipeline:
         return BoundaryCast(stage, last=last) if dtype == "bf16" else stage
 
     def step(self) -> float:
-        """Do a step; return its loss where the last stage is, and 0 elsewhere."""
+        """Run a step; return its loss on the rank with the last stage, 0 elsewhere."""
         rate = self._rates.rate(self._step)
         self._step += 1
         return self._optimizer.step(rate, self._gradients)
@@ -126,15 +127,15 @@ class Pipeline:
         return float(torch.stack(losses).mean()) if losses else 0.0
 
     def _clip(self) -> None:
-        """Make gradients those of the mean loss, and scale them by the norm of the whole model."""
+        """Divide gradients for the mean loss, and clip them by the norm of the whole model."""
         if self._tied is not None:
             assert self._tied.grad is not None
             dist.all_reduce(self._tied.grad, group=self._ends)
         held = [p for p in self._optimizer.parameters.values() if p.grad is not None]
-        # The schedule would divide a weight twice that two of its stages have.
+        # The schedule would divide a weight of two stages twice.
         for gradient in (p.grad for p in held if p.grad is not None):
             gradient.div_(self._job.batch)
-        # A weight that two ranks have counts once.
+        # A weight on two ranks counts once.
         counted = [p for p in held if not (p is self._tied and self._rank)]
         squares = nn.utils.get_total_norm([p.grad for p in counted if p.grad is not None]) ** 2
         dist.all_reduce(squares)
@@ -147,7 +148,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     trainer = make_trainer(options.job, None)
     pipeline = Pipeline(trainer, resolve_model(options.job.model).spec, options.variant)
-    del trainer  # and with it the parameters of other stages
+    del trainer  # frees the parameters of other stages
     if dist.get_rank() == 0:
         print(json.dumps({"event": "best", "best": pipeline.told}), flush=True)
     dist.barrier()

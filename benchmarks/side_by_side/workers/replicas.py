@@ -1,4 +1,4 @@
-"""Steps of workers that each have their part of a batch, with the mean of their losses."""
+"""Steps of workers that each train a part of the batch, with the mean of their losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cleave.training.loop.trainer import Trainer
 
 
 def train(trainer: Trainer) -> None:
-    """Do all steps of a job, its batches split between the ranks; rank 0 tells of them."""
+    """Run all steps of a job with batches split between the ranks; rank 0 prints them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     trainer.loader = PartLoader(trainer.loader, trainer.job, rank, ranks)
     dist.barrier()

@@ -1,4 +1,4 @@
-"""What all workers share: the job, their part of each batch, a line of JSON for each step."""
+"""Shared code of all workers: the job, their part of each batch, a line of JSON per step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cleave.training.loop.job import JobSpec
 
 @dataclass(frozen=True)
 class Options:
-    """What a worker is told.
+    """The options of a worker.
 
     Attributes:
-        job: what to train; its batch is that of all workers together.
-        variant: of its method.
+        job: the job, with the batch of all workers together.
+        variant: variant of the method.
     """
 
     job: JobSpec
@@ -27,7 +27,7 @@ class Options:
 
 
 def read_options(description: str | None, workers: int) -> Options:
-    """Read the command line; end with a message where the batch cannot be split."""
+    """Read the command line; exit with a message if the batch cannot be split."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True)
     parser.add_argument("--steps", type=int, required=True)
@@ -54,12 +54,12 @@ def read_options(description: str | None, workers: int) -> Options:
 
 
 class PartLoader(BatchLoader):
-    """Gives one worker its part of each batch, of the batches that one machine has.
+    """Gives one worker its part of each batch of a single machine's loader.
 
     Args:
-        whole: the loader whose batches are split.
-        job: what is trained.
-        worker, workers: which part, of how many.
+        whole: loader whose batches are split.
+        job: the job.
+        worker, workers: index of the part, and number of parts.
     """
 
     def __init__(self, whole: BatchLoader, job: JobSpec, worker: int, workers: int) -> None:
@@ -74,12 +74,12 @@ class PartLoader(BatchLoader):
 
 
 def tell(step: int, loss: float, wall_s: float) -> None:
-    """Print a step that has ended, of which the first is 1."""
+    """Print a finished step, counted from 1."""
     print(json.dumps({"event": "step", "step": step, "loss": loss, "wall_s": wall_s}), flush=True)
 
 
 def timed(step: Callable[[], float]) -> tuple[float, float]:
-    """Do a step; return its loss and its seconds."""
+    """Run a step; return its loss and its seconds."""
     began_s = time.perf_counter()
     loss = step()
     return loss, time.perf_counter() - began_s
