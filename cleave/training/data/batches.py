@@ -19,22 +19,26 @@ from cleave.training.data.conversations import Completion, Conversation, Documen
 from cleave.training.data.documents import read_documents
 
 Tokens = npt.NDArray[np.int32]
-"""A 1-D array of token ids with marks: `id | START` is the first token of a document.
-A token that is not learned, such as one of a question, is stored as `~id`, which is negative.
+"""A 1-D array of token ids with marks.
+
+The first token of each document is stored as `id | START`. A token that is not learned, such as a
+token of a question, is stored as the bitwise complement of that value, which is negative.
 """
 
 START = 2**30
-"""The bit that marks a document's first token; no vocabulary is this large."""
+"""The bit that marks a document's first token. All vocabularies have fewer tokens than this."""
 
 
 class Batch(NamedTuple):
-    """Sequences of packed tokens.
+    """A batch of packed token sequences.
 
     Attributes:
-        ids: int64, shape (batch, seq).
-        labels: the next token of each, or IGNORED where that is not learned; same dtype and shape.
-        positions: position of each token in its document, counted from the start of the document
-            or of the sequence; same shape. None where documents are joined.
+        ids: token ids, int64, shape (batch, seq).
+        labels: for each token, the id of the next token, or IGNORED if the next token is not
+            learned. int64, shape (batch, seq).
+        positions: for each token, its position counted from the start of its document, or from the
+            start of the sequence if the document begins earlier. int64, shape (batch, seq). None if
+            attention may cross document boundaries.
     """
 
     ids: torch.Tensor
@@ -43,9 +47,9 @@ class Batch(NamedTuple):
 
 
 IGNORED = -100
-"""The label that the loss ignores, as in torch and transformers."""
+"""The label of tokens that the loss ignores, as in torch and transformers."""
 
-# 1 GiB of int32: bounds memory, as a streamed data set may be endless.
+# Bounds memory to 1 GiB of int32 tokens, because a streamed data set may be endless.
 MAX_TOKENS = 2**28
 
 _PIECE_CHARS = 2**20
@@ -53,7 +57,7 @@ _BATCH_CHARS = 2**22
 
 
 class Encoder(Protocol):
-    """The part of a tokenizer's interface that `build_corpus` needs."""
+    """The tokenizer methods that `build_corpus` calls; see `TextTokenizer`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -69,27 +73,35 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Packed tokens of both splits (1-D int32), with an end-of-text token after each document."""
+    """Packed tokens of the training and the validation split.
+
+    Each document is followed by an end-of-text token.
+
+    Attributes:
+        train: tokens of the training split, 1-D int32; see `Tokens`.
+        validation: tokens of the validation split, 1-D int32; see `Tokens`.
+    """
 
     train: Tokens
     validation: Tokens
 
     @property
     def largest_id(self) -> int:
-        """Return the largest token id in both splits."""
+        """Return the largest token id that occurs in either split."""
         parts = (np.where(each < 0, ~each, each) & ~START for each in (self.train, self.validation))
         return max(int(part.max(initial=0)) for part in parts)
 
     def check(self, seq: int, *, separate: bool = False, judged: bool = True) -> None:
-        """Refuse data without a sequence to learn from or to evaluate on.
+        """Check that each split has at least one usable sequence.
 
         Args:
-            seq: tokens per sequence; a sequence needs one more, for its last label.
-            separate: whether documents within a sequence are separate.
-            judged: whether the validation split needs a token to learn as well.
+            seq: input tokens per sequence. A sequence takes `seq` + 1 tokens, because the last
+                label is the token after the last input.
+            separate: whether attention stays within a document.
+            judged: whether the validation split must have a learned token too.
 
         Raises:
-            UsageError: when a split has no whole sequence, or none with a token to learn.
+            UsageError: when a split is shorter than one sequence, or has no learned token.
         """
         for name, tokens in (("training", self.train), ("validation", self.validation)):
             if len(tokens) < seq + 1:
@@ -106,27 +118,45 @@ class Corpus:
 
 @dataclass(frozen=True)
 class LoaderState:
-    """The position of a BatchLoader: `position` sequences of `epoch` have been returned."""
+    """The position of a BatchLoader in its data.
+
+    Attributes:
+        epoch: index of the current epoch, from 0.
+        position: number of sequences of this epoch that the loader has returned.
+    """
 
     epoch: int
     position: int
 
 
 class BatchLoader:
-    """Batches of packed tokens, in an order that depends on the seed only.
+    """Returns batches of packed tokens, in an order that depends only on the seed.
 
-    Sequence i is tokens[i * seq : (i + 1) * seq + 1]: a sequence's last label is the first input of
-    the next. Each epoch returns every sequence once, in a new permutation. A batch may span two
-    epochs. An incomplete last sequence and sequences without a learned token are left out.
+    Sequence i is tokens[i * seq : (i + 1) * seq + 1]. The last label of a sequence is therefore the
+    first input of the next sequence. Each epoch returns every sequence once, in a new random order.
+    A batch may span two epochs. An incomplete last sequence and sequences without a learned token
+    are skipped.
 
-    With `separate`, batches have positions, and a document's first token is not learned, as no
-    context precedes it.
+    With `separate`, attention stays within a document. Batches then have `positions`, and the first
+    token of a document is not learned, because no context precedes it.
     """
 
     def __init__(
         self, tokens: Tokens, *, batch: int, seq: int, seed: int, separate: bool = False
     ) -> None:
-        """Raise UsageError when a number is out of range or `tokens` hold no sequence."""
+        """Create a loader that starts at the first batch of the first epoch.
+
+        Args:
+            tokens: packed tokens of one split.
+            batch: sequences per batch, at least 1.
+            seq: input tokens per sequence, at least 1.
+            seed: seed of the order of sequences, at least 0.
+            separate: whether attention stays within a document.
+
+        Raises:
+            UsageError: when `batch`, `seq` or `seed` is too small, or when `tokens` have no whole
+                sequence with a learned token.
+        """
         _check_sizes(batch, seq)
         if seed < 0:
             raise UsageError(f"The seed is {seed}: it must be 0 or more.")
@@ -146,7 +176,7 @@ class BatchLoader:
         return self._count
 
     def next_batch(self) -> Batch:
-        """Return the next batch. Batches never run out."""
+        """Return the next batch. After the last sequence of an epoch, the next epoch begins."""
         rows = np.empty(self._batch, np.int64)
         filled = 0
         while filled < self._batch:
@@ -161,13 +191,14 @@ class BatchLoader:
         return _sequences(self._tokens, self._rows[rows], self._seq, separate=self._separate)
 
     def state(self) -> LoaderState:
-        """Return the position of the next batch, for `restore`."""
+        """Return the position at which the next batch begins, for `restore`."""
         return LoaderState(self._epoch, self._position)
 
     def restore(self, state: LoaderState) -> None:
-        """Continue as the loader that returned `state` would, given the same data and arguments.
+        """Continue at the position `state`, which a loader of the same data and arguments returned.
 
-        Raises UsageError for a state that does not exist in this data.
+        Raises:
+            UsageError: when the data has no such position.
         """
         if state.epoch < 0 or not 0 <= state.position < self._count:
             raise UsageError(
@@ -185,10 +216,20 @@ class BatchLoader:
 def validation_batches(
     tokens: Tokens, batch: int, seq: int, limit: int | None = None, *, separate: bool = False
 ) -> Iterator[Batch]:
-    """Return at most `limit` batches like `BatchLoader`'s, evenly spaced over `tokens`.
+    """Return validation batches whose sequences are evenly spaced over `tokens`.
 
-    All batches are full. Only if `tokens` hold fewer than `batch` sequences, one smaller batch
-    holds them all. Raises UsageError when there is no sequence at all.
+    All batches have `batch` sequences. Only if `tokens` hold fewer than `batch` sequences, the
+    single batch holds all sequences.
+
+    Args:
+        tokens: packed tokens of the validation split.
+        batch: sequences per batch.
+        seq: input tokens per sequence.
+        limit: maximum number of batches; None for as many full batches as the split has.
+        separate: whether attention stays within a document.
+
+    Raises:
+        UsageError: when `tokens` have no whole sequence with a learned token.
     """
     _check_sizes(batch, seq)
     chosen = _learned_rows(tokens, seq, separate=separate)
@@ -204,7 +245,10 @@ def validation_batches(
 
 
 def python_fingerprint() -> str:
-    """Return a short hash of the Python build, which determines its library's source."""
+    """Return a hash of the Python build: 12 hex digits.
+
+    The source of Python's standard library is the same for equal hashes.
+    """
     build = f"{sys.implementation.name} {sys.version}"
     return hashlib.sha256(build.encode()).hexdigest()[:12]
 
@@ -220,18 +264,27 @@ def build_corpus(
     cache_dir: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """Read `source` (see `read_documents`), encode it, and split it into training and validation.
+    """Read and encode the documents of a source, and split them into training and validation.
 
-    The hash of a document's text assigns about `validation_fraction` of all documents to
-    validation, and equal documents to the same split. If a split then has fewer than `min_tokens`
-    tokens, as with a single document, the last part of all tokens becomes the validation split.
-    With `held_out`, all of that source is the validation split and all of `source` the training
-    split.
+    A hash of each document's text selects its split, so equal documents are in the same split. If a
+    split then has fewer than `min_tokens` tokens, for example because the source is a single
+    document, the last part of all tokens becomes the validation split.
 
-    Reading stops after about `max_tokens` tokens of each source. `progress` is called with one line
-    at a time. The default source is cached in `cache_dir` (default: the user's cache folder).
+    Args:
+        source: the training text; see `read_documents`. Tokens of the default source None are
+            cached.
+        tokenizer: encodes the documents.
+        held_out: a second source. If given, it becomes the validation split, and all of `source`
+            becomes the training split.
+        validation_fraction: approximate fraction of the documents in the validation split, between
+            0 and 1.
+        min_tokens: minimum number of tokens of each split.
+        max_tokens: number of tokens of a source after which reading stops.
+        cache_dir: folder of cached tokens; None for the user's cache folder.
+        progress: called with each progress message.
 
-    Raises UsageError when the source cannot be read or has too little text for both splits.
+    Raises:
+        UsageError: when a source cannot be read, or has too little text for both splits.
     """
     if not 0 < validation_fraction < 1:
         raise UsageError(
@@ -277,7 +330,10 @@ def _sequence_count(tokens: Tokens, seq: int) -> int:
 
 
 def _learned_rows(tokens: Tokens, seq: int, *, separate: bool) -> npt.NDArray[np.int64]:
-    """Return the numbers of the sequences that have a learned token."""
+    """Return the indices of the sequences that have at least one learned token.
+
+    With `separate`, the first token of a document does not count as learned.
+    """
     count = _sequence_count(tokens, seq)
     labels = tokens[1 : count * seq + 1].reshape(count, seq)
     learned = (labels >= 0) & (labels < START) if separate else labels >= 0
@@ -302,30 +358,38 @@ def _sequences(tokens: Tokens, rows: npt.NDArray[np.int64], seq: int, *, separat
 
 
 def learned_tokens(labels: torch.Tensor) -> int:
-    """Return the number of labels that are learned."""
+    """Return the number of labels that are not IGNORED."""
     return int((labels != IGNORED).sum())
 
 
 def ids_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return token ids without marks; see `Tokens`."""
+    """Return the token ids of marked tokens; `Tokens` describes the marks."""
     return torch.where(marked < 0, ~marked, marked) & ~START
 
 
 def labels_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return the token ids, or IGNORED for tokens that are not learned; see `Tokens`."""
+    """Return the ids of learned tokens, and IGNORED for tokens that are not learned.
+
+    `Tokens` describes the marks.
+    """
     return torch.where(marked < 0, IGNORED, marked & ~START)
 
 
 def starts_of(marked: torch.Tensor) -> torch.Tensor:
-    """Return a mask of the tokens that are the first of a document; see `Tokens`."""
+    """Return a boolean mask of the first token of each document; `Tokens` describes the marks."""
     return torch.where(marked < 0, ~marked, marked) >= START
 
 
 def positions_of(begins: torch.Tensor) -> torch.Tensor:
-    """Return each token's position, counted from the start of its document or of its row.
+    """Return each token's position, counted from the start of its document.
+
+    Positions of a document that began before the row are counted from the start of the row.
 
     Args:
-        begins: mask of the tokens that are the first of a document, shape (batch, seq).
+        begins: boolean mask of the first token of each document, shape (batch, seq).
+
+    Returns:
+        Positions, int64, shape (batch, seq).
     """
     places = torch.arange(begins.shape[1]).expand(begins.shape)
     return places - torch.where(begins, places, 0).cummax(dim=1).values
@@ -336,7 +400,13 @@ def positions_of(begins: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A document or a part of its text, for one split; `last` marks the document's end."""
+    """A document, or a part of a long document's text.
+
+    Attributes:
+        document: the document, or the part as a string.
+        validation: True if the document belongs to the validation split.
+        last: True if the piece ends the document.
+    """
 
     document: Document
     validation: bool
@@ -348,7 +418,10 @@ class _Piece:
 
 
 def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[Tokens]:
-    """Return the tokens of each document, without begin and end tokens."""
+    """Return the token ids of each document, without begin and end tokens.
+
+    In conversations and completions, tokens that are not learned are marked; see `Tokens`.
+    """
     texts = [document for document in documents if isinstance(document, str)]
     of_texts = iter(tokenizer.encode_batch(texts))
     return [
@@ -358,12 +431,19 @@ def encode_documents(documents: Sequence[Document], tokenizer: Encoder) -> list[
 
 
 def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
-    """Return the begin tokens of a document, not learned; chat templates add their own."""
+    """Return a document's begin tokens, marked as not learned.
+
+    A conversation gets no begin tokens here, because its chat template adds them.
+    """
     return np.empty(0, np.int32) if isinstance(document, Conversation) else ~tokenizer.begin_ids
 
 
 def end_of(document: Document, tokenizer: Encoder) -> Tokens:
-    """Return a document's end token; not learned after a conversation, whose template ends it."""
+    """Return a document's end token.
+
+    After a conversation, the end token is marked as not learned, because the chat template has
+    already ended the last message.
+    """
     eos = tokenizer.eos_id
     return np.array([~eos if isinstance(document, Conversation) else eos], np.int32)
 
@@ -399,7 +479,7 @@ def _encode(
 
 
 def _marked(tokens: Tokens) -> Tokens:
-    """Return a document's first tokens with the first one marked."""
+    """Return a copy of `tokens` in which the first token is marked as the start of a document."""
     marked = tokens.copy()
     first = marked[:1]
     marked[:1] = np.where(first < 0, ~(~first | START), first | START)
@@ -407,7 +487,11 @@ def _marked(tokens: Tokens) -> Tokens:
 
 
 def _pieces(documents: Iterable[Document], validation_fraction: float) -> Iterator[_Piece]:
-    """Cut long texts at line breaks: encoding takes many times the text's memory."""
+    """Yield documents with the split that each document belongs to.
+
+    Texts longer than `_PIECE_CHARS` are cut, at line breaks where possible, because encoding needs
+    many times the memory of the text.
+    """
     for document in documents:
         text = document if isinstance(document, str) else document.text
         digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
@@ -442,7 +526,7 @@ def _packed(parts: Sequence[Tokens]) -> Tokens:
 
 
 def _whole(corpus: Corpus) -> Tokens:
-    """Return the tokens of both splits, training first."""
+    """Return the tokens of both splits: first the training split, then the validation split."""
     return _packed([corpus.train, corpus.validation])
 
 
@@ -470,7 +554,15 @@ def _cached(
     encode: Callable[[], Corpus],
     tell: Callable[[str], None],
 ) -> Corpus:
-    """Return the corpus cached in `folder`; encode and cache it if missing or damaged."""
+    """Return the corpus cached in `folder`. If it is missing or damaged, encode and cache it.
+
+    Args:
+        folder: the cache folder.
+        stem: beginning of the names of the cached files.
+        vocab_size: vocabulary size. Cached tokens with larger ids count as damaged.
+        encode: returns the corpus.
+        tell: called with a message when the cache cannot be written.
+    """
     paths = (folder / f"{stem}-train.npy", folder / f"{stem}-validation.npy")
     arrays = [_load_tokens(path, vocab_size) for path in paths]
     if arrays[0] is not None and arrays[1] is not None:
@@ -481,7 +573,7 @@ def _cached(
             buffer = io.BytesIO()
             np.save(buffer, tokens)
             write_atomically(path, buffer.getvalue())
-    except OSError as error:  # a cache is a convenience: training goes on without one
+    except OSError as error:  # the cache only saves time: continue without it
         tell(f"The encoded text is not kept, {str(folder)!r} cannot be written: {error.strerror}")
     return corpus
 
@@ -499,4 +591,4 @@ def _load_tokens(path: Path, vocab_size: int) -> Tokens | None:
 
 
 def _silent(message: str) -> None:
-    """Ignore a progress line."""
+    """Ignore a progress message."""

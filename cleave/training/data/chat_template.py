@@ -1,4 +1,4 @@
-"""The chat template of a model folder, rendered by transformers."""
+"""Rendering of conversations with the chat template of a model folder, by transformers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Any, Final
 from cleave.errors import UsageError
 from cleave.training.data.conversations import Marked, Message
 
-# How training templates mark answers; see "Assistant masking" in the transformers docs.
+# The tag with which chat templates mark the assistant's messages for training; see "Assistant
+# masking" in the transformers docs.
 _MARKS_ANSWERS: Final = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE: Final = "PROBE-7f3a9c"
 
 
 class ChatTemplate:
-    """Renders conversations with a folder's chat template; loads the tokenizer on first use.
+    """Renders conversations with the chat template of a model folder.
+
+    The tokenizer of the folder is loaded on first use.
 
     Args:
-        folder: the model folder.
+        folder: a Hugging Face model folder with a tokenizer and a chat template.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,9 +36,10 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Args:
-            messages: the messages; contents are strings or None.
-            tools: descriptions of the tools that the assistant may call.
-            prompt: whether the text ends where the assistant's next answer begins.
+            messages: messages with a `role` and a `content`. Each content is a string or None.
+            tools: descriptions of the tools that the assistant may call, or None.
+            prompt: whether to append the generation prompt, which opens the assistant's next
+                message.
 
         Raises:
             UsageError: when the template cannot render the conversation.
@@ -43,7 +47,11 @@ class ChatTemplate:
         return str(self._apply(messages, tools, tokenize=False, add_generation_prompt=prompt))
 
     def marked(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Marked | None:
-        """Return a conversation's token ids and answer mask; None if the template marks no answers.
+        """Return a conversation's token ids, and a mask of the tokens of the assistant's answers.
+
+        Returns:
+            Token ids and mask (1 for answer tokens, else 0), or None if the chat template does not
+            mark answers with `{% generation %}`.
 
         Raises:
             UsageError: when the template cannot render the conversation.
@@ -66,7 +74,10 @@ class ChatTemplate:
         return self._loaded
 
     def _wants_parts(self) -> bool:
-        """Return True if the template renders text only in lists of parts, as of vision models."""
+        """Return True if the template renders a content only if it is a list of typed parts.
+
+        Templates of vision models often do.
+        """
 
         def shows(content: Any) -> bool:
             asked = [{"role": "user", "content": content}]

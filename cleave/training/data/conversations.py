@@ -1,4 +1,7 @@
-"""Examples with learned answers only: conversations, and prompts with completions."""
+"""Training examples of which only the answers are learned.
+
+An example is a conversation, or a prompt with a completion.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +13,38 @@ from typing import Any, Final, TypeAlias
 from cleave.errors import UsageError
 
 ASSISTANT: Final = "assistant"
-"""The role whose messages are learned."""
+"""The chat role whose messages are learned."""
 
 FIELDS: Final = (("messages",), ("prompt", "completion"), ("text",), ("content",))
-"""Fields that hold a record's document; the first tuple with all fields present counts."""
+"""Names of the record fields that hold a document.
+
+The first tuple whose fields are all present in a record and not null is used.
+"""
 
 FIELDS_TEXT: Final = '"messages", "prompt" with "completion", "text" or "content"'
-"""`FIELDS` in words."""
+"""The field names of `FIELDS`, for error messages."""
 
 Message: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = Callable[[Sequence[Message], Sequence[Any] | None, bool], str]
-"""Renders messages, given the tools. True ends the text where an answer begins."""
+"""A chat template: renders messages and tool descriptions as text.
+
+If the third argument is True, the text ends with the generation prompt, which opens the assistant's
+next message.
+"""
 
 Marked: TypeAlias = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a rendered conversation, and a mask of answer tokens (1 or 0)."""
+"""Token ids of a rendered conversation, and a mask that is 1 for answer tokens and 0 otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages of a chat; those of the assistant are learned.
+    """A chat, of which the assistant's messages are learned.
 
     Attributes:
-        messages: messages with a `role` and a `content`, in the format of chat templates.
-        tools: tools that the assistant may call, in the format of chat templates, or None.
-        where: source file and line, for error messages.
+        messages: the messages, each with a `role` and a `content`, in the format of chat templates.
+        tools: descriptions of the tools that the assistant may call, in the format of chat
+            templates, or None.
+        where: file and line that the conversation was read from, for error messages.
     """
 
     messages: tuple[Message, ...]
@@ -42,13 +53,13 @@ class Conversation:
 
     @property
     def text(self) -> str:
-        """Return a text that identifies the conversation."""
+        """Return the messages and tools as JSON text. Equal conversations have equal texts."""
         return json.dumps([self.messages, self.tools], sort_keys=True, default=str)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A prompt and its completion; the completion and the end of the text are learned."""
+    """A prompt and its completion. The completion and the end-of-text token are learned."""
 
     prompt: str
     completion: str
@@ -63,15 +74,15 @@ Document: TypeAlias = str | Conversation | Completion
 
 
 def document_of(record: Mapping[str, Any], where: str = "") -> Document:
-    """Return the document in a record of a file or data set.
+    """Return the document that a record of a file or data set holds.
 
     Args:
-        record: fields by name.
-        where: source file and line of the record.
+        record: the record: values by field name.
+        where: file and line of the record, such as "Line 3 of 'a.jsonl'".
 
     Raises:
-        UsageError: when the record has no document. The message continues a sentence that begins
-            with the record's place.
+        UsageError: when the record holds no valid document. The message lacks a subject: the caller
+            prepends `where`.
     """
     fields = next((f for f in FIELDS if all(record.get(name) is not None for name in f)), None)
     match fields:
@@ -104,9 +115,10 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
 
 
 def clean(value: Any) -> Any:
-    """Return a JSON value with "?" for each surrogate code point, which no tokenizer accepts.
+    """Return a copy of a JSON value in which "?" replaces each surrogate code point.
 
-    Strings in lists and objects are cleaned as well, and so are field names.
+    Tokenizers reject surrogate code points. Strings in lists and objects, and field names, are
+    cleaned too.
     """
     match value:
         case str():
@@ -135,14 +147,16 @@ def _has_role(value: Any) -> bool:
 
 
 def _message(message: Mapping[str, Any], number: int) -> Message:
-    """Return a message whose content is a string, or None if it only calls tools.
+    """Return a cleaned copy of a message with its content as one string.
+
+    The content may be None only in a message that calls tools.
 
     Args:
-        message: a message whose content may also be a list of text parts.
-        number: number of the message in its conversation, for error messages.
+        message: a message. Its content is a string, a list of text parts, or None.
+        number: number of the message in its conversation, from 1, for error messages.
 
     Raises:
-        UsageError: when the content is anything else.
+        UsageError: when the content has another type.
     """
     cleaned: dict[str, Any] = clean(message)
     content = cleaned.get("content")
@@ -174,7 +188,11 @@ def _text_of_part(part: Any, number: int) -> str:
 
 
 def _tools(tools: Any) -> tuple[Any, ...] | None:
-    """Return tool descriptions; a table column may hold them as JSON text."""
+    """Return a record's tool descriptions as a tuple, or None if there are no tools.
+
+    Args:
+        tools: the record's field "tools": a list of objects, the same list as JSON text, or None.
+    """
     if isinstance(tools, str):
         try:
             tools = json.loads(tools) if tools.strip() else None
@@ -195,16 +213,19 @@ def _kind(value: object) -> str:
 
 
 def rendered(conversation: Conversation, template: Template) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text of a conversation, and the ranges of its answers.
+    """Render a conversation, and locate the assistant's answers in the text.
 
-    An answer is what follows the generation prompt, so it includes the end-of-turn token.
+    An answer begins after the generation prompt, and includes the end-of-turn token.
 
     Args:
         conversation: the conversation.
-        template: renders messages.
+        template: the chat template.
+
+    Returns:
+        The text, and the first and past-the-end character index of each answer.
 
     Raises:
-        UsageError: when an answer cannot be found in the text.
+        UsageError: when an answer cannot be located in the text.
     """
     messages, tools = conversation.messages, conversation.tools
     text = template(messages, tools, False)
@@ -220,32 +241,34 @@ def rendered(conversation: Conversation, template: Template) -> tuple[str, list[
     return text, answers
 
 
-_MARK: Final = "ANSWER-7f3a9c"  # placeholder that shows where a template writes an answer
+_MARK: Final = "ANSWER-7f3a9c"  # placeholder content, to find where a template writes an answer
 
 
 def _located(
     conversation: Conversation, number: int, text: str, template: Template
 ) -> tuple[int, int]:
-    """Return the range of an answer that begins the chat, or that renders differently when last.
+    """Return the character range of an answer, found by rendering a placeholder as the answer.
 
-    Templates of reasoning models render thoughts, or an empty place for them, in the last answer
-    only. So the answer is located by rendering a placeholder instead of it.
+    `rendered` uses this for an answer that begins the chat, and for an answer that the template
+    renders differently as the last message. Templates of reasoning models, for example, render the
+    thoughts of only the last answer.
 
     Args:
         conversation: the whole conversation.
-        number: index of the assistant's message.
+        number: index of the assistant's message, from 0.
         text: the rendered conversation.
-        template: renders messages.
+        template: the chat template.
 
     Raises:
-        UsageError: when the answer cannot be found.
+        UsageError: when the answer cannot be located.
     """
     messages, tools = conversation.messages, conversation.tools
     earlier, later = messages[:number], messages[number + 1 :]
     marked = {**messages[number], "content": _MARK}
     head, *tails = template((*earlier, marked, *later), tools, False).split(_MARK)
     _, *ends = template((*earlier, marked), tools, False).split(_MARK)
-    # An answer that begins the chat has no prompt before it, so render the opening after it.
+    # The generation prompt of an answer that begins the chat cannot be rendered before the answer.
+    # Render the generation prompt that follows the answer instead.
     given = earlier or (marked,)
     base, opened = template(given, tools, False), template(given, tools, True)
     if not (len(tails) == len(ends) == 1 and opened.startswith(base)):
@@ -263,7 +286,7 @@ def _located(
 
 
 def _shared(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
+    """Return the length of the longest common prefix of two strings."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 

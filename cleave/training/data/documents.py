@@ -1,4 +1,4 @@
-"""Documents from files, folders, JSONL, Parquet, data sets and Python's standard library."""
+"""Reading of documents from files, folders, data sets and Python's standard library."""
 
 import importlib.util
 import itertools
@@ -23,8 +23,8 @@ _TEXT_SUFFIXES = frozenset((
 _SUFFIXES = _TEXT_SUFFIXES | {".jsonl", ".parquet"}
 _COMPRESSED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4"))
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-# Not library source: installed packages, tests, code point tables, and files that differ between
-# builds of the same version.
+# File and folder names that are excluded from the standard library's source: installed packages,
+# tests, code point tables, and files that differ between builds of the same Python version.
 _NOT_LIBRARY = re.compile(
     r"(site-packages|dist-packages|test|tests|idlelib|lib2to3|encodings|__pycache__|config-.*"
     r"|_sysconfigdata.*)"
@@ -32,22 +32,23 @@ _NOT_LIBRARY = re.compile(
 
 
 def read_documents(source: str | None) -> Iterator[Document]:
-    """Return the documents of `source` in a fixed order, without blank ones.
+    """Return the documents of `source` in a fixed order. Blank documents are skipped.
 
-    None stands for the source files of Python's standard library, one document per module.
-    Otherwise `source` is one of:
+    `source` is one of:
 
+    * None: the source files of Python's standard library, one document per module;
     * a `.jsonl` file: one record per line, with the field "messages", or "prompt" and "completion",
       or "text", or "content"; see `cleave.training.data.conversations`;
     * a `.json` file: a list of such records, or one record per line;
-    * a `.parquet` file: columns of these names;
-    * any other file: one document, UTF-8;
-    * a folder: its text, `.jsonl` and `.parquet` files, including subfolders, sorted by path.
-      Hidden files and text files that are not UTF-8 are skipped;
-    * else the name of a data set, whose "train" split is streamed with the package `datasets`.
+    * a `.parquet` file: a table with columns of these names, one record per row;
+    * any other file: one document in UTF-8;
+    * a folder: all text, `.jsonl` and `.parquet` files in the folder and its subfolders, sorted by
+      path. Hidden files and text files that are not UTF-8 are skipped;
+    * otherwise, the name of a data set. Its "train" split is streamed with the package `datasets`.
 
-    Raises UsageError: at once when no such source exists, or while iterating when it is broken or
-    empty.
+    Raises:
+        UsageError: when the source does not exist. While the documents are iterated: when the
+            source cannot be read, or has no document.
     """
     if source is None:
         return _nonempty(_standard_library(), "Python's standard library")
@@ -58,20 +59,23 @@ def read_documents(source: str | None) -> Iterator[Document]:
 
 
 def check_source(source: str) -> None:
-    """Check that a source exists, without reading it or looking up a data set's name.
+    """Check that a file or folder exists, without reading it.
+
+    The name of a data set is accepted without looking it up, if the package `datasets` is
+    installed.
 
     Raises:
-        UsageError: when no such source exists.
+        UsageError: when the source is neither an existing path nor a possible data set.
     """
     if _path_of(source) is None and importlib.util.find_spec("datasets") is None:
         raise _no_data_sets(source)
 
 
 def _path_of(source: str) -> Path | None:
-    """Return a source's file or folder; None if it may be the name of a data set.
+    """Return the path of a source, or None if the source may be the name of a data set.
 
     Raises:
-        UsageError: when it is neither.
+        UsageError: when the source is neither an existing path nor a valid data set name.
     """
     path = Path(source).expanduser()
     try:
@@ -119,7 +123,12 @@ def _read_folder(folder: Path) -> Iterator[Document]:
 
 
 def _walk(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """Return all files below `root`, sorted; skip files and folders whose name is not `wanted`."""
+    """Return the paths of all files below `root`, sorted.
+
+    Args:
+        root: the folder.
+        wanted: returns False for the name of a file or folder that is skipped.
+    """
 
     def fail(error: OSError) -> None:
         raise _unreadable(Path(error.filename or root), error) from error
@@ -146,7 +155,7 @@ def _read_file(path: Path) -> Iterator[Document]:
 
 
 def _decoded(path: Path) -> str | None:
-    """Return the text of a file, or None if it is not UTF-8."""
+    """Return the text of a file, or None if the file is not UTF-8."""
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError:
@@ -168,7 +177,7 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
 
 
 def _read_json(path: Path) -> Iterator[Document]:
-    """Yield the documents of a JSON list of records; of any other file, those of its lines."""
+    """Yield the documents of a `.json` file: of a list of records, or of one record per line."""
     if (text := _decoded(path)) is None:
         raise _not_utf8(path)
     if not text.lstrip().startswith("["):
@@ -238,7 +247,7 @@ def _read_dataset(name: str) -> Iterator[Document]:
         import datasets
     except ImportError:
         raise _no_data_sets(name) from None
-    # Loaders of data sets raise errors of any kind, hence the broad excepts.
+    # `datasets` loaders raise exceptions of any class, so catch Exception.
     try:
         rows = iter(datasets.load_dataset(name, split="train", streaming=True))
     except Exception as error:
@@ -254,10 +263,10 @@ def _no_data_sets(name: str) -> UsageError:
 
 
 def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
-    """Yield the document in a table row; none if all its fields are null.
+    """Yield the document in a table row. Yield nothing if all fields of the document are null.
 
-    A table has the same columns in all rows, also within messages and tools, and fills missing
-    fields with nulls.
+    All rows of a table have the same columns, and all nested objects have the same fields. A null
+    therefore stands for a missing field.
     """
     held = [row[name] for names in FIELDS if set(names) <= row.keys() for name in names]
     if not held or any(value is not None for value in held):
@@ -265,9 +274,10 @@ def _documents_of_row(where: str, row: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a table value without null fields, also within lists and objects.
+    """Return a table value without the null fields of objects at any depth.
 
-    A message's null content stays: to chat templates it means that the message only calls tools.
+    The null content of a message is retained, because chat templates expect it in a message that
+    only calls tools.
     """
     match value:
         case dict():

@@ -1,4 +1,4 @@
-"""Tokenizers: the built-in one, trained on Python's standard library, and those of models."""
+"""Tokenizers: a default one, trained on Python's standard library, and those of model folders."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ _END_OF_TEXT_ID = 0  # the trainer numbers special tokens first
 _BYTES = 256
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # sentencepiece's name of a single-byte token
 _TRAINING_CHARS = 8_000_000
-# For model folders that do not name their end-of-text token.
+# Common names of the end-of-text token, tried for model folders that do not name the token.
 _USUAL_ENDS = (_END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 
 
 class TextTokenizer:
-    """Converts text to token ids and back."""
+    """Encodes text as token ids, and decodes token ids."""
 
     def __init__(
         self, tokenizer: Tokenizer, eos_id: int, template: ChatTemplate | None = None
@@ -38,12 +38,12 @@ class TextTokenizer:
 
         Args:
             tokenizer: a tokenizer of the `tokenizers` library.
-            eos_id: the token put after every document.
-            template: renders conversations; None refuses them.
+            eos_id: id of the end-of-text token, which follows every document.
+            template: chat template for conversations; None if conversations are not supported.
         """
         self._template = template
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        # A model folder's settings may truncate and pad.
+        # The tokenizer settings of a model folder may enable truncation and padding.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._eos_id = eos_id
@@ -53,12 +53,13 @@ class TextTokenizer:
         begun = f" {self._begin}" if self._begin else ""
         recipe = f"{eos_id}{begun}\n{self._library}"
         self._fingerprint = hashlib.sha256(recipe.encode()).hexdigest()
-        # Without special tokens, it would only trim spaces from token offsets.
+        # Texts are encoded without special tokens. The post-processor would then only trim spaces
+        # from token offsets.
         self._tokenizer.post_processor = None
 
     @property
     def vocab_size(self) -> int:
-        """Return the largest id plus one: the number of rows of an embedding."""
+        """Return the largest token id plus 1: the number of rows of an embedding."""
         return self._vocab_size
 
     @property
@@ -67,29 +68,33 @@ class TextTokenizer:
 
     @property
     def begin_ids(self) -> Tokens:
-        """Return the tokens before every text, such as `<s>`; often none."""
+        """Return the ids of the tokens that precede every text, such as `<s>`; often empty."""
         return np.array(self._begin, np.int32)
 
     @property
     def library_tokenizer(self) -> Tokenizer:
-        """Return a copy as a `Tokenizer` of the `tokenizers` library."""
+        """Return the tokenizer as a `Tokenizer` of the `tokenizers` library; a copy."""
         return Tokenizer.from_str(self._library)
 
     @property
     def fingerprint(self) -> str:
-        """Return the SHA-256, in hex, of everything that determines a text's ids."""
+        """Return the SHA-256, in hex, of all settings that determine how text is encoded."""
         return self._fingerprint
 
     def encode_batch(self, texts: list[str]) -> list[Tokens]:
-        """Return the ids of each text, 1-D int32, without begin or end tokens."""
+        """Return the token ids of each text, 1-D int32, without begin and end tokens."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def encode_answers(self, document: Conversation | Completion) -> Tokens:
-        """Return the ids of a conversation or completion, with tokens outside answers marked.
+        """Return the token ids of a conversation or completion.
+
+        Tokens outside the assistant's answers or the completion are marked as not learned; see
+        `Tokens`.
 
         Raises:
-            UsageError: when no chat template can render the conversation.
+            UsageError: when the tokenizer has no chat template, or the chat template cannot render
+                the conversation.
         """
         if isinstance(document, Conversation):
             try:
@@ -107,7 +112,12 @@ class TextTokenizer:
         return self._learned(*rendered(document, template))
 
     def _learned(self, text: str, answers: list[tuple[int, int]]) -> Tokens:
-        """Return a text's ids; tokens without a character of an answer are not learned."""
+        """Return a text's token ids. Tokens outside all answers are marked as not learned.
+
+        Args:
+            text: the text.
+            answers: first and past-the-end character index of each answer.
+        """
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, np.int32)
         starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
@@ -117,7 +127,10 @@ class TextTokenizer:
         return np.where(learned, ids, ~ids)
 
     def question(self, text: str) -> str:
-        """Return a user's message rendered up to the start of the assistant's answer.
+        """Render a user's message with the chat template, followed by the generation prompt.
+
+        Args:
+            text: content of the message.
 
         Raises:
             UsageError: when the tokenizer has no chat template.
@@ -133,18 +146,19 @@ class TextTokenizer:
         return self._template
 
     def is_byte(self, token: int) -> bool:
-        """Return True for a single-byte token, used for characters without a token of their own.
+        """Return True if `token` is the id of a sentencepiece byte-fallback token, like `<0x0A>`.
 
-        A byte that is not part of a character changes how the bytes before it are decoded.
+        A character that is not in the vocabulary is encoded as such bytes. A byte that does not
+        complete a character changes how the preceding bytes are decoded.
         """
         return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """Return the text of `ids` (ints, or a 1-D array or tensor).
+        """Return the text of token ids.
 
         Args:
-            ids: the tokens.
-            special: whether to include special tokens in the text.
+            ids: token ids: ints, or a 1-D array or tensor.
+            special: whether the text includes special tokens.
         """
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=not special)
 
@@ -154,13 +168,19 @@ def default_tokenizer(
     vocab_size: int = 4096,
     progress: Callable[[str], None] | None = None,
 ) -> TextTokenizer:
-    """Return a byte-level BPE of `vocab_size` tokens, trained on Python's standard library.
+    """Return a byte-level BPE tokenizer, trained on the source of Python's standard library.
 
-    The result is the same on every run of the same Python build. It is cached in `cache_dir`
-    (default: the user's cache folder). If that cannot be written, `progress` is called with a line
-    about it, and the next run trains again.
+    The same Python build always trains the same tokenizer.
 
-    Raises UsageError for a vocabulary that is too small for all bytes, or too large for the text.
+    Args:
+        cache_dir: folder in which the trained tokenizer is cached; None for the user's cache
+            folder. If the folder cannot be written, the next run trains the tokenizer again.
+        vocab_size: number of tokens.
+        progress: called with each progress message.
+
+    Raises:
+        UsageError: when `vocab_size` is too small for the 256 bytes and the end-of-text token, or
+            too large for the training text.
     """
     if vocab_size <= _BYTES:
         raise UsageError(
@@ -180,15 +200,19 @@ def default_tokenizer(
         )
     try:
         write_atomically(path, trained.to_str().encode())
-    except OSError as error:  # a cache is a convenience: training goes on without one
+    except OSError as error:  # the cache only saves time: continue without it
         tell(f"The tokenizer is not kept, {str(path)!r} cannot be written: {error.strerror}")
     return TextTokenizer(trained, _END_OF_TEXT_ID)
 
 
 def folder_tokenizer(folder: Path) -> TextTokenizer:
-    """Return the tokenizer of a Hugging Face model folder, without downloads or code from it.
+    """Return the tokenizer of a Hugging Face model folder.
 
-    Raises UsageError when the folder has no readable tokenizer, or no known end-of-text token.
+    Downloads nothing, and runs no code from the folder.
+
+    Raises:
+        UsageError: when the folder has no readable tokenizer, or when its end-of-text token is
+            unknown.
     """
     if not folder.is_dir():
         raise UsageError(f"There is no model folder {str(folder)!r}: check the path.")
@@ -205,7 +229,7 @@ def folder_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def _template_of(folder: Path) -> ChatTemplate | None:
-    """Return the chat template of a model folder, or None."""
+    """Return the chat template of a model folder, or None if the folder has none."""
     stated = _json_object(folder / "tokenizer_config.json").get("chat_template")
     if not stated and not (folder / "chat_template.jinja").is_file():
         return None
@@ -213,7 +237,7 @@ def _template_of(folder: Path) -> ChatTemplate | None:
 
 
 def _begin_of(tokenizer: Tokenizer) -> list[int]:
-    """Return the token ids that a tokenizer puts before every text."""
+    """Return the ids of the special tokens that a tokenizer prepends to every text."""
     alone = tokenizer.encode("a", add_special_tokens=False).ids
     whole = tokenizer.encode("a", add_special_tokens=True).ids
     before = (n for n in range(len(whole)) if whole[n : n + len(alone)] == alone)
@@ -244,7 +268,10 @@ def _train(vocab_size: int) -> Tokenizer:
 
 
 def _load(path: Path, vocab_size: int) -> TextTokenizer | None:
-    """Return the tokenizer cached at `path`, or None if it is missing or damaged."""
+    """Return the tokenizer cached at `path`, or None if the file is missing or damaged.
+
+    A tokenizer with another vocabulary size counts as damaged.
+    """
     if not path.exists():
         return None
     try:
@@ -283,7 +310,7 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
         )
     except Exception as error:  # unknown files raise errors of any kind
         raise UsageError(f"{missing}: {advice}.") from error
-    # If files are missing, transformers silently makes an empty tokenizer.
+    # If tokenizer files are missing, transformers silently creates an empty tokenizer.
     declared: dict[str, str] = wrapped.vocab_files_names
     absent = [name for name in declared.values() if not (folder / name).exists()]
     absent = [name for name in absent if name != "tokenizer.json"]
@@ -299,7 +326,11 @@ def _from_transformers(folder: Path) -> tuple[Tokenizer, int | None]:
 
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """Return the end-of-text token id, from the folder's files or by its usual names, or None."""
+    """Return the id of the end-of-text token, or None if it is unknown.
+
+    The id is read from the configuration files of the model folder. If they do not name the token,
+    its common names are looked up in the vocabulary.
+    """
     names: list[Any] = [
         _json_object(folder / file).get("eos_token")
         for file in ("tokenizer_config.json", "special_tokens_map.json")
@@ -318,7 +349,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one if missing or damaged."""
+    """Return the object in a JSON file, or an empty object if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

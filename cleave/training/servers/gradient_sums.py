@@ -1,9 +1,10 @@
 """Gradient sums over several servers, overlapped with the backward pass (ZeRO, stage 2).
 
-A complete gradient is reduced to the server that owns its parameter, and the others free it
-(arXiv 1910.02054, section 5). All servers send gradients in the same order: the last parameters
-first, as a backward pass completes them. A parameter without a gradient in a pass therefore delays
-the parameters before it until the pass is over.
+Once a parameter's gradient is complete on all servers, it is reduced to the server that owns the
+parameter. The other servers free the gradient (arXiv 1910.02054, section 5). All servers send
+gradients in the order in which a backward pass completes them: the last parameter's gradient first.
+If a parameter gets no gradient in a pass, the gradients of all earlier parameters are therefore
+sent only after the pass.
 """
 
 from __future__ import annotations
@@ -20,15 +21,28 @@ from torch import Tensor, nn
 from cleave.training.servers.ranks import Exchange, Ranks
 
 BUCKET_BYTES: Final = 8 * 2**20
-"""Approximate size of the buckets in which gradients of one owner are reduced together."""
+"""Maximum size, in bytes, of a bucket of gradients that are reduced together.
+
+A larger gradient is reduced alone.
+"""
 
 MOST_UNDER_WAY: Final = 1
-"""Maximum number of reductions in flight. A server waits for the others before it starts more."""
+"""Maximum number of reductions that a server leaves in flight.
+
+When a new reduction exceeds this number, the server waits for its oldest reduction.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A bucket of gradients in flight, as one flat tensor."""
+    """A bucket of gradients whose reduction is in flight.
+
+    Attributes:
+        names: names of the parameters.
+        owner: rank of the server that owns the parameters.
+        flat: all gradients of the bucket, concatenated into a 1-D tensor.
+        exchange: the reduction.
+    """
 
     names: list[str]
     owner: int
@@ -37,16 +51,18 @@ class _Sent:
 
 
 class GradientSums:
-    """Sums the gradients of one step. Every server makes one, and calls `finish` at the end.
+    """Sums the gradients of one backward pass over all servers.
+
+    Every server creates a `GradientSums` with the same parameters, and calls `finish` at the end.
 
     Args:
         ranks: the servers.
         parameters: all trained parameters by name.
-        owners: owning rank of each parameter, by name.
-        clock: returns seconds.
+        owners: maps a parameter's name to the rank of the server that owns the parameter.
+        clock: returns the current time in seconds.
 
     Attributes:
-        waited_s: seconds spent waiting for other servers.
+        waited_s: seconds that this server has waited for reductions.
     """
 
     def __init__(
@@ -61,17 +77,17 @@ class GradientSums:
         self._ranks = ranks
         self._parameters = parameters
         self._owners = owners
-        self._left = list(parameters)  # sent from the end
+        self._left = list(parameters)  # gradients are sent from the end of this list
         self._complete: set[str] = set()
         self._here: set[str] = set()  # parameters with a gradient on this server
         self._collected: dict[tuple[int, torch.dtype], list[str]] = {}
         self._under_way: deque[_Sent] = deque()
 
     def complete(self, name: str) -> None:
-        """Note that a parameter's gradient is complete on this server; send full buckets.
+        """Mark a parameter's gradient as complete on this server, and send buckets that are full.
 
         Raises:
-            LostServerError: when another server is gone.
+            LostServerError: when another server is lost.
         """
         self._complete.add(name)
         while self._left and self._left[-1] in self._complete:
@@ -80,12 +96,16 @@ class GradientSums:
             self._take(self._under_way.popleft())
 
     def finish(self) -> list[str]:
-        """Send all remaining gradients; return which parameters have a gradient on any server.
+        """Send all remaining gradients, and wait for all sums.
 
-        Afterwards only the owners have gradients: the sums.
+        Afterwards, each parameter's `grad` is the sum over all servers on the server that owns the
+        parameter, and None on the other servers.
+
+        Returns:
+            The names of the parameters that had a gradient on at least one server.
 
         Raises:
-            LostServerError: when another server is gone.
+            LostServerError: when another server is lost.
         """
         while self._left:
             self._collect(self._left.pop())
@@ -101,7 +121,7 @@ class GradientSums:
         return found
 
     def _collect(self, name: str) -> None:
-        """Add a gradient to its bucket; send the bucket once it is full."""
+        """Add a parameter's gradient to the bucket of its owner and dtype; send full buckets."""
         parameter = self._parameters[name]
         if parameter.grad is not None:
             self._here.add(name)
@@ -129,7 +149,7 @@ class GradientSums:
             self._take(self._under_way.popleft())
 
     def _take(self, sent: _Sent) -> None:
-        """Wait for a bucket's sums; on the owner, assign them to the parameters' gradients."""
+        """Wait for a bucket's reduction; on the owner, store the sums as the parameters' `grad`."""
         began_s = self._clock()
         sent.exchange.wait()
         self.waited_s += self._clock() - began_s

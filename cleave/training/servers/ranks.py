@@ -1,9 +1,9 @@
 """Collective operations of the servers that train one model together, as data-parallel ranks.
 
-Every rank draws the same batches and computes some of their sequences with its own fleet. Gradients
-are summed. Each rank holds the optimizer state of the parameters that it owns, and updates them
-(ZeRO: arXiv 1910.02054). All ranks call the same operations in the same order; a rank without
-gradients takes part with zeros.
+Every rank draws the same batches, and computes some of the sequences with its own fleet. Gradients
+are summed over all ranks. Each rank owns some parameters: the rank holds their optimizer state and
+updates them (ZeRO: arXiv 1910.02054). All ranks call the same operations in the same order. A rank
+without gradients contributes zeros.
 """
 
 from __future__ import annotations
@@ -22,25 +22,33 @@ from torch import Tensor
 from cleave.errors import CleaveError
 
 BUCKET_BYTES: Final = 32 * 2**20
-"""Maximum size of the buckets in which smaller tensors of one owner travel together."""
+"""Maximum size, in bytes, of a bucket of tensors that are broadcast together.
+
+A larger tensor is broadcast alone.
+"""
 
 WAIT_S: Final = 7 * 24 * 3600
-"""Timeout of an operation in seconds, as a step may take hours. A dead rank is noticed at once."""
+"""Timeout of a collective operation in seconds.
+
+The timeout is long because a step may take hours. It is not needed to detect a dead rank: torch
+reports a dead rank at once.
+"""
 
 _END: Final = -1
 
 
 class LostServerError(CleaveError):
-    """Another server that trains the same model has stopped answering."""
+    """The connection to another server that trains the same model is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Tensors of all ranks, for rank 0 to write.
+    """Tensors of all ranks, which rank 0 reads within a `Ranks.collect` block.
 
     Attributes:
-        tensors: tensors by name; those of other ranks are on device `meta`, without values.
-        fetch: returns the values of another rank's tensor, given its name.
+        tensors: tensors by name. Tensors of other ranks are on device `meta`, without values.
+        fetch: receives the values of another rank's tensor, given the tensor's name, and returns
+            them as a CPU tensor. None if there is only one rank.
     """
 
     tensors: Mapping[str, Tensor]
@@ -51,23 +59,23 @@ class Exchange(Protocol):
     """An asynchronous collective operation."""
 
     def done(self) -> bool:
-        """Return whether the operation is complete or has failed."""
+        """Return True once the operation is complete or has failed."""
         ...
 
     def wait(self) -> None:
         """Wait until the operation is complete.
 
         Raises:
-            LostServerError: when another rank is gone.
+            LostServerError: when another rank is lost.
         """
         ...
 
 
 class Ranks(Protocol):
-    """Collective operations. Every rank calls the same methods in the same order.
+    """Collective operations over all ranks. Every rank calls the same methods in the same order.
 
     Attributes:
-        rank: number of this rank, from 0. Rank 0 writes the run folder.
+        rank: index of this rank, from 0. Rank 0 writes the run folder.
         count: number of ranks.
     """
 
@@ -75,34 +83,51 @@ class Ranks(Protocol):
     count: int
 
     def agree(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in order; values must be representable in JSON."""
+        """Gather one value from each rank, and return the values of all ranks in rank order.
+
+        Args:
+            value: this rank's value; must be representable in JSON.
+        """
         ...
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """Start to sum a tensor over the ranks, in place on its owner.
+        """Start to sum a tensor over all ranks into the owner's tensor.
 
-        Do not use the tensor until the sum is complete; on other ranks its values are lost.
+        Do not use the tensor until the sum is complete. On ranks other than the owner, the tensor's
+        values are undefined afterwards.
+
+        Args:
+            owner: rank that receives the sum.
+            tensor: this rank's summand, of the same shape and dtype on all ranks.
         """
         ...
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """Broadcast each tensor from its owner to all ranks, in place."""
+        """Broadcast each tensor from its owner into the same tensor on all other ranks.
+
+        Args:
+            tensors: this rank's tensors, with the same shapes and dtypes on all ranks.
+            owners: rank that owns each tensor.
+        """
         ...
 
     def collect(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[Collected | None]:
-        """Give rank 0 the tensors of all ranks while its block runs; the others wait.
+        """Return a context manager within which rank 0 can read the tensors of all ranks.
+
+        Other ranks send their tensors on request, and wait until rank 0 leaves its block.
 
         Args:
-            tensors: tensors of this rank; names are unique over all ranks.
+            tensors: this rank's tensors by name. A name must not occur on two ranks.
 
         Returns:
-            A context manager that yields the tensors on rank 0, and None on the others.
+            A context manager that yields the tensors of all ranks on rank 0, and None on other
+            ranks.
         """
         ...
 
 
 class _Finished:
-    """An operation of a single rank, complete from the start."""
+    """A collective operation of a single rank, which is complete from the start."""
 
     def done(self) -> bool:
         """See `Exchange.done`."""
@@ -114,7 +139,7 @@ class _Finished:
 
 @dataclass(frozen=True, slots=True)
 class _PendingReduce:
-    """A reduction in torch's process group."""
+    """An asynchronous reduction in torch's process group."""
 
     work: dist.Work
 
@@ -129,7 +154,7 @@ class _PendingReduce:
 
 
 class Alone:
-    """Ranks of a single server."""
+    """Implements `Ranks` for a single server, without communication."""
 
     rank = 0
     count = 1
@@ -151,7 +176,7 @@ class Alone:
 
 
 class TorchRanks:
-    """The ranks of torch's process group, which must be initialized (`torch.distributed`)."""
+    """Implements `Ranks` with `torch.distributed`, whose process group must be initialized."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -213,13 +238,17 @@ class TorchRanks:
                 self._ask(_END)
 
     def _ask(self, number: int) -> int:
-        """Broadcast from rank 0 the number of the tensor that it wants; return the number."""
+        """Broadcast the index of the tensor that rank 0 requests; return rank 0's index.
+
+        Args:
+            number: index of the requested tensor, or `_END`. Ignored on ranks other than 0.
+        """
         asked = torch.tensor([number])
         dist.broadcast(asked, 0)
         return int(asked)
 
     def _answer(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
-        """Send rank 0 the tensors that it asks for, until it sends `_END`."""
+        """Send rank 0 the tensors that it requests, until rank 0 broadcasts `_END`."""
         with _noticing_loss():
             while (number := self._ask(_END)) != _END:
                 if names[number] in tensors:
@@ -228,7 +257,7 @@ class TorchRanks:
 
 @contextmanager
 def _noticing_loss() -> Iterator[None]:
-    """Return a context manager that turns RuntimeError of torch into LostServerError."""
+    """Return a context manager that converts torch's RuntimeError into LostServerError."""
     try:
         yield
     except RuntimeError as error:
@@ -241,7 +270,7 @@ def _noticing_loss() -> Iterator[None]:
 def _buckets(
     tensors: Sequence[Tensor], owners: Sequence[int]
 ) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield buckets of tensors of one owner and dtype, with the owner."""
+    """Yield the owner and the tensors of each bucket. A bucket's tensors share owner and dtype."""
     pairs = sorted(zip(owners, tensors, strict=True), key=lambda pair: pair[0])
     for (owner, _), group in groupby(pairs, key=lambda pair: (pair[0], pair[1].dtype)):
         bucket: list[Tensor] = []
@@ -257,7 +286,12 @@ def _buckets(
 
 @contextmanager
 def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
-    """Yield the elements of all tensors as one tensor; copy them back afterwards if `unpack`."""
+    """Return a context manager that yields the concatenated elements of all tensors.
+
+    Args:
+        tensors: tensors of one dtype.
+        unpack: whether to copy the elements back into `tensors` at the end of the block.
+    """
     if len(tensors) == 1 and tensors[0].is_contiguous():
         yield tensors[0].detach()
         return
@@ -270,10 +304,11 @@ def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
 
 
 def owners_of(sizes: Sequence[int], count: int) -> list[int]:
-    """Return the owning rank of each parameter, so that all ranks need similar memory.
+    """Return the rank that owns each parameter. All ranks get similar memory requirements.
 
-    An owner holds a gradient and two moments. The largest parameter is usually the embedding, whose
-    gradient is complete last. All ranks hold this gradient until it is summed.
+    For each parameter that a rank owns, it holds a gradient and two optimizer moments. In addition,
+    every rank holds the largest parameter's gradient until that gradient is summed: the largest
+    parameter is usually the embedding, whose gradient is complete last.
 
     Args:
         sizes: number of elements of each parameter.
@@ -286,6 +321,6 @@ def owners_of(sizes: Sequence[int], count: int) -> list[int]:
     for index in largest_first:
         owners[index] = load.index(min(load))
         load[owners[index]] += 3 * sizes[index]
-        if index == largest_first[0]:  # its gradient is counted from the start
+        if index == largest_first[0]:  # the initial load already includes the gradient
             load[owners[index]] -= gradient
     return owners

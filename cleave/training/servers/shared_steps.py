@@ -1,4 +1,4 @@
-"""Division of each step among several servers, and exchange of the results."""
+"""Division of each step's sequences among several servers, and exchange of their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from cleave.training.servers.dealing import Dealer, Pace, part_of
 from cleave.training.servers.ranks import LostServerError, Ranks
 
 GIVES_BACK_S: Final = 10.0
-"""Seconds without any device after which a server gives up its part of a step to the others."""
+"""Seconds without a device after which a server abandons its part of a step.
+
+All servers then repeat the step, and servers with devices compute that part.
+"""
 
 _Value = TypeVar("_Value")
 
@@ -27,25 +30,25 @@ class Sums(Protocol):
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds for which this step's backward pass has waited for other servers."""
+        """Return the seconds that this server has waited for other servers in the current step."""
         ...
 
     def add_up(self) -> None:
-        """Sum the remaining gradients; see `Optimizer.add_up`."""
+        """Sum the gradients that are not summed yet over all servers; see `Optimizer.add_up`."""
         ...
 
 
 class SharedSteps:
-    """Divides each step's sequences among the servers by the throughput of their fleets.
+    """Divides each step's sequences among servers in proportion to their fleets' throughput.
 
     Args:
         ranks: the servers.
-        fleet: this server's fleet; None if the server computes by itself.
-        clock: returns seconds.
-        say: called on the first server with a message when the division changes.
+        fleet: this server's fleet; None if the server computes without devices.
+        clock: returns the current time in seconds.
+        say: called with a message on rank 0 whenever the division changes.
 
     Attributes:
-        first_row: index in the step of the first sequence of this server's part.
+        first_row: index of this server's first sequence among all sequences of the step.
     """
 
     def __init__(
@@ -66,11 +69,13 @@ class SharedSteps:
 
     @property
     def several(self) -> bool:
-        """Return whether more than one server trains."""
+        """Return True if more than one server trains the model."""
         return self._ranks.count > 1
 
     def part(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Return this server's part of a step's micro-batches; usually empty without devices.
+        """Return the micro-batches of a step that this server computes.
+
+        A server without devices gets no micro-batches if another server has devices.
 
         Args:
             batches: all micro-batches of the step, the same on every server.
@@ -90,9 +95,10 @@ class SharedSteps:
         return part_of(batches, dealt, self._ranks.rank)
 
     def turns(self) -> tuple[int, int | None, int]:
-        """Return which items of a list this server handles, as the arguments of a slice.
+        """Return start, stop and step of the slice of a list that this server computes.
 
-        Servers with capacity take turns; if none has capacity, all servers do.
+        List items are assigned round-robin to the servers that have devices. If no server has
+        devices, the items are assigned round-robin to all servers.
         """
         self._deserted_since_s = None
         able = self._ranks.agree(self._capacity() > 0)
@@ -102,18 +108,18 @@ class SharedSteps:
         return servers.index(self._ranks.rank), None, len(servers)
 
     def do(self, part: Sequence[Batch], work: Callable[[], float], sums: Sums) -> float:
-        """Do this server's part of a step, and record its speed.
+        """Compute this server's part of a step, sum gradients, and update this server's speed.
 
         Args:
-            part: micro-batches of the part.
-            work: computes the part's gradients; returns its contribution to the loss.
-            sums: sums the gradients of all servers.
+            part: this server's micro-batches.
+            work: computes the gradients of `part`; returns the part's contribution to the loss.
+            sums: sums the gradients over all servers.
 
         Returns:
             The loss of the whole step.
 
         Raises:
-            AbandonedError: when a server abandoned its part; no weight was updated.
+            AbandonedError: when a server abandoned its part of the step. No weight was updated.
             CleaveError: when a server failed.
         """
         began_s, capacity = self._now(), self._capacity()
@@ -126,7 +132,7 @@ class SharedSteps:
             except LostServerError:
                 raise
             except CleaveError:
-                sums.add_up()  # the other servers wait for this one's gradients
+                sums.add_up()  # other servers wait for this server's gradients
                 raise
             took_s = self._now() - began_s
             if self._on_wall_clock:
@@ -139,11 +145,16 @@ class SharedSteps:
         return sum(losses)
 
     def together(self, work: Callable[[], _Value]) -> list[_Value]:
-        """Run `work` on every server; return all results, which must be JSON values.
+        """Run `work` on every server, and return the results of all servers in rank order.
+
+        Args:
+            work: runs on this server; its result must be representable in JSON.
 
         Raises:
-            AbandonedError: on all servers, when one abandoned its part or lost all its devices.
-            CleaveError: on all servers, when one failed, or all lost their devices.
+            AbandonedError: on all servers, when a server abandoned its work, or when some servers
+                but not all lost all their devices.
+            CleaveError: on all servers, when a server failed for another reason, or when every
+                server lost all its devices.
         """
         if not self.several:
             return [work()]
@@ -171,7 +182,10 @@ class SharedSteps:
         return [each["done"] for each in everyone]
 
     def deserted(self) -> bool:
-        """Return whether this server should give up its part, as it had no devices for too long."""
+        """Return True if this server should abandon its part of the step.
+
+        With several servers, a server abandons its part after GIVES_BACK_S seconds without devices.
+        """
         if not self.several or self._capacity():
             self._deserted_since_s = None
             return False
@@ -180,7 +194,13 @@ class SharedSteps:
         return self._clock() - self._deserted_since_s >= GIVES_BACK_S
 
     def counted(self, spent: FleetCounters) -> FleetCounters:
-        """Return the sum of all fleets' counters; `fleet_s` and `waited_s` are maxima."""
+        """Return the counters of one step for all servers together.
+
+        Counters are summed over the servers. For `fleet_s` and `waited_s`, the maximum is taken.
+
+        Args:
+            spent: this server's counters of the step.
+        """
         if not self.several:
             return spent
         everyone = [_counters(values) for values in self._ranks.agree(asdict(spent))]
@@ -191,11 +211,11 @@ class SharedSteps:
         )
 
     def _capacity(self) -> float:
-        """Return the fleet's capacity in FLOP/s; 1 for a server that computes by itself."""
+        """Return the fleet's capacity in FLOP/s; 1 for a server that computes without devices."""
         return 1.0 if self._fleet is None else self._fleet.capacity()
 
     def _now(self) -> float:
-        """Return seconds on the fleet's clock if that is virtual, else on the wall clock."""
+        """Return the current time in seconds, on the fleet's clock if that clock is virtual."""
         if self._fleet is not None and not self._on_wall_clock:
             return self._fleet.counters().fleet_s
         return self._clock()

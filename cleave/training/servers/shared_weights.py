@@ -1,11 +1,13 @@
 """Weights sharded over several servers (ZeRO, stage 3: arXiv 1910.02054).
 
-Each weight is stored on the server that owns it. Other servers gather a layer's weights for its
-forward pass and again for its backward pass. They gather weights outside the layers once per step.
-After a layer's backward pass, its gradients are summed at their owners.
+Each weight is stored on the server that owns the weight. Other servers gather a layer's weights for
+the layer's forward pass, and again for its backward pass. Servers gather weights outside the layers
+once per step. After a layer's backward pass, each gradient is summed on the server that owns the
+weight.
 
 All servers perform the same exchanges in the same order; see `exchanges`. A server with fewer
-micro-batches takes part in the first passes without computing; so does one that gave up its part.
+micro-batches performs the exchanges of the first passes without computing. A server that has
+abandoned its part of the step performs the remaining exchanges without computing.
 """
 
 from __future__ import annotations
@@ -30,30 +32,30 @@ from cleave.training.servers.ranks import LostServerError, Ranks, owners_of
 from cleave.training.tiles.offloaded_linear import Operands
 
 OUTSIDE: Final = 0
-"""Number of the unit with all weights outside the layers; layers follow in order."""
+"""Index of the unit that holds all weights outside the layers. Layer units follow from index 1."""
 
 
 class Kind(Enum):
-    """Kind of an exchange."""
+    """What an exchange does with a unit's weights."""
 
     FORWARD = auto()
-    """A unit's weights are gathered for its forward pass."""
+    """Gather the unit's weights for its forward pass."""
 
     BACKWARD = auto()
-    """A unit's weights are gathered for its backward pass."""
+    """Gather the unit's weights for its backward pass."""
 
     DONE = auto()
-    """A unit's weights are released; after a backward pass its gradients are summed."""
+    """Release the unit's weights; after a backward pass, also sum the unit's gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange of a step, which all servers perform in the same order.
+    """One exchange of a step. All servers perform a step's exchanges in the same order.
 
     Attributes:
-        number: number of the pass, from 0.
-        kind: kind of the exchange.
-        unit: number of the unit whose weights are exchanged.
+        number: index of the pass in the step, from 0.
+        kind: what is done with the unit's weights.
+        unit: index of the unit whose weights are exchanged.
     """
 
     number: int
@@ -62,12 +64,12 @@ class Exchange:
 
 
 def exchanges(passes: int, layers: int, *, backward: bool) -> list[Exchange]:
-    """Return the exchanges of a step in order.
+    """Return all exchanges of a step in order.
 
     Args:
-        passes: number of passes.
-        layers: number of layers; their units are numbered from 1.
-        backward: whether passes include a backward pass.
+        passes: number of passes in the step.
+        layers: number of layers. The units of the layers have indices 1 to `layers`.
+        backward: True if each pass is a forward and a backward pass, False for forward passes only.
     """
     found = [Exchange(0, Kind.FORWARD, OUTSIDE)]
     for number in range(passes):
@@ -86,12 +88,12 @@ def exchanges(passes: int, layers: int, *, backward: bool) -> list[Exchange]:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Weights that are gathered together.
+    """Weights that are gathered together: one layer's weights, or all weights outside the layers.
 
     Attributes:
-        weights: the weights by name.
-        others: weights that other servers own.
-        owners: owning rank of each weight.
+        weights: all weights of the unit by name.
+        others: the weights of the unit that other servers own.
+        owners: rank that owns each of `weights`, in the same order.
     """
 
     weights: dict[str, nn.Parameter]
@@ -100,21 +102,22 @@ class _Unit:
 
     @property
     def trained(self) -> list[str]:
-        """Return the names of the trained weights."""
+        """Return the names of the unit's trained weights."""
         return [name for name, weight in self.weights.items() if weight.requires_grad]
 
 
 class SharedWeights:
-    """Gathers the weights of a model's layers for their passes, and frees them.
+    """Gathers each layer's weights before the layer's passes, and frees them afterwards.
 
     Args:
-        model: a causal language model of transformers, the same on all servers. It must use
-            activation checkpointing, so that autograd does not keep weights between passes.
+        model: a causal language model of transformers, the same on all servers. The model must use
+            activation checkpointing, so that autograd does not retain weights between the forward
+            and the backward pass.
         ranks: the servers.
-        clock: returns seconds.
+        clock: returns the current time in seconds.
 
     Attributes:
-        owners: owning rank of each weight, by name.
+        owners: maps a weight's name to the rank that owns the weight.
 
     Raises:
         UsageError: when the model has no list of layers.
@@ -136,7 +139,7 @@ class SharedWeights:
         self._schedule: list[Exchange] = []
         self._next = 0
         self._passes = 0
-        self._pass: int | None = None  # the pass that this server computes now
+        self._pass: int | None = None  # index of the pass that this server computes now
         self._in_backward = False
         self._new_sums: Callable[[], GradientSums] | None = None
         self._sums: GradientSums | None = None
@@ -155,20 +158,30 @@ class SharedWeights:
 
     @property
     def order(self) -> list[str]:
-        """Return the names of all trained weights; their gradients complete in reverse order."""
+        """Return the names of all trained weights.
+
+        A backward pass completes the gradients of these weights in reverse order.
+        """
         return [name for unit in self._units for name in unit.trained]
 
     @property
     def waited_s(self) -> float:
-        """Return the seconds that this step has waited for gathered weights and gradient sums."""
+        """Return the seconds that this server has waited for weights and gradient sums this step.
+
+        The time is counted from the last call of `begin`.
+        """
         return self._waited_s + (self._sums.waited_s if self._sums is not None else 0.0)
 
     def owned(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors, keyed by weight name, whose weights this server owns."""
+        """Return the entries of `tensors` that belong to weights of this server.
+
+        Args:
+            tensors: maps weight names to tensors, such as weights or optimizer moments.
+        """
         return {n: t for n, t in tensors.items() if self.owners[n] == self._ranks.rank}
 
     def begin_sharing(self) -> None:
-        """Free the weights that other servers own, and gather them on demand from now on."""
+        """Free all weights that other servers own. From now on, they are gathered on use."""
         marked = (m.__dict__.get("_cleave") for m in self._model.modules())
         self._operands = list({id(o): o for o in marked if o is not None}.values())
         for number, module in enumerate(self._modules, start=1):
@@ -178,11 +191,11 @@ class SharedWeights:
             self._free(unit)
 
     def begin(self, passes: int, new_sums: Callable[[], GradientSums] | None) -> None:
-        """Begin a step, or an evaluation.
+        """Begin a training step or an evaluation: set the schedule of exchanges.
 
         Args:
-            passes: largest number of passes that any server computes.
-            new_sums: makes the object that sums the gradients of a pass; None in an evaluation.
+            passes: maximum over all servers of the number of passes that a server computes.
+            new_sums: creates the `GradientSums` of one pass; None for an evaluation.
         """
         self._schedule = exchanges(passes, len(self._modules), backward=new_sums is not None)
         self._passes, self._next = passes, 0
@@ -191,14 +204,14 @@ class SharedWeights:
 
     @contextmanager
     def computing(self, left: int) -> Iterator[None]:
-        """Return a context manager that gathers the weights for one pass, forward and backward.
+        """Return a context manager that gathers and frees weights during one pass.
 
         Args:
-            left: number of passes that this server computes after this one.
+            left: number of passes that this server computes after this pass.
         """
         self._pass, self._in_backward = self._passes - 1 - left, False
         try:
-            if not self._next:  # weights outside the layers come first and stay
+            if not self._next:  # first gather the weights outside the layers, for the whole step
                 self._do_next()
             yield
             while self._next < len(self._schedule) and self._number <= self._pass:
@@ -214,12 +227,15 @@ class SharedWeights:
         return self._schedule[self._next].number
 
     def finish(self) -> list[str]:
-        """Do the remaining exchanges; return the names of weights with a gradient on any server.
+        """Perform the remaining exchanges of the step.
 
-        Every server calls this after its last pass, even if it abandoned that pass.
+        Every server calls `finish` after its last pass, even if the server abandoned that pass.
+
+        Returns:
+            The names of the weights that had a gradient on at least one server.
 
         Raises:
-            LostServerError: when another server is gone.
+            LostServerError: when another server is lost.
         """
         while self._next < len(self._schedule):
             self._do_next()
@@ -231,7 +247,7 @@ class SharedWeights:
         """Return a context manager that begins and finishes an evaluation.
 
         Args:
-            passes: largest number of passes that any server computes.
+            passes: maximum over all servers of the number of passes that a server computes.
         """
         self.begin(passes, None)
         try:
@@ -239,20 +255,22 @@ class SharedWeights:
         except LostServerError:
             raise
         except CleaveError:
-            self.finish()  # the other servers wait for this one
+            self.finish()  # other servers wait for this server's exchanges
             raise
         self.finish()
 
     def updated(self) -> None:
-        """Note that the owners have updated their weights."""
+        """Invalidate cached operands after the optimizer has updated the weights."""
         for operands in self._operands:
             operands.updated()
 
     def _come_to(self, here: Exchange) -> None:
-        """Do an exchange, after the exchanges before it, whose weights are released at once.
+        """Perform all scheduled exchanges up to and including `here`.
+
+        Layer weights that earlier exchanges gather are released at once.
 
         Raises:
-            UsageError: when the rest of the schedule does not have the exchange.
+            UsageError: when `here` is not among the remaining exchanges.
         """
         while self._next < len(self._schedule):
             if self._do_next(here) == here:
@@ -263,7 +281,12 @@ class SharedWeights:
         )
 
     def _do_next(self, kept: Exchange | None = None) -> Exchange:
-        """Do the next exchange; release a layer's gathered weights unless it is `kept`."""
+        """Perform the next scheduled exchange, and return it.
+
+        Args:
+            kept: if the next exchange gathers a layer and equals `kept`, the layer's weights stay
+                gathered. Otherwise they are released at once.
+        """
         exchange = self._schedule[self._next]
         self._next += 1
         unit = self._units[exchange.unit]
@@ -301,12 +324,15 @@ class SharedWeights:
         return ((weight, operands) for weight in unit.others for operands in self._operands)
 
     def _free(self, unit: _Unit) -> None:
-        """Free a unit's weights that other servers own; keep their shapes, with NaN as values."""
+        """Free a unit's weights that other servers own.
+
+        Each freed weight becomes an expanded NaN scalar of the same shape and dtype.
+        """
         for weight in unit.others:
             weight.data = self._nothing[weight.dtype].expand(weight.shape)
 
     def _free_all(self) -> None:
-        """Free all weights that other servers own, after a finished or abandoned step."""
+        """Free all gathered weights that other servers own, after a finished or abandoned step."""
         for number in list(self._whole):
             self._release(number, done=False)
 
@@ -348,7 +374,14 @@ class SharedWeights:
 
 
 def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
-    """Return the owning rank of each weight. Trained and frozen weights are balanced separately."""
+    """Return a map of each weight's name to the rank that owns the weight.
+
+    Trained and frozen weights are balanced over the ranks separately.
+
+    Args:
+        model: the model.
+        count: number of ranks.
+    """
     found: dict[str, int] = {}
     for trained in (True, False):
         sizes = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad is trained}
@@ -357,7 +390,7 @@ def weight_owners(model: nn.Module, count: int) -> dict[str, int]:
 
 
 def _parts(model: Any) -> list[nn.Module]:
-    """Return the modules whose weights are gathered on demand: layers and an untied LM head."""
+    """Return the modules whose weights are gathered on use: decoder layers, untied LM head."""
     layers = list(decoder_layers(model))
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is None:
@@ -374,7 +407,15 @@ def _parts(model: Any) -> list[nn.Module]:
 
 
 def _names(model: nn.Module, parts: Sequence[Sequence[nn.Parameter]]) -> list[list[str]]:
-    """Return the names of weights outside all parts or in several, then of those of each part."""
+    """Return the weight names of each unit.
+
+    The first list holds the names of weights that belong to no part or to several parts. Each
+    following list holds the names of one part's weights.
+
+    Args:
+        model: the model.
+        parts: the parameters of each part, such as a layer.
+    """
     found: list[list[str]] = [[] for _ in range(len(parts) + 1)]
     having: dict[int, set[int]] = {}
     for number, parameters in enumerate(parts, start=1):
