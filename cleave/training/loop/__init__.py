@@ -1,1 +1,1 @@
-"""The training loop, its optimizer, checkpoints and records."""
+"""The training loop, optimizers, checkpoints, the journal and records."""

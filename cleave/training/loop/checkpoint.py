@@ -1,13 +1,15 @@
-"""Checkpoints: everything that a run needs to resume, written to survive crashes.
+"""Checkpoints, from which a run resumes after a crash.
 
     folder/step-000123/tensors.safetensors    parameters, optimizer state
-    folder/step-000123/meta.json              format version, checksum, and the caller's own meta
+    folder/step-000123/meta.json              format version, checksum, metadata of the caller
 
-A checkpoint is written under a temporary name and renamed once it is safely on disk, so a folder
-with the final name is complete. A folder of checkpoints has one writer at a time.
+A checkpoint is written to a folder with a temporary name. The folder is renamed once all data is on
+disk, so a folder with the final name is complete. One process at a time may write checkpoints to a
+folder.
 
-The disk may still damage a checkpoint. Loading skips a damaged one but never deletes it, as it may
-be the only one left. An unreadable checkpoint is an error: no older one replaces it.
+A complete checkpoint can still be damaged by the disk. Loading skips a damaged checkpoint but never
+deletes it, because it may be the only checkpoint left. If a checkpoint cannot be read, loading
+raises an error and does not fall back to an older checkpoint.
 """
 
 import hashlib
@@ -35,9 +37,9 @@ _FORMAT = 1
 _TENSORS = "tensors.safetensors"
 _META = "meta.json"
 WEIGHTS = "model."
-"""Prefix of parameter names among a checkpoint's tensors."""
+"""Prefix of the names of model parameters among a checkpoint's tensors."""
 _TEMPORARY = ".tmp-"
-# ".replaced": a step's old checkpoint while the step is written again.
+# ".replaced" marks the old checkpoint of a step while a new checkpoint of the same step is written.
 _NAME = re.compile(r"step-(\d{6,})(\.replaced)?")
 _DTYPES = {
     torch.float64: "F64",
@@ -54,10 +56,10 @@ _DTYPES = {
 
 
 class DamagedCheckpointError(CleaveError):
-    """A checkpoint does not hold what was written.
+    """The contents of a checkpoint are incomplete, do not match its checksum, or are not finite.
 
     Attributes:
-        path: the checkpoint's folder.
+        path: folder of the checkpoint.
         reason: description of the damage.
     """
 
@@ -72,7 +74,13 @@ class DamagedCheckpointError(CleaveError):
 
 @dataclass(frozen=True, eq=False)
 class LoadedCheckpoint:
-    """A loaded checkpoint: step, tensors on the CPU by name, and metadata."""
+    """A checkpoint read from disk.
+
+    Attributes:
+        step: number of completed steps.
+        tensors: parameters and optimizer state by name, on the CPU.
+        meta: metadata that the caller of `save_checkpoint` passed.
+    """
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -81,7 +89,15 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class _Header:
-    """The contents of meta.json. `aliases` maps a tied tensor's name to its stored name."""
+    """The contents of meta.json.
+
+    Attributes:
+        step: number of completed steps.
+        tensors_sha256: SHA-256 of tensors.safetensors, in hex.
+        aliases: for each tied tensor that is not stored, maps its name to the name under which its
+            values are stored.
+        meta: metadata that the caller of `save_checkpoint` passed.
+    """
 
     step: int
     tensors_sha256: str
@@ -99,19 +115,27 @@ def save_checkpoint(
     sound_before: int | None = None,
     fetch: Callable[[str], torch.Tensor] | None = None,
 ) -> Path:
-    """Write the checkpoint of `step` into `folder` and return its path.
+    """Write a checkpoint, remove old checkpoints, and return the new checkpoint's path.
 
-    Tensors are streamed one by one; a contiguous tensor on the CPU is not copied. Tied tensors (the
-    same memory under several names) are stored once and are tied again when loaded. `meta` is
-    anything that JSON can hold. A tensor on the device `meta` has its values elsewhere: `fetch`
-    returns them by name, again if the caller retries.
+    Tensors are written one at a time, and contiguous CPU tensors are not copied. Tied tensors (the
+    same memory under several names) are stored once, and are tied again when loaded.
 
-    Of the checkpoints up to this step, the `keep` latest remain, and the latest one before the step
-    `sound_before`. Checkpoints of later steps, left by a resumed run, are never removed.
+    Args:
+        folder: the parent folder of checkpoints.
+        step: number of completed steps.
+        tensors: tensors by name. A tensor on the device `meta` has its values on another server.
+        meta: metadata of the caller; must be representable in JSON.
+        keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which a
+            resumed run has left, do not count and are not removed.
+        sound_before: if given, the latest checkpoint of an earlier step than this is kept too.
+        fetch: returns the values of a tensor on the device `meta`, given its name. May be called
+            several times for the same name, because the caller may retry a failed write.
 
-    Raises CleaveError when the checkpoint cannot be written, DiskFullError for lack of space;
-    earlier checkpoints are then unchanged. Raises TypeError or ValueError for invalid arguments,
-    before anything is written.
+    Raises:
+        DiskFullError: when the disk is full. Earlier checkpoints are unchanged.
+        CleaveError: when the checkpoint cannot be written. Earlier checkpoints are unchanged.
+        TypeError: when a tensor's dtype or `meta` cannot be stored. Nothing is written.
+        ValueError: when `step` or `keep` is too small. Nothing is written.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step {step} must be at least 0 and keep {keep} at least 1")
@@ -119,13 +143,13 @@ def save_checkpoint(
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be stored")
     stored, aliases = _untie(tensors)
-    json.dumps(dict(meta))  # fail now rather than after gigabytes
+    json.dumps(dict(meta))  # raise an error before gigabytes are written
 
     final = folder / f"step-{step:06d}"
     temporary = folder / f"{_TEMPORARY}{final.name}-{secrets.token_hex(4)}"
     try:
         own_folder(folder)
-        for leftover in folder.glob(f"{_TEMPORARY}*"):  # left by a crash
+        for leftover in folder.glob(f"{_TEMPORARY}*"):  # left by a crash during an earlier write
             shutil.rmtree(leftover, ignore_errors=True)
         new_folder(temporary)
         with BufferedWriter(new_file(temporary / _TENSORS)) as file:
@@ -151,7 +175,7 @@ def save_checkpoint(
             f"The checkpoint {str(final)!r} cannot be written ({error.strerror or error}): "
             f"{remedy(error)}, or choose another folder; earlier checkpoints are as they were."
         ) from error
-    except BaseException:  # Ctrl-C leaves nothing behind either
+    except BaseException:  # also on KeyboardInterrupt, remove the incomplete checkpoint
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _remove_older(folder, step, keep, sound_before)
@@ -159,26 +183,30 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path) -> LoadedCheckpoint:
-    """Read the checkpoint in the folder `path`, and verify every byte of its tensors.
+    """Load the checkpoint in the folder `path`, and verify the checksum of its tensors.
 
-    The tensors may be backed by the file: copy them into the model before you delete it. Raises
-    DamagedCheckpointError when it is damaged or not finite, CleaveError when it cannot be read or
-    was written by a newer version.
+    The tensors may be mapped to the checkpoint's file. Copy them before you delete the checkpoint.
+
+    Raises:
+        DamagedCheckpointError: when the checkpoint is damaged, or a tensor is not finite.
+        CleaveError: when the checkpoint cannot be read, or was written by a newer version.
     """
     header = _verified_header(path)
     tensors = _read_tensors(path, header)
-    if name := first_not_finite(tensors):  # earlier versions wrote such checkpoints
+    if name := first_not_finite(tensors):  # earlier versions wrote checkpoints of diverged runs
         raise DamagedCheckpointError(path, f"{name!r} is not finite: the run had diverged")
     return LoadedCheckpoint(header.step, tensors, header.meta)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the path of the newest intact checkpoint in `folder`, or None.
+    """Return the path of the newest intact checkpoint in `folder`, or None if there is none.
 
-    Skips damaged checkpoints with a warning (`warnings.warn`), unfinished ones silently. Verifies
-    every byte of the checkpoint; use `load_latest` to verify and load it in one pass.
+    Verifies the checkpoint's checksum. Warns about each damaged checkpoint (`warnings.warn`) and
+    skips it. Skips incomplete checkpoints without a warning. To load the checkpoint too, use
+    `load_latest`.
 
-    Raises CleaveError when a checkpoint cannot be read, which does not mean that it is damaged.
+    Raises:
+        CleaveError: when a checkpoint cannot be read. It may still be intact.
     """
     for path in _newest_first(folder):
         try:
@@ -193,10 +221,14 @@ def latest_checkpoint(folder: Path) -> Path | None:
 def load_latest(
     folder: Path, passed_over: Callable[[DamagedCheckpointError], None] | None = None
 ) -> LoadedCheckpoint | None:
-    """Load the newest intact checkpoint in `folder`, or return None.
+    """Load the newest intact checkpoint in `folder`, or return None if there is none.
 
-    Skips damaged checkpoints and calls `passed_over` with each, or warns if it is None. Raises
-    CleaveError as `latest_checkpoint` does.
+    Args:
+        folder: the parent folder of checkpoints.
+        passed_over: called for each damaged checkpoint that is skipped; None to warn instead.
+
+    Raises:
+        CleaveError: when a checkpoint cannot be read. It may still be intact.
     """
     while True:
         faults: list[DamagedCheckpointError] = []
@@ -210,7 +242,7 @@ def load_latest(
                 faults.append(error)
         if not removed:
             break
-        # The writing run removed one meanwhile, so a newer one exists.
+        # A running training removed a checkpoint meanwhile, so a newer checkpoint exists.
     for fault in faults:
         if passed_over is None:
             warnings.warn(str(fault), stacklevel=2)
@@ -220,21 +252,30 @@ def load_latest(
 
 
 def held_steps(folder: Path) -> list[int]:
-    """Return the steps whose checkpoints are in a folder, latest first."""
+    """Return the steps of the checkpoints in a folder, latest step first."""
     return sorted({_step_of(path) for path in _newest_first(folder)}, reverse=True)
 
 
 def remove_checkpoints(folder: Path, unwanted: Callable[[int], bool]) -> None:
-    """Remove the checkpoints of `unwanted` steps; warn if one cannot be removed."""
+    """Remove checkpoints from a folder. Warn about a checkpoint that cannot be removed.
+
+    Args:
+        folder: the parent folder of checkpoints.
+        unwanted: returns True for each step whose checkpoint is removed.
+    """
     for path in _newest_first(folder):
         if unwanted(_step_of(path)):
             _remove(path)
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint so that nothing finds, replaces or removes it.
+    """Rename a damaged checkpoint, so that it is no longer loaded, replaced or removed.
 
-    Returns its new path. Raises CleaveError when it cannot be renamed.
+    Returns:
+        The new path of the checkpoint.
+
+    Raises:
+        CleaveError: when the checkpoint cannot be renamed.
     """
     aside, number = path.with_name(f"{path.name}.damaged"), 1
     while aside.exists():
@@ -253,7 +294,10 @@ def set_aside(path: Path) -> Path:
 def _untie(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors to store, and the stored name of each other tied tensor."""
+    """Return the tensors to store, without duplicates of tied tensors.
+
+    The second result maps the name of each duplicate to the name under which the tensor is stored.
+    """
     stored: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
@@ -272,12 +316,12 @@ def _write_tensors(
     tensors: Mapping[str, torch.Tensor],
     fetch: Callable[[str], torch.Tensor] | None,
 ) -> str:
-    """Write the safetensors format to `file`; return the SHA-256 of the bytes.
+    """Write tensors to `file` in safetensors format, and return the SHA-256 of the file in hex.
 
-    The library's own writer would need a second pass over the file for the checksum, and its errors
-    do not identify a full disk.
+    The writer of the safetensors library is not used: computing the checksum would need a second
+    pass over the file, and the library's errors do not tell whether the disk is full.
     """
-    # Widest elements first keeps every tensor aligned.
+    # Write the dtypes with the largest elements first, so that every tensor is aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header = {}
     offset = 0
@@ -308,7 +352,7 @@ def _write_tensors(
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's bytes in row-major order; no copy if it is contiguous on the CPU."""
+    """Return a tensor's bytes in row-major order. A contiguous CPU tensor is not copied."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
@@ -319,7 +363,11 @@ def _sync(file: BinaryIO) -> None:
 
 
 def _put_in_place(temporary: Path, final: Path) -> None:
-    """Rename `temporary` to `final`. A complete checkpoint of the step exists throughout."""
+    """Rename a checkpoint's folder from `temporary` to `final`.
+
+    If `final` exists, it is renamed and removed last. A complete checkpoint of the step therefore
+    exists at any time.
+    """
     if not final.exists():
         temporary.rename(final)
         return
@@ -349,7 +397,7 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _remove_older(folder: Path, step: int, keep: int, sound_before: int | None) -> None:
     older = [path for path in _newest_first(folder) if _step_of(path) <= step]
-    # A crash can leave both a checkpoint and the one it replaced; count them once.
+    # A crash can leave both a step's new checkpoint and its replaced one. Count the step once.
     distinct = [path for path in older if not path.suffix or path.with_suffix("") not in older]
     sound = [
         path for path in distinct if sound_before is not None and _step_of(path) < sound_before
@@ -365,7 +413,10 @@ def _step_of(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint. It is renamed first, so that a crash leaves no partial one."""
+    """Delete a checkpoint; warn if it cannot be deleted.
+
+    The folder first gets a temporary name, so that a crash leaves no partial checkpoint.
+    """
     doomed = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
         path.rename(doomed)

@@ -1,7 +1,7 @@
-"""Waiting for disk space: when the disk of a run folder is full, training waits and reports it.
+"""Waiting for disk space: while the disk of a run folder is full, training waits.
 
-A full disk loses nothing while the data stays in memory, so a write is retried until it succeeds.
-A failed write leaves the previous contents unchanged.
+The data to write stays in memory, so a write is retried until it succeeds. A failed write leaves
+the previous contents of its file unchanged.
 """
 
 from __future__ import annotations
@@ -14,32 +14,40 @@ from typing import Final, TypeVar
 from cleave.errors import CleaveError
 
 FIRST_RETRY_S: Final = 1.0
-"""Delay after the first failed write; it doubles with each further one."""
+"""Seconds until the first retry of a write. The delay doubles with each further retry."""
 
 MOST_RETRY_S: Final = 60.0
-"""Longest delay: a retry may write gigabytes of a checkpoint before space ends."""
+"""Maximum delay between retries, in seconds.
+
+Retries are rare because each one may write gigabytes of a checkpoint before the disk is full again.
+"""
 
 STOPPING_S: Final = 60.0
-"""How long a stopping run retries its remaining writes."""
+"""Seconds for which a run that is stopping retries a write."""
 
 _SLICE_S: Final = 0.5
-# EFBIG: the system or an administrator limits file sizes.
+# EFBIG means that the system or an administrator limits the size of files.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _T = TypeVar("_T")
 
 
 class DiskFullError(CleaveError):
-    """A write found no disk space; the previous contents are unchanged."""
+    """A write failed because the disk is full. The file's previous contents are unchanged."""
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error means that no disk space is left."""
+    """Return True if an error means that no disk space is left."""
     return error.errno in _FULL
 
 
 def cannot_write(path: Path, error: OSError) -> CleaveError:
-    """Return the error that tells a user why a write failed, and what to do."""
+    """Return the error to raise for a failed write. Its message tells the user what to do.
+
+    Args:
+        path: the file or folder that cannot be written.
+        error: the cause.
+    """
     kind = DiskFullError if is_full(error) else CleaveError
     return kind(
         f"{str(path)!r} cannot be written ({error.strerror or error}): "
@@ -48,7 +56,7 @@ def cannot_write(path: Path, error: OSError) -> CleaveError:
 
 
 def remedy(error: OSError) -> str:
-    """Return advice for a failed write."""
+    """Return advice for the user about a failed write, such as "free some space there"."""
     match error.errno:
         case number if number in _FULL:
             return "free some space there"
@@ -63,16 +71,16 @@ def remedy(error: OSError) -> str:
 
 
 class Patience:
-    """Retries writes while the disk is full. Used by one thread at a time.
+    """Retries writes while the disk is full. Not thread-safe.
 
     Args:
-        tell: called with True and a text when the disk is full, with False and a text when it has
-            space again.
-        stop: returns whether the run is stopping; writes are then retried for `STOPPING_S` more.
-        sleep: sleeps for the given seconds.
+        tell: called with True and a message when the disk is full, and with False and a message
+            when the disk has space again.
+        stop: returns True if the run is stopping. A write is then retried for `STOPPING_S` seconds.
+        sleep: sleeps for the given number of seconds.
 
     Attributes:
-        waited_s: seconds waited so far.
+        waited_s: total seconds waited for disk space.
     """
 
     def __init__(
@@ -87,10 +95,10 @@ class Patience:
         self._sleep = sleep
 
     def insist(self, write: Callable[[], _T]) -> _T:
-        """Retry a write until the disk has space; return its result.
+        """Call `write` until it no longer raises DiskFullError, and return its result.
 
         Raises:
-            DiskFullError: when the run is stopping and the disk still has no space.
+            DiskFullError: when the run is stopping and the disk has had no space for `STOPPING_S`.
         """
         pause_s, stopping_s, told = FIRST_RETRY_S, 0.0, False
         while True:
@@ -110,7 +118,11 @@ class Patience:
             pause_s = min(2 * pause_s, MOST_RETRY_S)
 
     def _pause(self, pause_s: float) -> float:
-        """Wait; return the number of seconds waited after the run was asked to stop."""
+        """Wait for `pause_s` seconds, or at most `FIRST_RETRY_S` more once the run is stopping.
+
+        Returns:
+            The number of seconds waited while the run was stopping.
+        """
         stopping_s = 0.0
         while pause_s > 0:
             if self._stop():

@@ -1,6 +1,6 @@
-"""Dropout that depends on the seed, the step and the sequence only.
+"""Dropout that depends only on the seed, the step, the sequence and the module.
 
-So resumed runs, repeated steps and runs over several servers drop the same values.
+Resumed runs, repeated steps and runs with several servers therefore drop the same values.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 @dataclass(slots=True)
 class Chance:
-    """Seeds the random draws of a model's passes.
+    """Seeds the random numbers of a model's passes.
 
     Attributes:
         seed: the seed of the run.
-        rows: seed texts of the current pass's sequences; empty between passes.
+        rows: for each sequence of the current pass, a text from which seeds are derived. Empty
+            between passes.
     """
 
     seed: int
@@ -29,7 +30,12 @@ class Chance:
 
     @classmethod
     def of(cls, model: nn.Module, seed: int) -> Self:
-        """Replace a model's dropout modules by ones that are seeded per sequence."""
+        """Replace a model's dropout modules by `SeededDropout`, and return the shared seeds.
+
+        Args:
+            model: the model, which is changed in place.
+            seed: the seed of the run.
+        """
         chance = cls(seed)
         for parent_name, parent in list(model.named_modules()):
             for name, child in list(parent.named_children()):
@@ -40,12 +46,14 @@ class Chance:
 
     @contextmanager
     def of_pass(self, step: int, first: int, count: int) -> Iterator[None]:
-        """Return a context that seeds a pass, forward and backward; restores torch's generator.
+        """Return a context manager that seeds a forward and backward pass.
+
+        Within the block, torch's random generator is seeded too; afterwards its state is restored.
 
         Args:
-            step: number of steps done before this one.
-            first: number of the first sequence within the step.
-            count: number of sequences.
+            step: index of the step, from 0.
+            first: index of the pass's first sequence among the sequences of the step.
+            count: number of sequences in the pass.
         """
         self.rows = tuple(f"{self.seed} {step} {first + row}" for row in range(count))
         try:
@@ -57,12 +65,12 @@ class Chance:
 
 
 class SeededDropout(nn.Dropout):
-    """Dropout that draws each sequence's values from its own generator.
+    """Dropout that uses a separately seeded random generator for each sequence.
 
     Args:
         p: the probability that a value is dropped.
-        chance: seeds of the current pass's sequences.
-        name: name of the module, so that no two modules drop alike.
+        chance: seeds of the sequences of the current pass.
+        name: name of the module. Modules with different names drop different values.
     """
 
     def __init__(self, p: float, chance: Chance, name: str) -> None:
@@ -71,7 +79,10 @@ class SeededDropout(nn.Dropout):
         self._name = name
 
     def forward(self, input: Tensor) -> Tensor:
-        """Drop values; use torch's generator if the rows cannot be divided among the sequences."""
+        """Drop values of `input`, whose rows are divided evenly among the sequences of the pass.
+
+        Between passes, or if the rows cannot be divided evenly, use torch's generator instead.
+        """
         rows = self._chance.rows
         if not (self.training and rows) or input.shape[0] % len(rows):
             return super().forward(input)

@@ -1,4 +1,4 @@
-"""Digests of a run's inputs, by which a resumed run detects changes."""
+"""Digests of a run's inputs, by which a resumed run detects that an input has changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS: Final = {
     "template": "chat template",
     "model": "model configuration",
 }
-# Saving a configuration again changes these, and they do not affect the model.
+# Configuration keys that change when a configuration is saved again, but do not affect the model.
 _NOT_OF_THE_MODEL: Final = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
 
 
@@ -31,10 +31,11 @@ class Fingerprints:
     """Digests, in hex, of the inputs that determine a run's results.
 
     Attributes:
-        text, held_out: digests of the tokens, which depend on documents and on how they are read.
-        tokenizer: digest of everything that determines a text's tokens.
-        template: digest of the chat template; empty without one.
-        model: digest of the configuration in the model's folder; empty for a registry model.
+        text: digest of the tokens of the training split.
+        held_out: digest of the tokens of the validation split.
+        tokenizer: digest of all settings that determine how text is encoded.
+        template: digest of the chat template; empty if the model has none.
+        model: digest of the configuration in the model folder; empty for a registry model.
     """
 
     text: str
@@ -45,12 +46,12 @@ class Fingerprints:
 
     @classmethod
     def of(cls, corpus: Corpus, tokenizer: TextTokenizer, folder: Path | None) -> Self:
-        """Return the fingerprints of a run.
+        """Return the fingerprints of a run's inputs.
 
         Args:
-            corpus: the tokens.
-            tokenizer: the tokenizer.
-            folder: the model's folder; None for a registry model.
+            corpus: the tokens of both splits.
+            tokenizer: the tokenizer that encoded the text.
+            folder: the model folder; None for a registry model.
         """
         return cls(
             text=hashlib.sha256(corpus.train.data).hexdigest(),
@@ -61,13 +62,21 @@ class Fingerprints:
         )
 
     def changed(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the names of fingerprints that differ from saved ones; some may be missing."""
+        """Return the names of the fingerprints that differ from saved fingerprints.
+
+        Args:
+            saved: saved fingerprints by name. A name that is missing counts as unchanged.
+        """
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return [name for name in mine if name in saved and saved[name] != mine[name]]
 
 
 def in_words(names: list[str]) -> str:
-    """Return a list of the changes, in words."""
+    """Return a phrase about changed fingerprints, such as "another training text and ...".
+
+    Args:
+        names: names of the changed fingerprints.
+    """
     return " and ".join(f"another {_WORDS[name]}" for name in names)
 
 
@@ -86,7 +95,10 @@ def _of_config(path: Path) -> str:
 
 
 def _json_of(path: Path) -> dict[str, Any]:
-    """Return a JSON file's object; an empty one if unreadable, as loading the model will fail."""
+    """Return the object in a JSON file, or an empty object if the file cannot be read.
+
+    Loading the model raises the error about an unreadable configuration.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

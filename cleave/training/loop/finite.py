@@ -12,39 +12,45 @@ from cleave.errors import CleaveError
 
 
 class DivergedError(CleaveError):
-    """A loss, a gradient or a weight of a run is not finite."""
+    """The run has diverged: a loss, gradient, weight or optimizer moment is NaN or infinite."""
 
 
 def check_loss(loss: float) -> None:
     """Check that a loss is finite.
 
     Raises:
-        DivergedError: when it is not.
+        DivergedError: when the loss is NaN or infinite.
     """
     if not math.isfinite(loss):
         raise DivergedError(f"its loss is {loss}")
 
 
 def check_norm(norm: float) -> None:
-    """Check that gradients are finite, by their norm.
+    """Check that all gradients are finite, given their norm.
 
     Args:
-        norm: norm of the gradients, finite only if all of them are.
+        norm: norm of the gradients. It is finite only if all gradients are finite.
 
     Raises:
-        DivergedError: when it is not finite.
+        DivergedError: when the norm is NaN or infinite.
     """
     if not math.isfinite(norm):
         raise DivergedError(f"the norm of its gradients is {norm}")
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether no element is NaN or infinite, 20 times faster than `isfinite().all()`."""
+    """Return True if no element of a tensor is NaN or infinite.
+
+    This is about 20 times faster than `tensor.isfinite().all()`.
+    """
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return all(bool(end.isfinite()) for end in torch.aminmax(tensor.detach()))
 
 
 def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """Return the name of the first tensor with an element that is not finite, or ""."""
+    """Return the name of the first tensor with a NaN or infinite element.
+
+    Return an empty string if all tensors are finite.
+    """
     return next((name for name, tensor in tensors.items() if not is_finite(tensor)), "")

@@ -1,4 +1,4 @@
-"""The held-out losses of a run, and the lowest of them."""
+"""Tracking of a run's held-out losses: the lowest loss, and whether the losses are finite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 
 
 def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, float]:
-    """Return the held-out losses up to a step, by step; infinity for one that is not finite."""
+    """Return a map from steps to held-out losses, for all steps up to `step`.
+
+    A loss that is not finite becomes infinity.
+
+    Args:
+        records: the records of the run, as JSON objects.
+        step: the last step that is included.
+    """
     return {
         record["step"]: inf if record["eval_loss"] is None else float(record["eval_loss"])
         for record in records
@@ -19,12 +26,13 @@ def losses_of(records: Iterable[Mapping[str, Any]], step: int) -> dict[int, floa
 
 @dataclass(slots=True)
 class HeldOut:
-    """Tracks held-out losses.
+    """Tracks the held-out losses of a run.
 
     Attributes:
-        best: the lowest loss.
-        since: number of losses since the lowest.
-        sound_before: first step of the current non-finite losses; None if the latest is finite.
+        best: the lowest loss so far; infinity before the first finite loss.
+        since: number of losses since the lowest loss.
+        sound_before: step of the first of the latest consecutive losses that are not finite. None
+            if the latest loss is finite.
     """
 
     best: float = inf
@@ -33,14 +41,26 @@ class HeldOut:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
-        """Return the state after a step, from a run's records."""
+        """Return the state after a step.
+
+        Args:
+            records: the records of the run, as JSON objects.
+            step: the last step whose loss is included.
+        """
         found = cls()
         for after, loss in losses_of(records, step).items():
             found.lowest(loss, after)
         return found
 
     def lowest(self, loss: float, step: int) -> bool:
-        """Add the loss after a step; return whether it is the lowest. Only a finite loss can be."""
+        """Add a held-out loss, and return True if it is the lowest loss so far.
+
+        A loss that is not finite is never the lowest.
+
+        Args:
+            loss: the held-out loss.
+            step: number of completed steps.
+        """
         if isfinite(loss):
             self.sound_before = None
         elif self.sound_before is None:

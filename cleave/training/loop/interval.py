@@ -1,4 +1,4 @@
-"""The interval between checkpoints: a number of steps, or a time."""
+"""The interval between checkpoints: a number of steps or a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from cleave.errors import UsageError
 
 DEFAULT: Final = "10min"
-"""Default interval: the training time that a crash may lose."""
+"""Default interval between checkpoints. A crash loses at most about this much training time."""
 
 _UNITS_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h)")
@@ -18,11 +18,14 @@ _MOST_DIGITS: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval in steps or in seconds; if both are 0, no checkpoints are written.
+    """An interval between checkpoints, in steps or in seconds.
+
+    If both attributes are 0, no checkpoints are written.
 
     Attributes:
-        steps: optimizer steps.
-        seconds: the first step that ends after this time gets a checkpoint.
+        steps: write a checkpoint each time this number of optimizer steps is completed.
+        seconds: write a checkpoint after the first step that ends this long after the last
+            checkpoint.
     """
 
     steps: int = 0
@@ -30,10 +33,10 @@ class Interval:
 
     @classmethod
     def of(cls, text: int | str) -> Interval:
-        """Parse `500` (steps), `90s`, `10min`, `2h`, or `0` (no checkpoints).
+        """Parse an interval such as `500` (steps), `90s`, `10min`, `2h`, or `0` (no checkpoints).
 
         Raises:
-            UsageError: for any other text.
+            UsageError: when `text` is neither a number of steps nor a time.
         """
         said = str(text).strip()
         if said.isascii() and said.isdigit() and len(said) <= _MOST_DIGITS:
@@ -51,10 +54,10 @@ class Interval:
         return bool(self.steps or self.seconds)
 
     def due(self, step: int, since_s: float) -> bool:
-        """Return whether a checkpoint is due after a step.
+        """Return True if a checkpoint is due after a step.
 
         Args:
-            step: number of steps done, counted from the run's first.
+            step: number of completed steps of the run, including those before it was resumed.
             since_s: seconds since the last checkpoint, or since the run started or resumed.
         """
         if self.steps:

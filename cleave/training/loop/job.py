@@ -1,4 +1,4 @@
-"""The specification of a training job: all settings that decide what is trained."""
+"""The specification of a training job: model, data and all settings of `cleave train`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.workload.registry import ModelSpec
 
 
 class Precision(Enum):
-    """The dtype of matrix products. Weights and optimizer state are always fp32."""
+    """The dtype of matrix multiplications. Weights and optimizer state are always fp32."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -25,12 +25,14 @@ class Precision(Enum):
 
 
 class MemoryMode(Enum):
-    """How the PS's memory is used.
+    """How the PS uses its memory in training.
 
-    PLAIN keeps activations and all gradients. RECOMPUTE recomputes activations in the backward
-    pass. LEAN also updates each parameter as soon as its gradient is complete; with clipping it
-    needs an extra pass for the norm. SHARDED, for several servers, is RECOMPUTE with the weights
-    split among the servers. AUTO picks the fastest mode that fits.
+    PLAIN keeps all activations and gradients in memory. RECOMPUTE recomputes activations in the
+    backward pass. LEAN is RECOMPUTE, and updates each parameter as soon as its gradient is
+    complete, so that the gradient can be freed. With gradient clipping, LEAN needs a second
+    backward pass, because the norm of all gradients must be known before the first update. SHARDED
+    is RECOMPUTE with the weights sharded over several servers. AUTO selects the fastest mode whose
+    memory requirement fits in the machine's memory.
     """
 
     AUTO = "auto"
@@ -41,9 +43,10 @@ class MemoryMode(Enum):
 
 
 class OffloadMode(Enum):
-    """Which matrix products go to the fleet.
+    """Which matrix multiplications the fleet computes in steps by tiles.
 
-    ALL sends every product. AUTO keeps on the PS those that it is predicted to finish faster.
+    With ALL, the fleet computes every matrix multiplication. With AUTO, the PS computes each matrix
+    multiplication that the PS is predicted to finish sooner than the fleet.
     """
 
     ALL = "all"
@@ -51,9 +54,9 @@ class OffloadMode(Enum):
 
 
 class FallbackMode(Enum):
-    """What happens while no device is connected.
+    """What training does while no device is connected.
 
-    WAIT pauses training until a device connects. LOCAL multiplies on the PS until then.
+    WAIT pauses training until a device connects. LOCAL computes on the PS until a device connects.
     """
 
     WAIT = "wait"
@@ -61,10 +64,11 @@ class FallbackMode(Enum):
 
 
 class Packing(Enum):
-    """How documents share a sequence.
+    """How several documents in one sequence are treated.
 
-    JOINED lets tokens attend to earlier documents. SEPARATE does not, restarts positions with each
-    document, and does not learn a document's first token.
+    With JOINED, tokens attend to earlier documents in the sequence. With SEPARATE, tokens attend
+    only to their own document, positions restart with each document, and the first token of a
+    document is not learned.
     """
 
     JOINED = "joined"
@@ -72,17 +76,20 @@ class Packing(Enum):
 
 
 class OptimizerKind(Enum):
-    """The optimizer; the values are those of `--optimizer`."""
+    """The optimizer. Values are the names in `--optimizer`."""
 
     ADAMW = "adamw"
     SGD = "sgd"
-    """With momentum."""
+    """SGD with momentum."""
 
     ADAFACTOR = "adafactor"
-    """Factors the second moments of a matrix by row and column (arXiv 1804.04235)."""
+    """Adafactor: factors a matrix's second moments into rows and columns (arXiv 1804.04235)."""
 
     MUON = "muon"
-    """torch's `Muon` at AdamW's learning rate for hidden layers' matrices; AdamW for the rest."""
+    """torch's `Muon` for the weight matrices of hidden layers, AdamW for all other parameters.
+
+    Both use the same learning rate: Muon's updates are scaled to those of AdamW.
+    """
 
 
 MAY_CHANGE: Final = (
@@ -90,20 +97,23 @@ MAY_CHANGE: Final = (
     "early_stop", "report_to", "memory", "state_dir", "method", "audit",
     "offload", "journal", "fallback", "fallback_after_s", "against",
 )  # fmt: skip
-"""Settings that a resumed run may change."""
+"""Names of the settings that may change when a run is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known of a field of `JobSpec`; the options of `cleave train` come from it.
+    """The help text and the limits of a field of `JobSpec`.
+
+    The options of `cleave train` are generated from the settings.
 
     Attributes:
-        help: what the field is, for `--help`.
-        common: whether `cleave train --help` lists it; `--help-all` lists all fields.
-        names: names of the option; none for the name of the field.
-        least, most: the smallest and the largest value.
-        below: values are smaller than this.
-        choices: an enum whose values are the allowed values.
+        help: description of the field for `--help`.
+        common: whether `cleave train --help` lists the option. `--help-all` lists all options.
+        names: names of the option; empty to derive the name from the field's name.
+        least: minimum value, inclusive; None for no limits.
+        most: maximum value, inclusive; None for no maximum.
+        below: upper limit, exclusive; None for no such limit.
+        choices: an enum whose values are the allowed values; None for a field without choices.
     """
 
     help: str
@@ -115,10 +125,14 @@ class Setting:
     choices: type[Enum] | None = None
 
     def check(self, option: str, value: Any) -> None:
-        """Refuse a value that the field does not take.
+        """Check that a value is allowed.
+
+        Args:
+            option: name of the option, for the error message.
+            value: the value.
 
         Raises:
-            UsageError: when the value is too small, too large, or none of the choices.
+            UsageError: when the value is too small, too large, or not among the choices.
         """
         if self.choices is not None:
             values = [member.value for member in self.choices]
@@ -142,10 +156,10 @@ class Setting:
 
 
 def _setting(default: Any, help: str, *names: str, common: bool = False, **limits: Any) -> Any:
-    """Return a field of `JobSpec`.
+    """Return a dataclass field of `JobSpec` that holds its `Setting`.
 
     Args:
-        default: its value unless given; `...` for a field that has to be given.
+        default: default value of the field; `...` for a required field.
         help, names, common: see `Setting`.
         limits: `least`, `most`, `below` and `choices` of `Setting`.
     """
@@ -158,7 +172,7 @@ _SETTING: Final = "setting"
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What to train and how. `settings` describes each field.
+    """A training job: model, data and all settings. `JobSpec.settings` describes each field.
 
     Example:
         >>> JobSpec("opt-125m", steps=20, method="stages")
@@ -266,7 +280,7 @@ class JobSpec:
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """Return what is known of each field, by name."""
+        """Return the `Setting` of each field, by field name."""
         return {each.name: each.metadata[_SETTING] for each in fields(cls)}
 
     def __post_init__(self) -> None:
@@ -327,10 +341,10 @@ class JobSpec:
         return Interval.of(self.checkpoint_every)
 
     def check_model(self, spec: ModelSpec) -> None:
-        """Refuse a job that does not fit a model.
+        """Check that the job's sequences are not longer than a model's context.
 
         Raises:
-            UsageError: when the sequence is longer than the model's positions.
+            UsageError: when sequences have more tokens than the model has positions.
         """
         if self.seq > spec.max_positions:
             raise UsageError(
@@ -339,15 +353,18 @@ class JobSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the job as plain values, for messages and TOML."""
+        """Return all settings by name, as values that TOML can represent."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Make a job from plain values; the inverse of `to_dict`.
+        """Return the job with the given settings; the inverse of `to_dict`.
+
+        Args:
+            values: settings by name. Missing settings get their defaults; `model` is required.
 
         Raises:
-            UsageError: when a name is unknown or a value has the wrong type.
+            UsageError: when a name is unknown, or a value is missing, invalid or of a wrong type.
         """
         known = {f.name: f.type for f in fields(cls)}
         types: dict[str, type | tuple[type, ...]] = {
@@ -389,7 +406,10 @@ _PUBLISHED_RATES = {  # OPT: arXiv 2205.01068, table 1; Llama 2: arXiv 2307.0928
 
 
 def default_learning_rate(spec: ModelSpec) -> float:
-    """Return the published peak rate of a model, or one by size if there is none."""
+    """Return the peak learning rate that was published for a model.
+
+    If no rate was published, return a rate that depends on the model's number of parameters.
+    """
     if spec.name in _PUBLISHED_RATES:
         return _PUBLISHED_RATES[spec.name]
     return 6e-4 if spec.parameters < 300e6 else 2e-4

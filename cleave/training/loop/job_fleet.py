@@ -1,8 +1,9 @@
-"""How one job uses its fleet: by stages, by tiles or not at all, decided before each step.
+"""The use of the fleet by one job: by stages, by tiles or not at all, decided before each step.
 
-By tiles, the fleet multiplies for the model's linear layers. By stages, devices run whole layers.
-With `--method auto` both are ready, and each step uses the method predicted to be fastest on the
-connected devices. Layer graphs are built when the first device connects that can run them.
+By tiles, the fleet computes the matrix multiplications of the model's linear layers. By stages,
+devices run whole layers. With `--method auto`, each step uses the method that is predicted to be
+fastest on the connected devices. The layer graphs for stages are built once a device connects that
+can run layer graphs.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ from cleave.workload.registry import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class FleetReports:
-    """Callbacks of a job's fleet.
+    """Callbacks of `JobFleet`.
 
     Attributes:
-        note: called with messages for the user.
-        presence: called when devices connect, or the last one leaves.
-        stuck: called with the reason when no device can compute a product.
-        applied: returns whether the current step has already updated some parameters.
+        note: called with each message for the user.
+        presence: called when the last device leaves, when a device is connected again, and when the
+            PS starts to compute in place of devices.
+        stuck: called with the reason when no device can compute a matrix multiplication.
+        applied: returns True if the current step has already updated some parameters.
     """
 
     note: Callable[[str], None]
@@ -57,26 +59,28 @@ class FleetReports:
 
 
 class JobFleet:
-    """Decides, before each step, how one job uses its fleet; wraps the fleet for tiles.
+    """Runs the steps of one job by stages on the fleet, or makes the model's layers use tiles.
 
     Args:
         job: the job.
-        spec: sizes of its model.
-        model: the model, as built by transformers; its linear layers are changed in place.
-        fleet: the devices.
-        journal: keeps products; None without one.
-        checkpointing: whether layers keep only their inputs for the backward pass.
-        clock: returns seconds.
-        stop: returns whether training is stopping.
+        spec: specification of the job's model.
+        model: the model, as built by transformers. For tiles, its linear layers are replaced in
+            place by layers that compute on the fleet.
+        fleet: the connected devices.
+        journal: stores the results of matrix multiplications; None without `--journal`.
+        checkpointing: whether the model uses activation checkpointing.
+        clock: returns the current time in seconds.
+        stop: returns True if training is stopping.
         reports: the callbacks.
-        packed: how the model separates documents; None if they are joined.
-        by_tiles: whether to rule out steps by stages.
+        packed: how attention is kept within a document; None with `--packing joined`.
+        by_tiles: whether steps by stages are ruled out.
 
     Attributes:
-        staged: trains the model by stages; None until prepared.
+        staged: runs steps by stages; None while no connected device can run layer graphs, or if
+            steps by stages are ruled out.
 
     Raises:
-        LayerGraphError: with `--method stages` when no layer can become a graph.
+        LayerGraphError: with `--method stages`, when no layer can be converted to a graph.
     """
 
     def __init__(
@@ -107,12 +111,12 @@ class JobFleet:
         self._tiles_forecaster = TilesForecaster(gemms, DType(job.dtype), fleet)
         self._quantized = bool(job.lora and LoraSpec.of(job.lora).bits)
         method = Method(job.method)
-        # Stages have no products for the journal, and no fp16.
+        # Steps by stages support neither the journal nor fp16.
         by_tiles |= journal is not None or job.dtype == Precision.FP16.value
         self._looks = method is Method.AUTO and not by_tiles
-        if method is Method.STAGES:  # inspects layers before they are changed
+        if method is Method.STAGES:  # inspect the layers before tiles replace linear layers
             self.staged = self._new_staged()
-        # Layers that no device can run as a whole may use tiles.
+        # Layers that devices cannot run as a graph may use tiles in a step by stages.
         mixed = self.staged is not None and bool(self.staged.passes.runs)
         if mixed or method in (Method.TILES, Method.AUTO):
             leaving = Leaving(stop, reports.applied, TorchBackend(), clock)
@@ -129,13 +133,17 @@ class JobFleet:
 
     @property
     def clock(self) -> str:
-        """Return the clock of the fleet's seconds: `virtual` or `wall`."""
+        """Return the clock that measures the fleet's times: `virtual` or `wall`."""
         return self._fleet.clock
 
     def capacity(self) -> float:
-        """Return the FLOP/s of the devices, or of the PS if it computes without devices."""
+        """Return the total FLOP/s of the connected devices that can compute this job's steps.
+
+        Without such devices and with `--fallback local`, return the FLOP/s of the PS.
+        """
         _, devices = self._fleet.runtime.fleet_rates()
-        if self._job.method == Method.STAGES.value:  # tile-only devices cannot do its steps
+        # Steps by stages cannot use devices that can compute only tiles.
+        if self._job.method == Method.STAGES.value:
             devices = list(self._fleet.runtime.stage_devices().values())
         if devices or self._job.fallback != FallbackMode.LOCAL.value:
             return sum(rates.flops_per_s for rates in devices)
@@ -143,12 +151,16 @@ class JobFleet:
 
     @cached_property
     def _ps(self) -> PsCompute:
-        """Return the speed of the parameter server, measured once."""
+        """Return the PS's compute speed, which is measured on first use."""
         speed = measure_ps(TorchBackend(), DType(self._job.dtype), time.perf_counter)
         return PsCompute(speed.flops_per_s, 0.0)
 
     def predicted_s(self, batches: Sequence[Batch]) -> float:
-        """Return the predicted seconds of a step of these micro-batches."""
+        """Return the predicted duration of a step, in seconds.
+
+        Args:
+            batches: the step's micro-batches.
+        """
         if self._looks:
             self._look()
         if self.staged is not None:
@@ -167,36 +179,38 @@ class JobFleet:
     def gradients(
         self, batches: Sequence[Batch], learned: int | None = None
     ) -> float | NotByStages:
-        """Add the gradients of a step's mean loss to the parameters by stages.
+        """Compute the gradients of a step's mean loss by stages, and add them to the parameters.
 
         Args:
-            batches: the step's micro-batches, or this server's part of them.
-            learned: number of learned tokens in the whole step, if other servers do a part of it.
+            batches: the step's micro-batches; with several servers, this server's part.
+            learned: number of learned tokens in the whole step; None if `batches` are the whole
+                step.
 
         Returns:
-            That loss, or these tokens' contribution to it; or why the caller must compute the step
-            with the model itself.
+            The contribution of `batches` to the step's mean loss. If the step is not run by stages,
+            a `NotByStages` with the reason; the caller must then run the model itself.
 
         Raises:
-            AbandonedError: when training stops.
-            FleetError: when the fleet cannot do the step.
+            AbandonedError: when training stops during the step.
+            FleetError: when the fleet cannot compute the step.
         """
         if self._looks:
             self._look()
         if self.staged is None:
             return NotByStages("the job does not train by stages")
         loss = self.staged.gradients(_rows(batches, self._packed), learned)
-        if isinstance(loss, NotByStages):  # frees memory for tiles
+        if isinstance(loss, NotByStages):  # free the devices' memory for tiles
             self.staged.close()
         return loss
 
     def _own_products(self, training: Set[int]) -> AbstractContextManager[None]:
-        """Return a context for the server's own products in a step by stages.
+        """Return a context manager for matrix multiplications of the PS in a step by stages.
 
-        With no device but the `training` ones, the server multiplies alone: they lack the memory.
+        Devices that train layers lack the memory for tiles. If no other device is connected, the PS
+        computes these matrix multiplications alone.
 
         Args:
-            training: the devices that train layers.
+            training: IDs of the devices that train layers in this step.
         """
         _, there = self._fleet.runtime.fleet_rates()
         if self._selection is None or any(rates.device not in training for rates in there):
@@ -204,25 +218,25 @@ class JobFleet:
         return self._selection.left_alone()
 
     def counting_tasks(self) -> AbstractContextManager[None]:
-        """Return a context that counts the tasks of a step."""
+        """Return a context manager that counts the tasks of one step, to report progress."""
         return self._fleet.runtime.counting_tasks()
 
     def counters(self) -> FleetCounters:
-        """Return the fleet's counters."""
+        """Return the fleet's counters, summed over all steps so far."""
         return (self._fallback or self._fleet).counters()
 
     def kept(self) -> Kept:
-        """Return the GEMMs that the PS kept, or that `--offload auto` would have kept."""
+        """Return counts of the GEMMs that the PS kept, or that `--offload auto` would have kept."""
         return self._selection.kept() if self._selection else Kept(0, 0, 0.0, ())
 
     def close(self) -> None:
-        """Withdraw work in flight."""
+        """Cancel the fleet's tasks in flight."""
         if self.staged is not None:
             self.staged.close()
         self._fleet.abandon()
 
     def _look(self) -> None:
-        """Build the layer graphs once a device is connected that can run them."""
+        """Build the layer graphs if a connected device can run them; else report why none can."""
         if self._fleet.runtime.stage_devices():
             self._looks = False
             self.staged = self._new_staged()
@@ -237,7 +251,7 @@ class JobFleet:
             self._reports.note(said)
 
     def _new_staged(self) -> StagedModel | None:
-        """Build the staged model from the plain layers; None if impossible."""
+        """Return a `StagedModel` built from the model's original layers, or None if impossible."""
         restore(self._model)
         if self._checkpointing:
             disable_checkpointing(self._model)
@@ -261,7 +275,7 @@ class JobFleet:
 
 
 def _rows(batches: Sequence[Batch], packed: PackedBy | None) -> Rows:
-    """Concatenate several micro-batches into one."""
+    """Return the rows of all micro-batches, concatenated, with their attention mask."""
     ids, labels, positions = (
         None if parts[0] is None else torch.cat(parts) for parts in zip(*batches, strict=True)
     )
@@ -271,7 +285,10 @@ def _rows(batches: Sequence[Batch], packed: PackedBy | None) -> Rows:
 
 
 def _fallback(job: JobSpec) -> Fallback | None:
-    """Return the fallback that multiplies while no device is connected; None to wait."""
+    """Return the fallback that computes on the PS while no device is connected.
+
+    Return None if the job waits for devices instead.
+    """
     if job.fallback != FallbackMode.LOCAL.value:
         return None
     return Fallback(TorchBackend(), job.fallback_after_s)

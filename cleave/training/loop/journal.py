@@ -1,19 +1,21 @@
-"""The block journal: finished products on disk, so that a killed run resumes within a step.
+"""The journal: GEMM results on disk, so that a killed run resumes within a step.
 
-Training is deterministic: a run resumed from a checkpoint computes the same products of the same
-matrices in the same order. With a journal, products finished since that checkpoint come from disk
-instead of the fleet. The journal has its own folder in the run folder:
+Training is deterministic: a run resumed from a checkpoint computes the same GEMMs with the same
+operands in the same order. With a journal, the results that were finished since that checkpoint are
+read from disk instead of computed by the fleet. In this module, a product is the result of a GEMM.
+The journal is a file in a subfolder of the run folder:
 
     folder/step-000120.blocks    products finished since the checkpoint of step 120
 
-A product is identified by its step, its place within the step, and a checksum of its inputs:
-shapes, dtypes and the bytes of both operands. If the checksum differs, the product is computed
-again, so a stale journal never yields a wrong product. A record that a crash cut short ends the
-file; a damaged product is not used.
+A product is identified by its step, its index within the step, and a checksum of its inputs (the
+shapes, dtypes and bytes of both operands). If the checksum differs, the product is computed again.
+A stale journal therefore never yields a wrong product. Reading the file stops at an incomplete
+record, which a crash has left. A damaged product is computed again.
 
-The next checkpoint makes the journal's products unnecessary. As a step adds far more bytes than a
-checkpoint has, `outgrown` asks for an early checkpoint once the journal is larger than one. This
-bounds disk space and the time to resume, and checkpoints cost no more than the journal.
+After the next checkpoint, the journal's products are no longer needed. One step can add far more
+bytes to the journal than a checkpoint needs. `outgrown` therefore requests an early checkpoint once
+the journal is larger than a checkpoint. This bounds the disk space and the time to resume. Early
+checkpoints write no more bytes than the journal itself.
 """
 
 from __future__ import annotations
@@ -42,18 +44,18 @@ from cleave.fleet.product import Finished, Multiplier, Operand, Pending, Side
 from cleave.training.loop.disk import DiskFullError, Patience, cannot_write, is_full, remedy
 
 _MAGIC: Final = b"CLEAVEJ1"
-_HEADER: Final = struct.Struct("<II20sdQI")  # step, place, key, seconds, payload bytes and crc32
-_CRC: Final = struct.Struct("<I")  # of the preceding header
+_HEADER: Final = struct.Struct("<II20sdQI")  # step, place, key, seconds, payload size and crc32
+_CRC: Final = struct.Struct("<I")  # CRC-32 of the preceding header
 _RECORD_BYTES: Final = _HEADER.size + _CRC.size
 _NAME: Final = re.compile(r"step-\d{6,}\.blocks")
 
 QUEUE_BYTES: Final = 256 * 2**20
-"""Maximum size of the write queue; beyond it the training thread waits."""
+"""Maximum size of the write queue in bytes. While the queue is full, the training thread waits."""
 
 LEAST_BYTES: Final = 64 * 2**20
-"""A journal below this size is not worth an early checkpoint."""
+"""Minimum size, in bytes, of a journal that requests an early checkpoint."""
 
-_RETRY_S: Final = 1.0  # after a write that found the disk full
+_RETRY_S: Final = 1.0  # delay before a write is retried because the disk is full
 
 _JUDGED_STEPS: Final = 4
 
@@ -63,11 +65,14 @@ class JournalCounters:
     """Counters of a journal.
 
     Attributes:
-        written, written_bytes: products appended, and their bytes.
-        spent_s: seconds of the training thread for checksums, copies, reads and disk waits.
-        write_s: seconds of the writing thread.
-        taken, taken_bytes: products that came from the journal, and their bytes.
-        saved_s: seconds that the fleet had taken for the products in `taken`.
+        written: number of products that were queued for writing.
+        written_bytes: total size of the `written` products.
+        spent_s: seconds that the training thread spent on checksums, copies, reads, waiting for the
+            disk, and early checkpoints.
+        write_s: seconds that the writer thread spent on writing.
+        taken: number of products that were read from the journal.
+        taken_bytes: total size of the `taken` products.
+        saved_s: seconds that the fleet had originally needed for the `taken` products.
     """
 
     written: int = 0
@@ -81,7 +86,15 @@ class JournalCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Position of a product in the file, with the checksums of its bytes and its inputs."""
+    """Index entry of a product in the journal's file.
+
+    Attributes:
+        offset: position of the product's bytes in the file.
+        nbytes: size of the product.
+        crc: CRC-32 of the product's bytes.
+        key: checksum of the product's inputs.
+        took_s: seconds that the fleet needed for the product.
+    """
 
     offset: int
     nbytes: int
@@ -92,7 +105,15 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product to be written."""
+    """A product that is queued for writing.
+
+    Attributes:
+        step: number of steps that were completed before the product's step.
+        place: index of the product within its step.
+        key: checksum of the product's inputs.
+        took_s: seconds that the fleet needed for the product.
+        elements: the elements of the product.
+    """
 
     step: int
     place: int
@@ -102,19 +123,24 @@ class _Product:
 
 
 class Journal:
-    """Keeps the finished products of one run. Only the training thread calls it.
+    """Stores the finished products of one run. Only the training thread may call its methods.
 
     Args:
-        folder: the folder of its file; made when needed.
-        base: step of the checkpoint that the run starts or resumes from. Products journaled since
-            that checkpoint are used; other journal files are removed.
-        say: called with one sentence when the journal switches itself off.
-        clock: returns seconds, as `time.perf_counter` does.
-        patience: repeats writes while the disk is full.
-        queue_bytes: see `QUEUE_BYTES`.
+        folder: the journal's folder, which is created if it is missing.
+        base: step of the checkpoint from which the run starts or resumes. Products that were
+            written since that checkpoint are used. Journal files of other checkpoints are removed.
+        say: called with a message for the user, for example when the journal switches itself off.
+        clock: returns the current time in seconds.
+        patience: retries writes while the disk is full.
+        queue_bytes: maximum size of the write queue in bytes.
+
+    Attributes:
+        folder: the journal's folder.
+        counters: counters since the journal was opened.
+        on: False once the journal has switched itself off. No products are written then.
 
     Raises:
-        CleaveError: when the folder cannot be used.
+        CleaveError: when the journal cannot be opened.
     """
 
     def __init__(
@@ -149,7 +175,13 @@ class Journal:
     # --- the file ---
 
     def _open(self, base: int) -> tuple[Path, FileIO]:
-        """Open a checkpoint's file and read its intact records; remove other files."""
+        """Open the journal file that belongs to a checkpoint, and index its intact records.
+
+        Truncate the file after the last intact record, and remove the other journal files.
+
+        Args:
+            base: step of the checkpoint.
+        """
         path = _file_of(self.folder, base)
         try:
             own_folder(self.folder)
@@ -174,7 +206,7 @@ class Journal:
         return path, file
 
     def _set_aside(self, path: Path) -> None:
-        """Rename a file without a journal's magic bytes, so that it is not overwritten."""
+        """Rename the file at `path` if it is not a journal, so that it is not overwritten."""
         if path.is_symlink() or not path.is_file() or is_ours(path, _MAGIC):
             return
         aside, number = path.with_name(f"{path.name}.other"), 1
@@ -185,7 +217,11 @@ class Journal:
         self._say(f"{path} is damaged or no journal; it is kept as {aside.name}")
 
     def _read(self, file: FileIO) -> int:
-        """Index a file's records; return the number of bytes up to the last intact one."""
+        """Index the records of a journal file.
+
+        Returns:
+            The position after the last intact record; 0 if the file is not a journal.
+        """
         self._entries.clear()
         if file.read(len(_MAGIC)) != _MAGIC:
             return 0
@@ -201,28 +237,39 @@ class Journal:
             offset = end + _RECORD_BYTES
             if offset + nbytes > size:
                 break
-            # A later record replaces an earlier one, whose inputs did not match.
+            # A later record of the same product replaces an earlier one with other inputs.
             self._entries[step, place] = _Entry(offset, nbytes, payload_crc, key, took_s)
             end = offset + nbytes
         return end
 
     @property
     def held(self) -> int:
-        """Return the number of products of an earlier run that can still be used."""
+        """Return the number of products of an earlier process that have not been requested yet."""
         return len(self._entries)
 
     def outgrown(self, checkpoint_bytes: int) -> bool:
-        """Return whether the journal is larger than a checkpoint, so that one is due."""
-        if self._entries:  # a checkpoint would discard products not yet used
+        """Return True if an early checkpoint is due, because the journal is larger than one.
+
+        Args:
+            checkpoint_bytes: size of a checkpoint.
+        """
+        if self._entries:  # a checkpoint would discard products that are not used yet
             return False
         return self.on and self._size_bytes > max(LEAST_BYTES, checkpoint_bytes)
 
     def charge(self, spent_s: float) -> None:
-        """Add seconds to the journal's cost, such as those of an early checkpoint."""
+        """Add to the journal's cost the seconds that an early checkpoint took."""
         self.counters.spent_s += spent_s
 
     def covered(self, base: int) -> None:
-        """Begin a new file at a checkpoint; keep finished products of an abandoned next step."""
+        """Begin a new journal file after a checkpoint has been written.
+
+        If the step after the checkpoint was begun and abandoned, its finished products are copied
+        to the new file.
+
+        Args:
+            base: step of the checkpoint.
+        """
         if not self.on:
             discard(self.folder)
             return
@@ -239,11 +286,16 @@ class Journal:
         before.close()
 
     def _carry_over(self, before: FileIO, base: int) -> None:
-        """Copy the products of later steps from another file, as far as the disk has space."""
+        """Copy products from the previous file to the current file, until the disk is full.
+
+        Args:
+            before: the previous file.
+            base: products of steps before this one are not copied.
+        """
         self._read(before)
         kept = [entry for (step, _), entry in self._entries.items() if step >= base]
         self._entries.clear()
-        with suppress(OSError):  # a record cut short is ignored
+        with suppress(OSError):  # an incomplete record is ignored when the file is read
             for entry in kept:
                 before.seek(entry.offset - _RECORD_BYTES)
                 record = before.read(_RECORD_BYTES + entry.nbytes)
@@ -251,7 +303,7 @@ class Journal:
                 self._size_bytes += len(record)
 
     def close(self) -> None:
-        """Write what is queued and close the file. A journal without products is removed."""
+        """Write all queued products and close the file. Remove a journal without products."""
         self._writer.close()
         self._file.close()
         if self.on and self._writer.failure:
@@ -262,17 +314,21 @@ class Journal:
     # --- steps ---
 
     def begin(self, step: int) -> None:
-        """Start the step after `step`."""
+        """Begin a step.
+
+        Args:
+            step: number of completed steps.
+        """
         self._step, self._place = step, 0
         for place in [place for place in self._entries if place[0] < step]:
-            del self._entries[place]  # not requested this time
+            del self._entries[place]  # products of earlier steps that were not requested
         counters = self.counters
         self._at_begin = (counters.spent_s, counters.taken)
         self._waited_s = self._patience.waited_s
         self._began_s = self._clock()
 
     def end(self) -> None:
-        """End the step; switch off if the journal costs more than it could save."""
+        """End the current step. Switch the journal off if it costs more time than it could save."""
         if not self.on:
             return
         wall_s = self._clock() - self._began_s
@@ -283,33 +339,40 @@ class Journal:
         except DiskFullError as error:  # the run is stopping
             self._switch_off(str(error))
             return
-        # Writes after a step's end count for the next step.
+        # Writes after the end of a step are counted as a cost of the next step.
         write_s, counters.write_s = counters.write_s, self._writer.write_s
         if self._writer.failure:
             self._switch_off(f"it cannot be written ({self._writer.failure})")
         elif counters.taken == taken and self._patience.waited_s == self._waited_s:
-            # A step that read products from disk, or waited for disk space, is not representative.
+            # Steps that read products from the journal or waited for disk space are not
+            # representative.
             spent_s = counters.spent_s - spent_s
             self._judged.append((wall_s - spent_s, spent_s + counters.write_s - write_s))
             self._writer.sync()
             self._judge()
 
     def _judge(self) -> None:
-        """Switch off if the last steps' journaling cost more than the steps themselves."""
+        """Switch off if, in the last steps, the journal took more time than training itself."""
         step_s = sum(step for step, _ in self._judged) / len(self._judged)
         cost_s = sum(cost for _, cost in self._judged) / len(self._judged)
         if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
             self._switch_off(f"it costs {cost_s:.3g} s a step and a step takes {step_s:.3g} s")
 
     def _switch_off(self, reason: str) -> None:
-        """Stop writing products, and report why."""
+        """Stop writing products, and tell the user the reason."""
         self.on = False
         self._say(f"the journal is off: {reason}; a killed run goes on from its last checkpoint")
 
     # --- products ---
 
     def multiply(self, fleet: Multiplier, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start ``out = a @ b`` as `Fleet.submit` does, or read the product from disk."""
+        """Start to compute ``out = a @ b`` on the fleet, or read the product from the journal.
+
+        Args:
+            fleet: computes the product if the journal does not have it.
+            a, b: the operands.
+            out: receives the product.
+        """
         place = (self._step, self._place)
         self._place += 1
         entry = self._entries.pop(place, None)
@@ -324,22 +387,29 @@ class Journal:
                 return Finished(out)
             began_s = self._clock()
         future = fleet.submit(a, b, out)
-        if future.done or not self.on:  # computed on the PS: not worth writing
+        if future.done or not self.on:  # the PS computed the product: do not write it
             return future
         submitted_s = self._clock()
-        key = self._key(a, b, out)  # while the fleet multiplies
+        key = self._key(a, b, out)  # overlaps with the fleet's computation
         self.counters.spent_s += self._clock() - submitted_s
         return _Journaled(self, future, place, key, began_s)
 
     def finished(self, place: tuple[int, int], key: bytes, began_s: float, out: Buffer) -> None:
-        """Queue a finished product for writing."""
+        """Queue a finished product for writing.
+
+        Args:
+            place: the product's step and its index within the step.
+            key: checksum of the product's inputs.
+            began_s: time at which the product was submitted.
+            out: the product.
+        """
         now_s = self._clock()
-        # A product in flight with others counts the time since the previous one ended.
+        # When several products are in flight, count the time since the previous product finished.
         took_s = now_s - max(began_s, self._last_end_s)
         self._last_end_s = now_s
         if not self.on or self._writer.failure:
             return
-        # A copy: the caller adds a bias in place.
+        # Copy the product, because the caller will add a bias to it in place.
         product = _Product(*place, key, took_s, np.array(out.array, order="C"))
         try:
             self._patience.insist(lambda: self._writer.put(product))
@@ -352,7 +422,7 @@ class Journal:
         self.counters.spent_s += self._clock() - now_s
 
     def _take(self, entry: _Entry, out: Buffer) -> bool:
-        """Read a product into `out`; return False if it is damaged."""
+        """Read a product from the file into `out`. Return False if the product is damaged."""
         data = _read_at(self._path, entry.offset, entry.nbytes)
         if len(data) != out.nbytes or zlib.crc32(data) != entry.crc:
             return False
@@ -370,7 +440,7 @@ class Journal:
         ).digest()
 
     def _digest(self, operand: Operand) -> bytes:
-        """Return the checksum of a matrix, computed once per operand."""
+        """Return the SHA-1 of an operand's shape, dtype and bytes, which is computed only once."""
         digest = self._digests.get(operand)
         if digest is None:
             buffer = operand.buffer
@@ -383,7 +453,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class _Journaled:
-    """A product in flight; the journal writes it once its result is read."""
+    """A product that the fleet computes. The journal stores it once its result is requested."""
 
     journal: Journal
     future: Pending
@@ -393,11 +463,11 @@ class _Journaled:
 
     @property
     def done(self) -> bool:
-        """Return whether the product is finished."""
+        """Return True if the fleet has finished the product."""
         return self.future.done
 
     def result(self) -> Buffer:
-        """Wait for the product, queue it for the journal's file, and return it."""
+        """Wait for the product, queue it for writing to the journal, and return it."""
         out = self.future.result()
         self.journal.finished(self.place, self.key, self.began_s, out)
         return out
@@ -405,29 +475,35 @@ class _Journaled:
 
 @dataclass(frozen=True, slots=True)
 class JournaledFleet:
-    """A fleet whose products are journaled, for `cleave.training.tiles.offload`."""
+    """A `Multiplier` that stores the fleet's products in a journal, and reads stored products.
+
+    Attributes:
+        fleet: computes products that the journal does not have.
+        journal: the journal.
+    """
 
     fleet: Multiplier
     journal: Journal
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Return a buffer's operand, as `Fleet.operand` does."""
+        """Return the fleet's operand for a buffer."""
         return self.fleet.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start ``out = a @ b``, or read the product from disk."""
+        """Start to compute ``out = a @ b`` on the fleet, or read the product from the journal."""
         return self.journal.multiply(self.fleet, a, b, out)
 
 
 class _Writer:
-    """Appends products to a file in its own thread, with bounded memory.
+    """Appends products to a file in its own thread. The size of its queue is bounded.
 
-    While the disk is full, it retries the current write, and `put` and `check` raise an error.
+    While the disk is full, the thread retries the current write. `check` then raises an error, and
+    so does `put` if the queue is full.
 
     Attributes:
-        path, file: the file to append to; the file object is positioned at the end.
-        write_s: seconds spent on writing.
-        failure: why writing failed for good; empty before that.
+        path, file: the file to append to. The file object is positioned at the end of the file.
+        write_s: seconds that the thread spent on writing.
+        failure: reason why the thread can no longer write; empty while it can.
     """
 
     def __init__(
@@ -441,7 +517,7 @@ class _Writer:
         self.failure = ""
         self._limit_bytes = queue_bytes
         self._clock = clock
-        self._queue: deque[_Product | None] = deque()  # None: fsync
+        self._queue: deque[_Product | None] = deque()  # None stands for an fsync
         self._queued_bytes = 0
         self._busy = False
         self._closing = False
@@ -450,10 +526,10 @@ class _Writer:
         self._thread.start()
 
     def put(self, product: _Product) -> None:
-        """Queue a product for writing; wait while the queue is full.
+        """Queue a product for writing. Wait while the queue is full.
 
         Raises:
-            DiskFullError: when the queue is full because the disk is; the product is not queued.
+            DiskFullError: when queue and disk are both full. The product is not queued.
         """
         nbytes = product.elements.nbytes
 
@@ -469,23 +545,23 @@ class _Writer:
             self._change.notify_all()
 
     def check(self) -> None:
-        """Check that the disk is not full.
+        """Check that the current write is not waiting for disk space.
 
         Raises:
-            DiskFullError: when it is full.
+            DiskFullError: when the disk is full.
         """
         with self._change:
             if self._full and not self.failure:
                 raise cannot_write(self.path, self._full)
 
     def sync(self) -> None:
-        """Queue an fsync, so that earlier writes survive a power loss."""
+        """Queue an fsync, after which all products queued earlier survive a power loss."""
         with self._change:
             self._queue.append(None)
             self._change.notify_all()
 
     def forget(self) -> None:
-        """Drop queued writes, and wait until the writer no longer uses the file."""
+        """Discard all queued products, and wait until the thread no longer uses the file."""
         with self._change:
             self._queue.clear()
             self._queued_bytes = 0
@@ -494,7 +570,7 @@ class _Writer:
             self._change.wait_for(lambda: not self._busy)
 
     def drain(self) -> None:
-        """Wait until queued products are written, or drop them if they cannot be."""
+        """Wait until all queued products are written. Discard products that cannot be written."""
         with self._change:
             self._change.wait_for(
                 lambda: self.failure or self._full or not (self._queue or self._busy)
@@ -502,14 +578,14 @@ class _Writer:
         self.forget()
 
     def close(self) -> None:
-        """Write what is queued and end the thread."""
+        """Write all queued products, and end the thread."""
         with self._change:
             self._closing = True
             self._change.notify_all()
         self._thread.join()
 
     def _work(self) -> None:
-        """Write queued products, in the writer's thread."""
+        """Write queued products until the writer is closed; runs in the writer's thread."""
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._queue or self._closing)
@@ -521,7 +597,8 @@ class _Writer:
                 while not self.failure and not self._written(product):
                     with self._change:
                         self._change.wait(_RETRY_S)
-                        if self._closing:  # losing it is safe: it is computed again
+                        # Discarding a product is safe: a resumed run computes the product again.
+                        if self._closing:
                             self.failure = "the disk is full"
                         elif self._dropped > dropped:
                             break
@@ -536,14 +613,17 @@ class _Writer:
                     self._change.notify_all()
 
     def _written(self, product: _Product | None) -> bool:
-        """Write a product; return False, with nothing written, if the disk is full."""
+        """Write a product, or sync the file for None.
+
+        Return False if the disk is full. The file is then unchanged.
+        """
         end, began_s = self.file.tell(), self._clock()
         try:
             self._write(product)
         except OSError as error:
             if not is_full(error):
                 raise
-            with suppress(OSError):  # reading the file cuts off the rest anyway
+            with suppress(OSError):  # reading the file ignores an incomplete record anyway
                 self.file.truncate(end)
             self.file.seek(end)
             with self._change:
@@ -573,13 +653,13 @@ class _Writer:
 
 
 def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
-    """Read bytes of a file.
+    """Read `nbytes` bytes of a file from the position `offset`.
 
     Raises:
         CleaveError: when the file cannot be read.
     """
     try:
-        with path.open("rb") as file:  # the writer's file object must stay at the end
+        with path.open("rb") as file:  # do not move the position of the writer's file object
             file.seek(offset)
             return file.read(nbytes)
     except OSError as error:
@@ -590,7 +670,7 @@ def _read_at(path: Path, offset: int, nbytes: int) -> bytes:
 
 
 def holds_beginning(folder: Path) -> bool:
-    """Return whether a journal has products from before a run's first checkpoint."""
+    """Return True if a journal holds products from before the run's first checkpoint."""
     try:
         return _file_of(folder, 0).stat().st_size > len(_MAGIC)
     except FileNotFoundError:
@@ -602,12 +682,12 @@ def _is_journal(path: Path) -> bool:
 
 
 def _file_of(folder: Path, base: int) -> Path:
-    """Return the path of the file with the products since the checkpoint of step `base`."""
+    """Return the path of the file for products finished after the checkpoint of step `base`."""
     return folder / f"step-{base:06d}.blocks"
 
 
 def discard(folder: Path) -> None:
-    """Remove a journal, if it exists."""
+    """Remove the journal files in a folder, and the folder if it is then empty."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():

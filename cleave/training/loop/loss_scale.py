@@ -1,8 +1,9 @@
 """The loss scale for fp16, which keeps small gradients from underflowing.
 
-It follows the rule and the constants of `torch.amp.GradScaler`, for updates of one parameter at a
-time. A step whose gradients overflow is skipped and halves the scale; many steps in a row without
-overflow double it. See Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740), 3.2.
+The rule and the constants are those of `torch.amp.GradScaler`, which cannot be used because
+parameters are updated one at a time. If the gradients of a step overflow, the step is skipped and
+the loss scale is halved. After 2000 steps without overflow, the loss scale is doubled. See
+Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740), section 3.2.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from typing import Any, Final
 from cleave.errors import CleaveError
 
 LOSS_SCALE: Final = "loss_scale"
-"""Key of the loss scale's state in a checkpoint."""
+"""Key of the loss scale's state in a checkpoint's metadata."""
 
 _GROWTH: Final = 2.0
 _BACKOFF: Final = 0.5
 _GROWS_AFTER: Final = 2000  # steps without overflow
-_LEAST: Final = 2.0**-14  # below it, the loss scale cannot cause an overflow
+_LEAST: Final = 2.0**-14  # a smaller loss scale cannot be the cause of an overflow
 
 
 @dataclass(slots=True)
 class LossScale:
-    """The factor of the loss in its backward pass; gradients are divided by it afterwards.
+    """The loss scale: the loss is multiplied by it before the backward pass.
+
+    After the backward pass, gradients are divided by the loss scale.
 
     Attributes:
-        factor: the scale; a power of two, so that scaling rounds only numbers that underflow.
-        since_overflow: steps since the factor last changed.
-        updates: total number of steps that updated parameters.
+        factor: the loss scale. It is a power of two, so that scaling rounds no values except those
+            that underflow.
+        since_overflow: number of steps since `factor` last changed.
+        updates: total number of steps that have updated parameters.
     """
 
     factor: float = 65536.0
@@ -38,16 +42,16 @@ class LossScale:
 
     @property
     def exhausted(self) -> bool:
-        """Return whether the scale is so small that it cannot cause the overflow."""
+        """Return True if the loss scale is too small to be the cause of an overflow."""
         return self.factor < _LEAST
 
     def overflowed(self) -> None:
-        """Halve the scale after a step whose gradients are not finite."""
+        """Halve the loss scale after a step whose gradients are not finite."""
         self.factor *= _BACKOFF
         self.since_overflow = 0
 
     def updated(self) -> None:
-        """Count a step that updated the parameters; double the scale after many."""
+        """Count a step that has updated parameters. Double the loss scale after 2000 such steps."""
         self.updates += 1
         self.since_overflow += 1
         if self.since_overflow == _GROWS_AFTER:
@@ -55,7 +59,7 @@ class LossScale:
             self.since_overflow = 0
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
+        """Return the state to store in a checkpoint's metadata."""
         return {
             "factor": self.factor,
             "since_overflow": self.since_overflow,
@@ -63,10 +67,14 @@ class LossScale:
         }
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Load the state of a checkpoint.
+        """Load the state from a checkpoint.
+
+        Args:
+            state: the result of `state` when the checkpoint was written; None if the checkpoint has
+                none.
 
         Raises:
-            CleaveError: when the checkpoint has no such state.
+            CleaveError: when `state` is None.
         """
         if state is None:
             raise CleaveError("the checkpoint has no loss scale, so it is not of a run in fp16")

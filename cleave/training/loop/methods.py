@@ -1,4 +1,4 @@
-"""Forecasts for a job: the matrix products of its steps, planned for the connected devices."""
+"""Forecasts of a job's steps by tiles and on the PS alone, for the connected devices."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from cleave.workload.step import GemmKind, StepGemm, step_gemms
 
 
 def tile_gemms(job: JobSpec, spec: ModelSpec) -> list[StepGemm]:
-    """Return the matrix products of a job's step by tiles.
+    """Return the matrix multiplications (GEMMs) that the fleet computes in a job's step by tiles.
 
-    Frozen weights have no weight gradients, and quantized weights never go by tiles.
+    With adapters, GEMMs of weight gradients are omitted, because the weights are frozen. GEMMs with
+    quantized weights are omitted, because they are not computed by tiles.
     """
     found = step_gemms(spec, job.batch * job.accumulate, job.seq)
     if not job.lora:
@@ -37,9 +38,9 @@ class TilesForecaster:
     """Forecasts a step by tiles on the connected devices.
 
     Attributes:
-        gemms: the matrix products of a step.
-        dtype: the dtype of the products.
-        fleet: the fleet that computes them.
+        gemms: the GEMMs of a step.
+        dtype: the dtype of the GEMMs.
+        fleet: the fleet that computes the GEMMs.
     """
 
     gemms: Sequence[StepGemm]
@@ -47,10 +48,12 @@ class TilesForecaster:
     fleet: Fleet
 
     def forecast(self, forecaster: StepForecaster) -> Forecast:
-        """Return the forecast; if no device can compute the products, the forecast says why.
+        """Return the forecast of a step by tiles.
+
+        If no device can compute the step, the forecast holds the reason instead of a duration.
 
         Args:
-            forecaster: forecaster for the same model and batch.
+            forecaster: computes forecasts for the same model and batch.
         """
         _, devices = self.fleet.runtime.fleet_rates()
         able = [device for device in devices if self.dtype.value in device.dtypes]
@@ -69,13 +72,13 @@ class TilesForecaster:
 def choose_without_stages(
     job: JobSpec, spec: ModelSpec, tiles: TilesForecaster, ps: PsCompute
 ) -> MethodChoice:
-    """Choose between tiles and the parameter server alone, when no device can train layers.
+    """Choose between tiles and the PS alone, for a job without devices that can train layers.
 
     Args:
         job: the job.
-        spec: sizes of its model.
-        tiles: forecasts its steps by tiles.
-        ps: speed of the parameter server.
+        spec: specification of the job's model.
+        tiles: forecasts the job's steps by tiles.
+        ps: compute speed of the PS.
     """
     adapters = None
     if job.lora:

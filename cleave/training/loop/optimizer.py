@@ -1,6 +1,6 @@
-"""Parameter updates with clipping, applied after or during the backward pass.
+"""Optimizer updates with gradient clipping, after or during the backward pass.
 
-With several servers, each updates the parameters that it owns.
+With several servers, each server updates the parameters that it owns.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from cleave.training.servers.ranks import Alone, Ranks, owners_of
 from cleave.training.servers.shared_weights import SharedWeights
 
 _EPS = 1e-8
-_MATRIX = 2  # dimensions
+_MATRIX = 2  # number of dimensions of a matrix
 _T = TypeVar("_T")
-_STATE = "optimizer."  # prefix of optimizer state names in a checkpoint
+_STATE = "optimizer."  # prefix of the names of optimizer state tensors in a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,10 @@ class UpdateRule:
     """The optimizer and its settings.
 
     Attributes:
-        kind: which optimizer.
-        weight_decay: weight decay of matrices.
-        betas: decay rates of AdamW's moments; OPT's by default (arXiv 2205.01068, section 2.2).
+        kind: the optimizer.
+        weight_decay: weight decay of parameters with at least 2 dimensions.
+        betas: decay rates of AdamW's moments. The default values are those with which OPT was
+            trained (arXiv 2205.01068, section 2.2).
         momentum: momentum of SGD and Muon.
     """
 
@@ -47,11 +48,13 @@ class UpdateRule:
     momentum: float = 0.9
 
     def optimizer(self, parameter: nn.Parameter, *, hidden: bool) -> torch.optim.Optimizer:
-        """Return an optimizer of one parameter; its learning rate is set before each step.
+        """Return a torch optimizer of one parameter.
+
+        The caller must set the learning rate before each step.
 
         Args:
             parameter: the parameter.
-            hidden: whether it is the matrix of a hidden layer.
+            hidden: whether the parameter is the weight matrix of a hidden layer.
         """
         decay = self.weight_decay if parameter.ndim > 1 else 0.0
         match self.kind:
@@ -75,29 +78,31 @@ class UpdateRule:
 
 
 def update_rule(job: JobSpec) -> UpdateRule:
-    """Return a job's update rule."""
+    """Return the optimizer and the optimizer settings of a job."""
     betas = job.beta1, job.beta2
     return UpdateRule(OptimizerKind(job.optimizer), job.weight_decay, betas, job.momentum)
 
 
 class Optimizer:
-    """Updates all parameters of a model, with one torch optimizer for each.
+    """Updates all trained parameters of a model, with one torch optimizer per parameter.
 
     Args:
         model: the model, with fp32 parameters.
-        rule: the update rule.
-        clip: largest norm of all gradients together; 0 for no clipping.
-        scale: the loss scale; None for no scaling.
-        ranks: the servers that train this model. Several servers sum their gradients first, so
-            they cannot update in the backward pass.
-        in_backward: whether to update each parameter in the backward pass, once its gradient is
-            complete, and free the gradient. The update is the same, with memory for one gradient
-            at a time. With clipping or a loss scale, a first pass finds the norm or an overflow.
-        files: files for the optimizer's state; None to keep it in memory.
-        weights: gathers the weights, if servers share them.
+        rule: the optimizer and its settings.
+        clip: maximum global norm of the gradients; 0 for no clipping.
+        scale: the loss scale; None for no loss scaling.
+        ranks: the servers that train the model together; None for a single server. Several servers
+            sum their gradients before the update, so `in_backward` must be False.
+        in_backward: whether to update each parameter during the backward pass, as soon as its
+            gradient is complete, and to free the gradient. The result is the same, but only one
+            gradient at a time is in memory. With clipping or a loss scale, an additional first
+            backward pass computes the global norm and detects overflows.
+        files: moves the optimizer state to files; None to keep the state in memory.
+        weights: the sharded weights; None if each server holds all weights.
 
     Attributes:
-        applied: whether the current step has already updated some parameters.
+        applied: True if the current step has already updated some parameters.
+        parameters: all trained parameters by name.
     """
 
     def __init__(
@@ -137,19 +142,21 @@ class Optimizer:
         }
 
     def step(self, rate: float, backward: Callable[[], float]) -> float:
-        """Do one update.
+        """Run one optimizer step: compute gradients and update the parameters.
 
         Args:
             rate: the learning rate.
-            backward: computes gradients of the whole batch and returns the loss. Updating in the
-                backward pass with clipping or a loss scale calls it twice, with equal results.
+            backward: computes the gradients of the whole batch and returns the loss. With
+                `in_backward` and with clipping or a loss scale, `backward` is called twice, and
+                must compute the same gradients both times.
 
         Returns:
-            The result of `backward`.
+            The loss.
 
         Raises:
-            DivergedError: when the loss or the gradients are not finite. Nothing is updated then,
-                except parameters updated earlier in a single backward pass.
+            DivergedError: when the loss or the gradients are not finite. No parameter is updated
+                then. Exception: with `in_backward` and a single backward pass, parameters whose
+                gradients were complete earlier have been updated.
         """
         self._begin(rate)
         if self.in_backward:
@@ -161,18 +168,18 @@ class Optimizer:
         return loss
 
     def step_whole(self, rate: float, gradients: Callable[[], float | _T]) -> float | _T:
-        """Do one update with gradients that do not come from a backward pass on this server.
+        """Run one optimizer step with gradients from the fleet, without a local backward pass.
 
         Args:
             rate: the learning rate.
-            gradients: sets the gradients of all parameters and returns the loss. If it returns
-                anything else, it sets none, and nothing is updated.
+            gradients: sets the gradients of all parameters and returns the loss. If it returns a
+                value that is not a float, no parameter is updated.
 
         Returns:
             The result of `gradients`.
 
         Raises:
-            DivergedError: when the loss or the gradients are not finite; nothing is updated then.
+            DivergedError: when the loss or the gradients are not finite. No parameter is updated.
         """
         self._begin(rate)
         loss = gradients()
@@ -189,7 +196,11 @@ class Optimizer:
             optimizer.param_groups[0]["lr"] = rate
 
     def begin_passes(self, passes: int) -> None:
-        """Begin the passes of a step with shared weights; see `SharedWeights.begin`."""
+        """Begin the passes of a step with sharded weights.
+
+        Args:
+            passes: maximum over all servers of the number of passes that a server computes.
+        """
         weights = self._weights
         assert weights is not None
         parameters = {name: self.parameters[name] for name in weights.order}
@@ -197,9 +208,10 @@ class Optimizer:
 
     @contextmanager
     def last_pass(self) -> Iterator[None]:
-        """Return a context that sends each gradient to its owner as the backward pass completes it.
+        """Return a context manager for the last backward pass of a step.
 
-        Has no effect with one server, or when servers share the weights.
+        Within the block, each gradient is sent to the server that owns its parameter as soon as the
+        gradient is complete. With one server, or with sharded weights, the block has no effect.
         """
         sums = self._sums
         if sums is None:
@@ -211,21 +223,22 @@ class Optimizer:
 
     @property
     def waited_s(self) -> float:
-        """Return how long this step's backward pass has waited for other servers, in seconds."""
+        """Return the seconds that this server has waited for other servers in the current step."""
         exchanging = self._weights or self._sums
         return exchanging.waited_s if exchanging is not None else 0.0
 
     def add_up(self) -> None:
-        """Sum the gradients of all servers; each owner then has the sums of its parameters.
+        """Sum the gradients over all servers.
 
-        Each server calls this once a step, even if its own part of the step failed.
+        Afterwards, each server holds the gradient sums of the parameters that it owns. Every server
+        must call this once per step, even if its own part of the step has failed.
         """
         exchanging = self._weights or self._sums
         assert exchanging is not None
         self._found, self._sums = exchanging.finish(), None
 
     def forget_gradients(self) -> None:
-        """Free all gradients."""
+        """Free the gradients of all trained parameters."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -245,10 +258,10 @@ class Optimizer:
         )
 
     def _clip(self) -> None:
-        """Scale gradients down to the largest norm, as `torch.nn.utils.clip_grad_norm_` does.
+        """Clip the global norm of the gradients, as `torch.nn.utils.clip_grad_norm_` does.
 
         Raises:
-            DivergedError: when the norm is not finite, even without clipping.
+            DivergedError: when the norm is not finite. This is checked even without clipping.
         """
         owned = [self.parameters[name] for name in self._optimizers]
         norm = nn.utils.get_total_norm([p.grad for p in owned if p.grad is not None])
@@ -260,7 +273,11 @@ class Optimizer:
             nn.utils.clip_grads_with_norm_(owned, self.clip, norm)
 
     def _unscale(self, scale: LossScale) -> bool:
-        """Divide all gradients by the loss scale; return whether all servers' are finite."""
+        """Divide all gradients by the loss scale, and update the loss scale.
+
+        Returns:
+            True if the gradients of all servers are finite. If False, the step must be skipped.
+        """
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, 1 / scale.factor)
@@ -272,7 +289,7 @@ class Optimizer:
         return False
 
     def _update(self, name: str) -> None:
-        """Update one parameter; move optimizer state that the first update makes to a file."""
+        """Update one parameter. The first update creates optimizer state; move it to a file."""
         self.applied = True
         optimizer = self._optimizers[name]
         optimizer.step()
@@ -281,7 +298,8 @@ class Optimizer:
 
     def _step_in_backward(self, backward: Callable[[], float]) -> float:
         scale, unscaled = 1.0, 1 / self.scale.factor if self.scale is not None else 1.0
-        known = bool(self.clip) or self.scale is not None  # the norm, before any update
+        # True if a first backward pass computes the norm before any parameter is updated.
+        known = bool(self.clip) or self.scale is not None
         if known:
             squares: list[Tensor] = []
             overflowed = False
@@ -329,7 +347,11 @@ class Optimizer:
 
     @contextmanager
     def _hooked(self, hooks: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
-        """Return a context that calls a hook with each parameter whose gradient is complete."""
+        """Return a context manager that calls a hook when a parameter's gradient is complete.
+
+        Args:
+            hooks: functions by parameter name. A function is called with its parameter.
+        """
         handles = [
             self.parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for name, hook in hooks.items()
@@ -343,7 +365,10 @@ class Optimizer:
     # --- checkpoints ---
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return this server's optimizer state by name; empty before the first step."""
+        """Return the tensors of this server's optimizer state, by their names in a checkpoint.
+
+        There are none before the first step.
+        """
         state = {}
         for name, optimizer in self._optimizers.items():
             for key, value in optimizer.state.get(self.parameters[name], {}).items():
@@ -352,10 +377,13 @@ class Optimizer:
         return state
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the state of a checkpoint.
+        """Load this server's optimizer state from a checkpoint.
+
+        Args:
+            tensors: all tensors of the checkpoint by name.
 
         Raises:
-            CleaveError: when the checkpoint lacks a parameter's state.
+            CleaveError: when the checkpoint lacks the optimizer state of a parameter.
         """
         held: dict[str, dict[str, Tensor]] = {}
         for full, value in tensors.items():
@@ -368,7 +396,7 @@ class Optimizer:
                     f"the checkpoint has no optimizer state of {name!r}; it is not of this model, "
                     f"or was not written by cleave"
                 )
-            # Copied, as the values may lie in the checkpoint's file.
+            # Copy the values, because they may be mapped to the checkpoint's file.
             state: dict[str, Any] = {key: value.clone() for key, value in held[name].items()}
             if self._files is not None:
                 self._files.move(state)
@@ -376,10 +404,10 @@ class Optimizer:
 
 
 def _overflowed(scale: LossScale) -> None:
-    """Skip a step whose gradients overflow in fp16.
+    """Halve the loss scale after a step whose gradients overflow in fp16.
 
     Raises:
-        DivergedError: when the loss scale is too small to cause the overflow.
+        DivergedError: when the loss scale is too small to be the cause of the overflow.
     """
     scale.overflowed()
     if scale.exhausted:
@@ -387,14 +415,15 @@ def _overflowed(scale: LossScale) -> None:
 
 
 def _completed(sums: GradientSums, name: str, parameter: Tensor) -> None:
-    """Report a complete gradient, as a hook of its parameter."""
+    """Tell `sums` that a parameter's gradient is complete; registered as the parameter's hook."""
     sums.complete(name)
 
 
 def _hidden_matrices(model: Any) -> set[int]:
-    """Return the `id`s of linear layers' weights, except the LM head's and a tied embedding's.
+    """Return the `id` of each weight matrix of a hidden linear layer.
 
-    Excludes 2-D parameters outside linear layers, as in state space models.
+    The weights of the LM head and of the input embedding are excluded. So are 2-D parameters
+    outside linear layers, such as those of state space models.
     """
     found = {id(m.weight) for m in model.modules() if is_linear(m) and m.weight.ndim == _MATRIX}
     for get in ("get_input_embeddings", "get_output_embeddings"):

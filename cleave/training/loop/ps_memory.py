@@ -1,4 +1,4 @@
-"""Memory use of the PS in a training run: what is kept, and what is recomputed."""
+"""Choice of the memory mode of a training run on the PS."""
 
 from __future__ import annotations
 
@@ -13,28 +13,35 @@ from cleave.training.lora.spec import LoraSpec
 if TYPE_CHECKING:
     from torch import nn
 
-_WEIGHT_BYTES: Final = 4  # per parameter, like the next two
+_WEIGHT_BYTES: Final = 4  # per parameter; so are the next two constants
 _GRADIENT_BYTES: Final = 4
-_STATE_BYTES: Final = 8  # two moments
+_STATE_BYTES: Final = 8  # two moments of AdamW
 _HERE: Final = (Method.TILES.value, Method.LOCAL.value)
 _MOST: Final = {MemoryMode.PLAIN: 0.5, MemoryMode.RECOMPUTE: 0.75}
-"""Largest share of total memory for each mode, without activations."""
+"""For each mode, the maximum fraction of memory for weights, gradients and optimizer state.
+
+The remaining memory is for activations.
+"""
 
 
 def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
-    """Return the job's memory mode; for `AUTO`, the fastest mode that fits.
+    """Return the memory mode in which a job is trained.
+
+    For `AUTO`, this is the fastest mode whose memory requirement fits in this machine's memory.
 
     Args:
         job: the job.
-        model: the model; trained parameters require gradients.
-        servers: number of servers, which share gradients and the optimizer's state (see
-            `GradientSums`) and, with `SHARDED`, the weights (see `SharedWeights`).
+        model: the model. Its trained parameters must have `requires_grad`.
+        servers: number of servers. Servers shard the optimizer state and, without gradient
+            accumulation, the gradients (see `GradientSums`). With `SHARDED`, they also shard the
+            weights (see `SharedWeights`).
 
     Returns:
-        Any mode but `AUTO`.
+        A mode other than `AUTO`.
 
     Raises:
-        UsageError: when several servers ask for `LEAN`, or weights cannot be shared.
+        UsageError: when the job requests `LEAN` with several servers, or requests `SHARDED` where
+            weights cannot be sharded.
     """
     check_memory(job, servers)
     asked = MemoryMode(job.memory)
@@ -44,10 +51,10 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     if servers > 1 and job.method in _HERE and not _quantized(job):
         least = MemoryMode.SHARDED
     memory_bytes = total_memory_bytes()
-    if memory_bytes is None:  # unknown memory size: use the least
+    if memory_bytes is None:  # unknown memory size: use the mode that needs the least memory
         return least
     state = 0.0 if job.state_dir else _STATE_BYTES / servers
-    # With accumulation, each server holds all gradients until the last micro-batch.
+    # With gradient accumulation, each server holds all gradients until the last micro-batch.
     gradient = _GRADIENT_BYTES / (servers if job.accumulate == 1 else 1)
     needed_bytes = sum(
         p.numel() * (_WEIGHT_BYTES + (gradient + state if p.requires_grad else 0.0))
@@ -59,10 +66,11 @@ def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
 
 
 def check_memory(job: JobSpec, servers: int) -> None:
-    """Refuse a memory mode that this number of servers cannot use.
+    """Check that a job's memory mode is possible with this number of servers.
 
     Raises:
-        UsageError: when several servers ask for `LEAN`, or weights cannot be shared.
+        UsageError: when the job requests `LEAN` with several servers, or requests `SHARDED` where
+            weights cannot be sharded.
     """
     asked = MemoryMode(job.memory)
     if servers > 1 and asked is MemoryMode.LEAN:

@@ -1,4 +1,4 @@
-"""Records of a run, one per line in `metrics.jsonl` and under `--json`."""
+"""Records that a run reports: one JSON object per line, in `metrics.jsonl` and with `--json`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from cleave.scheduler.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """The start of a run, or of a resumed run.
+    """Reports that a run starts or resumes.
 
     Attributes:
-        step: the last completed step; 0 at the beginning.
-        steps: steps in total.
+        step: number of completed steps; 0 for a new run.
+        steps: number of steps of the whole run.
+        run_folder: path of the run folder.
     """
 
     EVENT: ClassVar[str] = "start"
@@ -26,26 +27,31 @@ class StartRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One optimizer step.
+    """Reports one optimizer step.
 
     Attributes:
-        step: step number, counted from 1.
-        loss: mean cross-entropy over the step's tokens, before its update.
-        clock: the clock of `fleet_s`: `virtual` or `wall`.
-        wall_s: wall seconds of the whole step.
+        step: number of the step, counted from 1.
+        loss: mean cross-entropy in nats per learned token, computed before the update.
+        tokens: number of input tokens of the step.
+        learning_rate: learning rate of the step.
+        clock: the clock that measures `fleet_s`: `virtual` or `wall`.
+        wall_s: duration of the step in wall seconds.
         fleet_s: seconds on the fleet's clock spent waiting for GEMMs or a step by stages.
-        ps_s: wall seconds of the PS's own work (everything but waiting for the fleet).
-        verify_s: processor seconds for checking results.
-        downlink_bytes, uplink_bytes: bytes of encoded messages.
-        floor_bytes: bytes if GEMM operands and results move once; by stages `StepWork.floor_bytes`.
-        tiles, blocks, reissued: planned tiles, returned blocks, reissued tasks.
-        local_gemms: GEMMs multiplied on the PS by `cleave.fleet.local_fallback`.
-        journal_bytes: bytes of products written to the journal.
-        journal_s: seconds that the journal cost in this step.
-        journal_saved_s: seconds originally spent on products that now came from the journal.
-        traffic: `downlink_bytes` and `uplink_bytes` by purpose.
-        saved: bytes saved by compression, by purpose.
-        against_loss: the loss of this step in the compared run; omitted from output without one.
+        ps_s: wall seconds in which the PS did not wait for the fleet.
+        verify_s: processor seconds for verifying the devices' results.
+        downlink_bytes, uplink_bytes: bytes of encoded messages to and from devices.
+        floor_bytes: bytes if each GEMM operand and result were transferred once. For a step by
+            stages, see `StepWork.floor_bytes`.
+        tiles, blocks, reissued: numbers of planned tiles, returned blocks and reissued tasks.
+        local_gemms: number of GEMMs that the PS computed because no device could.
+        journal_bytes: bytes of GEMM results written to the journal.
+        journal_s: seconds that the training thread spent on the journal.
+        journal_saved_s: seconds that the fleet had originally needed for the GEMM results that
+            were read from the journal in this step.
+        traffic: `downlink_bytes` and `uplink_bytes`, divided by purpose.
+        saved: bytes saved by compression, divided by purpose.
+        against_loss: loss of the same step in the compared run. None, and then omitted from the
+            output, if no run is compared.
     """
 
     EVENT: ClassVar[str] = "step"
@@ -75,7 +81,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalRecord:
-    """The held-out loss after `step` steps."""
+    """Reports the held-out loss after `step` steps, in nats per learned token."""
 
     EVENT: ClassVar[str] = "eval"
     step: int
@@ -84,7 +90,7 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class NoteRecord:
-    """A message for the user, such as the path of a written checkpoint."""
+    """Reports a message for the user, such as the path of a written checkpoint."""
 
     EVENT: ClassVar[str] = "note"
     text: str
@@ -92,12 +98,13 @@ class NoteRecord:
 
 @dataclass(frozen=True, slots=True)
 class PresenceRecord:
-    """A change of who multiplies: the last device has left, or a device is connected again.
+    """Reports a change of what computes: devices, nothing, or the PS in place of devices.
 
     Attributes:
-        step: the current step.
-        state: who multiplies now: `present`, `absent` or `local` (`cleave.fleet.local_fallback`).
-        text: a description for people.
+        step: number of the current step, counted from 1.
+        state: `present` if devices are connected, `absent` if training waits for a device, `local`
+            if the PS computes instead of devices.
+        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "fleet"
@@ -108,12 +115,12 @@ class PresenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DiskRecord:
-    """The run folder's disk is full and training waits, or the disk has space again.
+    """Reports that training waits because the disk is full, or that the disk has space again.
 
     Attributes:
-        step: the last completed step.
+        step: number of completed steps.
         state: `full` or `free`.
-        text: a description for people.
+        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "disk"
@@ -124,11 +131,11 @@ class DiskRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServersRecord:
-    """Several servers wait for room in their cluster, or run again.
+    """Reports that a run of several servers waits for resources of its cluster, or runs again.
 
     Attributes:
         state: `waiting` or `running`.
-        text: a description for people.
+        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "servers"
@@ -138,22 +145,29 @@ class ServersRecord:
 
 @dataclass(frozen=True, slots=True)
 class DoneRecord:
-    """The end of a run.
+    """Reports the end of a run, with totals over the steps that this process has done.
 
     Attributes:
-        steps: the last completed step.
-        first_loss, loss: losses of this process's first and last step; NaN if it did none.
+        steps: number of completed steps, including the steps of earlier processes.
+        first_loss, loss: losses of this process's first and last step; NaN without a step.
+        tokens: number of input tokens.
+        clock: the clock that measures `fleet_s`: `virtual` or `wall`.
+        wall_s, fleet_s: see `StepRecord`.
+        downlink_bytes, uplink_bytes: bytes of encoded messages to and from devices.
+        tiles, blocks, reissued: numbers of planned tiles, returned blocks and reissued tasks.
+        run_folder: path of the run folder.
         stopped: whether the run was stopped before its last step.
-        offload: `all` or `auto`.
-        gemms: GEMMs submitted to the fleet, including those that the PS kept.
-        kept_gemms: number of them that the PS kept; with `all`, that `auto` would have kept.
-        kept_saves_s: predicted seconds that this saved, or would have saved.
-        kept_reasons: a sentence for each shape that saves most.
-        local_gemms, journal_bytes, journal_s, journal_saved_s: sums over the steps of this process.
-        journal_gemms: GEMMs whose products came from the journal.
-        traffic: `downlink_bytes` and `uplink_bytes` by purpose.
-        saved: bytes saved by compression, by purpose.
-        resumed_after: the step after which this process began; 0 for a run from its start.
+        offload: the job's `--offload`: `all` or `auto`.
+        gemms: number of GEMMs of steps by tiles, on the fleet or on the PS.
+        kept_gemms: number of GEMMs that `auto` kept on the PS. With `all`, the number that `auto`
+            would have kept.
+        kept_saves_s: predicted seconds that the kept GEMMs saved, or would have saved.
+        kept_reasons: one sentence for each of the GEMM shapes with the largest savings.
+        local_gemms, journal_bytes, journal_s, journal_saved_s: see `StepRecord`.
+        journal_gemms: number of GEMMs whose results were read from the journal.
+        traffic: `downlink_bytes` and `uplink_bytes`, divided by purpose.
+        saved: bytes saved by compression, divided by purpose.
+        resumed_after: number of completed steps when this process began; 0 for a new run.
     """
 
     EVENT: ClassVar[str] = "done"
@@ -188,7 +202,7 @@ class DoneRecord:
 
 @dataclass(frozen=True, slots=True)
 class TextRecord:
-    """A part of a model's text: the prompt, then what the model adds."""
+    """Reports a part of a text: first the prompt, then text that the model generates."""
 
     EVENT: ClassVar[str] = "text"
     text: str
@@ -196,7 +210,12 @@ class TextRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """Progress of an evaluation, in windows of a text or in questions."""
+    """Reports the progress of an evaluation.
+
+    Attributes:
+        done: number of evaluated windows of a text, or of evaluated questions.
+        total: number of all windows or questions.
+    """
 
     EVENT: ClassVar[str] = "progress"
     done: int
@@ -205,13 +224,13 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRecord:
-    """How well a model predicts a text.
+    """Reports a model's loss on a text.
 
     Attributes:
         loss: mean cross-entropy, in nats per predicted token.
-        perplexity: e to the loss.
+        perplexity: e to the power of `loss`.
         tokens: number of predicted tokens.
-        text: a description for people.
+        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "predicted"
@@ -223,13 +242,15 @@ class PredictedRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRecord:
-    """How a model answered multiple-choice questions.
+    """Reports a model's accuracy on multiple-choice questions.
 
     Attributes:
-        accuracy: the share of right answers.
-        right, questions: number of right answers, and of questions.
-        cut: number of questions whose beginning did not fit the model.
-        text: a description for people.
+        accuracy: fraction of questions that the model answered correctly, from 0 to 1.
+        right: number of questions that the model answered correctly.
+        questions: number of questions.
+        cut: number of questions whose beginning was cut off, because the prompt is longer than the
+            model's context.
+        text: the report as a sentence for the user.
     """
 
     EVENT: ClassVar[str] = "answered"
@@ -257,7 +278,10 @@ Record: TypeAlias = (
 
 
 def to_dict(record: Record) -> dict[str, Any]:
-    """Return the record as written, event name first; None replaces numbers that are not finite."""
+    """Return the record's JSON object, with the event name as its first item.
+
+    None replaces NaN and infinity, because JSON has neither.
+    """
     values = asdict(record).items()
     return {
         "event": record.EVENT,

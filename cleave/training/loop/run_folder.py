@@ -1,13 +1,13 @@
-"""The folder of one training run: its configuration, its metrics and its loss curve.
+"""The run folder: configuration, metrics, checkpoints and loss curve of one training run.
 
 config.toml      the run's settings
 fleet.toml       the devices that `cleave train` emulated
-model/           the model's configuration and tokenizer, for an export
-checkpoints/     see `checkpoint`
-best/            the checkpoint with the lowest held-out loss, if kept
+model/           the model's configuration and tokenizer, for exporting the trained model
+checkpoints/     the latest checkpoints; see `cleave.training.loop.checkpoint`
+best/            with `--keep-best`, the checkpoint with the lowest held-out loss
 metrics.jsonl    one JSON object per line, appended during the run
-loss.png         the loss curve, drawn from the metrics
-lock             locked while a process uses the folder, and names that process
+loss.png         the loss curve, drawn from metrics.jsonl
+lock             lock file, held while a process uses the folder; names that process
 """
 
 import errno
@@ -39,38 +39,49 @@ from cleave.files import (
 from cleave.training.loop.disk import cannot_write
 
 CHECKPOINTS = "checkpoints"
-"""Subfolder of the run's checkpoints."""
+"""Name of the subfolder with the run's latest checkpoints."""
 
 BEST = "best"
-"""Subfolder of the checkpoint with the lowest held-out loss."""
+"""Name of the subfolder with the checkpoint of the lowest held-out loss."""
 
 JOURNAL = "journal"
-"""Subfolder of finished products; see `cleave.training.loop.journal`."""
+"""Name of the journal's subfolder; see `cleave.training.loop.journal`."""
 
 DESCRIPTION = "model"
-"""Subfolder that describes the run's model."""
+"""Name of the subfolder with the model's configuration and tokenizer."""
 
 OWN_FOLDERS = (CHECKPOINTS, BEST, JOURNAL, DESCRIPTION, "tensorboard", "wandb", "ray")
-"""Subfolders that a run writes to, which therefore must not be links."""
+"""Names of the subfolders that a run writes to. A run refuses a symbolic link of such a name."""
 
 _NO_LOCKS = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT,  # read-only folders
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT,  # the folder is read-only
     errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run, with one writer at a time and any number of readers."""
+    """The folder of one run. One process at a time may write; any number of processes may read.
+
+    Attributes:
+        path: path of the folder.
+    """
 
     path: Path
 
     @classmethod
     def create(cls, root: Path, name: str | None = None, *, now: datetime | None = None) -> Self:
-        """Make a new folder under `root`, named `name` or by the local time.
+        """Create a new run folder.
 
-        Raises UsageError when the name is taken or is not a plain name, CleaveError when the folder
-        cannot be made.
+        Args:
+            root: the parent folder.
+            name: name of the run folder; None to name it by the local time, with a number appended
+                if that name exists.
+            now: the local time; None for the current time.
+
+        Raises:
+            UsageError: when the name is invalid or already exists.
+            CleaveError: when the folder cannot be created.
         """
         if name is not None:
             cls.check_name(root, name)
@@ -91,10 +102,10 @@ class RunFolder:
 
     @staticmethod
     def check_name(root: Path, name: str) -> None:
-        """Refuse a name that is invalid for a run folder or already exists in `root`.
+        """Check that a run folder of this name can be created in `root`.
 
         Raises:
-            UsageError: when the name is refused.
+            UsageError: when the name is invalid or already exists.
         """
         if name in ("", ".", "..") or set(name) & set("/\\") or not name.isprintable():
             raise UsageError(
@@ -104,7 +115,7 @@ class RunFolder:
             raise _taken(root / name)
 
     def remove_if_empty(self) -> None:
-        """Remove the folder if nothing was written to it, as after a refused run."""
+        """Remove the folder if it holds only the lock file, for example after a failed start."""
         if self.path.is_dir() and {each.name for each in self.path.iterdir()} <= {LOCK}:
             (self.path / LOCK).unlink(missing_ok=True)
             self.path.rmdir()
@@ -113,16 +124,17 @@ class RunFolder:
     def lock(self, wait_s: float = 0.0, advice: str = "") -> Iterator[str]:
         """Return a context manager that locks the folder against other processes.
 
-        It yields an empty text, or why the folder cannot be locked: it may be read-only, or its
-        file system may have no locks.
+        The context manager yields an empty string. If the folder is read-only or its file system
+        does not support locks, it yields the reason instead, and the folder is not locked.
 
         Args:
-            wait_s: how long to wait for another process to release the folder.
-            advice: further advice for the user if another process uses the folder.
+            wait_s: maximum time to wait for another process to release the lock, in seconds.
+            advice: text appended to the error message if another process holds the lock.
 
         Raises:
-            UsageError: when another process uses the folder.
-            CleaveError: when a subfolder is a link, or the lock file is not Cleave's.
+            UsageError: when another process holds the lock.
+            CleaveError: when a subfolder is a symbolic link, or the lock file was not written by
+                Cleave.
         """
         try:
             for name in OWN_FOLDERS:
@@ -155,7 +167,11 @@ class RunFolder:
         return self.path / "loss.png"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write `config` as TOML, without None values: TOML has no null."""
+        """Write `config` to config.toml. None values are omitted, because TOML has no null.
+
+        Raises:
+            CleaveError: when the file cannot be written.
+        """
         import tomli_w
 
         try:
@@ -164,7 +180,11 @@ class RunFolder:
             raise cannot_write(self.config_path, error) from error
 
     def read_config(self) -> dict[str, Any]:
-        """Return the written configuration. Raises UsageError if it is missing or damaged."""
+        """Return the contents of config.toml.
+
+        Raises:
+            UsageError: when the file is missing or damaged.
+        """
         try:
             return tomllib.loads(self.config_path.read_text("utf-8"))
         except OSError as error:
@@ -178,10 +198,17 @@ class RunFolder:
             ) from error
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl, whole or not at all. On return the OS has it.
+        """Append one record to metrics.jsonl, as one line.
 
-        NaN and infinity, which JSON lacks, are written as null; numpy and torch scalars as numbers.
-        After a crash, call `rewind` before the first `append`.
+        If writing fails, the file is unchanged. On return, the operating system has the line, so it
+        survives a crash of this process. After a crash, call `rewind` before the first `append`.
+
+        Args:
+            record: the record. NaN and infinity are written as null, because JSON has neither.
+                Scalars of numpy and torch are written as numbers.
+
+        Raises:
+            CleaveError: when the file cannot be written.
         """
         line = json.dumps(_plain(record), allow_nan=False) + "\n"
         try:
@@ -191,9 +218,10 @@ class RunFolder:
             raise cannot_write(self.metrics_path, error) from error
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records so far, in order, without an incomplete last line.
+        """Yield the records of metrics.jsonl in order. An incomplete last line is skipped.
 
-        Raises CleaveError for any other line that is not a JSON object.
+        Raises:
+            CleaveError: when another line is not a JSON object, or the file cannot be read.
         """
         for number, (line, record) in enumerate(self._lines(), start=1):
             if record is not None:
@@ -205,12 +233,13 @@ class RunFolder:
                 )
 
     def rewind(self, step: int) -> None:
-        """Restore the metrics to those after `step`, before the run resumes there.
+        """Restore metrics.jsonl to its contents after `step`, before the run resumes at `step`.
 
-        Drops damaged or incomplete lines, every record of a later step, and a plot that shows one.
+        Removes damaged and incomplete lines and the records of later steps. If there were records
+        of later steps, loss.png is removed too.
 
         Raises:
-            CleaveError: when the metrics cannot be written, or the file does not hold metrics.
+            CleaveError: when metrics.jsonl cannot be written, or does not hold metrics.
         """
         lines = list(self._lines())
         kept = [
@@ -220,7 +249,8 @@ class RunFolder:
         ]
         if not self.metrics_path.exists():
             return
-        begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")  # a power loss leaves zeros
+        # After a power loss, the file may contain zero bytes instead of its last records.
+        begin = b"".join(line for line, _ in lines[:1]).strip(b"\0")
         if begin and not begin.startswith(b'{"') and not any(record for _, record in lines):
             raise CleaveError(
                 f"{str(self.metrics_path)!r} does not hold the metrics of a run: move it away"
@@ -234,9 +264,13 @@ class RunFolder:
             raise cannot_write(self.metrics_path, error) from error
 
     def plot(self) -> Path | None:
-        """Draw "loss" and, if recorded, "eval_loss" and "against_loss" over "step" into loss.png.
+        """Draw the recorded training, held-out and compared losses over the steps into loss.png.
 
-        Returns its path, or None when no loss has been recorded yet.
+        Returns:
+            The path of loss.png, or None if no loss has been recorded yet.
+
+        Raises:
+            CleaveError: when metrics.jsonl cannot be read, or loss.png cannot be written.
         """
         records = list(self.records())
         train = _curve(records, "loss")
@@ -245,7 +279,7 @@ class RunFolder:
         if not train and not evaluation:
             return None
 
-        # Not pyplot: it needs a display and shares state with the caller's plots.
+        # pyplot would need a display, and would share state with the caller's plots.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -270,7 +304,10 @@ class RunFolder:
         return self.plot_path
 
     def _lines(self) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-        """Yield each line of metrics.jsonl with its ending, and its record or None."""
+        """Yield each line of metrics.jsonl with its line ending, and the record that it holds.
+
+        The record is None for a line that is not a JSON object.
+        """
         try:
             with self.metrics_path.open("rb") as file:
                 for line in file:
@@ -285,7 +322,7 @@ class RunFolder:
 
 
 def _append_whole(file: FileIO, data: bytes) -> None:
-    """Write at the end of a file. On OSError, nothing is written."""
+    """Append `data` to a file. If writing fails, truncate the file to its former length."""
     end = file.seek(0, os.SEEK_END)
     try:
         write_all(file, data)
@@ -309,7 +346,7 @@ def _is_later(record: dict[str, Any], step: int) -> bool:
 
 
 def _curve(records: list[dict[str, Any]], field: str) -> list[tuple[float, float]]:
-    """Return (step, value) of the records that have both as numbers."""
+    """Return the pairs (step, value of `field`) of all records in which both are numbers."""
     return [
         (record["step"], record[field])
         for record in records
@@ -319,7 +356,7 @@ def _curve(records: list[dict[str, Any]], field: str) -> list[tuple[float, float
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` in a form that JSON can hold."""
+    """Return `value` converted to types that JSON can represent."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -334,7 +371,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_none(value: Any) -> Any:
-    """Return `value` in a form that TOML can hold."""
+    """Return `value` converted to types that TOML can represent, without None values."""
     if isinstance(value, Mapping):
         return {str(k): _without_none(item) for k, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Training jobs requested on the command line or by an operator's message."""
+"""Running of jobs that are requested on the command line or by an operator's message."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from cleave.training.results.uses import Stop, UseRequest
 
 USE: Final = "use"
-"""Key in a request's arguments for using a model instead of training."""
+"""Key of a request's arguments that asks to use a model, for example to generate text."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request to train a job, or to resume a run folder's job.
+    """A request to train a job, or to resume a run.
 
     Attributes:
-        job: settings of `JobSpec` by name; with `resume`, only those that change.
-        resume: an existing run folder, or empty.
-        name: the name of a new run folder; empty to derive it from the time.
+        job: settings of `JobSpec` by name; with `resume`, only the settings that change.
+        resume: path of the run folder to resume; empty for a new run.
+        name: name of the new run folder; empty to name it by the local time.
         restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
         begin: with `resume`, whether to begin at step 1 if the run never wrote a checkpoint.
-        accept_changes: with `resume`, whether to accept changed data, see `trainer.train`.
+        accept_changes: with `resume`, whether to continue with changed data; see `trainer.train`.
     """
 
     job: Mapping[str, Any]
@@ -49,10 +49,11 @@ class JobRequest:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> JobRequest:
-        """Parse the arguments of an operator's `submit`.
+        """Parse the arguments of an operator's `submit` message.
 
         Raises:
-            UsageError: when they have the wrong form.
+            UsageError: when an argument is missing or has the wrong type, or when `restart` or
+                `accept_changes` is set without `resume`.
         """
         job, resume, name = values.get("job"), values.get("resume", ""), values.get("name", "")
         restart, begin = values.get("restart", False), values.get("begin", False)
@@ -71,15 +72,17 @@ class JobRequest:
         return cls(job, resume, name, restart, begin, accept)
 
     def restarts(self) -> bool:
-        """Return whether a resumed run starts over at step 1 if no checkpoint is intact."""
+        """Return True if the resumed run may start over at step 1 when no checkpoint is intact."""
         unwritten = not any((Path(self.resume) / CHECKPOINTS).glob("*"))
         return self.restart or (self.begin and unwritten)
 
     def spec(self) -> JobSpec:
-        """Return the complete job; with `resume`, the folder's saved settings are the defaults.
+        """Return the requested job, with all settings.
+
+        With `resume`, settings that the request omits are read from the run folder.
 
         Raises:
-            UsageError: when the job cannot be run.
+            UsageError: when a setting is invalid, or `resume` is not a run folder.
         """
         if not self.resume:
             spec = JobSpec.from_dict(self.job)
@@ -87,7 +90,7 @@ class JobRequest:
             saved = RunFolder(_existing(self.resume)).read_config()
             spec = JobSpec.from_dict({**saved, **self.job})
         spec.check_model(resolve_model(spec.model).spec)
-        if self.job.get("against"):  # a resumed run's saved one may be gone
+        if self.job.get("against"):  # do not check a saved `against`: that folder may be gone
             check_compared(spec)
         return spec
 
@@ -96,7 +99,7 @@ def _existing(path: str) -> Path:
     """Return the path of an existing run folder.
 
     Raises:
-        UsageError: when it is not a run folder.
+        UsageError: when `path` is not a run folder.
     """
     folder = Path(path)
     if not (folder / "config.toml").is_file():
@@ -110,13 +113,15 @@ def _existing(path: str) -> Path:
 def use_model(
     request: UseRequest, fleet: Fleet | None, report: Callable[[Record], None], stop: Stop
 ) -> None:
-    """Load a model and use it, multiplying on the fleet while devices are connected.
+    """Load a model and use it, for example to generate text.
+
+    The fleet computes the model's matrix multiplications while devices are connected.
 
     Args:
-        request: the model and its use.
-        fleet: the fleet; None to use this machine alone.
+        request: the model, and what to do with it.
+        fleet: the fleet; None to compute on this machine alone.
         report: called with every record.
-        stop: returns whether to stop.
+        stop: returns True once the user has asked to stop.
 
     Raises:
         CleaveError: when the model cannot be loaded or used.
@@ -137,10 +142,10 @@ def use_model(
 
 
 def _use(arguments: Mapping[str, Any]) -> UseRequest:
-    """Return the model use that an operator requests.
+    """Parse an operator's request to use a model.
 
     Raises:
-        UsageError: when it has the wrong form.
+        UsageError: when the request is malformed.
     """
     from cleave.training.results.uses import UseRequest
 
@@ -148,25 +153,25 @@ def _use(arguments: Mapping[str, Any]) -> UseRequest:
 
 
 class Meter(Protocol):
-    """Measures a job's energy from its creation."""
+    """Measures a job's energy consumption, from the creation of the meter."""
 
     def record(self) -> dict[str, Any]:
-        """Return the run's energy record up to now."""
+        """Return the record of the energy consumed so far."""
         ...
 
     def close(self) -> None:
-        """Stop measuring."""
+        """Stop measuring energy."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JobRunner:
-    """Trains jobs, each in its own run folder below `runs`.
+    """Trains jobs, each job in its own run folder.
 
     Attributes:
-        runs: the folder for new run folders.
-        meter: returns a new meter for a starting job; None to record no energy.
-        servers: number of servers that train each job.
+        runs: parent folder of new run folders.
+        meter: creates the energy meter of a job when the job starts; None to record no energy.
+        servers: number of servers that train each job together.
     """
 
     runs: Path
@@ -174,10 +179,13 @@ class JobRunner:
     servers: int = 1
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[str, int]:
-        """Return the job's model and steps; 0 steps for a model's use.
+        """Check a requested job; return the name of its model and its number of steps.
+
+        For a request to use a model, the number of steps is 0.
 
         Raises:
-            UsageError: when the job cannot run, its data does not exist, or its name is taken.
+            UsageError: when the job cannot run, its data does not exist, or its run name already
+                exists.
         """
         if USE in arguments:
             use = _use(arguments)
@@ -189,12 +197,16 @@ class JobRunner:
         if request.name and not request.resume:
             RunFolder.check_name(self.runs, request.name)
         for source in (spec.data, spec.eval_data):
-            if source:  # report a typing error now, not when the job starts
+            if source:  # report a mistyped path now, not when the job starts
                 check_source(source)
         return spec.model, spec.steps
 
     def check_pause(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse to pause a job without checkpoints; see `Runner` of the server."""
+        """Check that a job writes checkpoints, and can therefore continue after a pause.
+
+        Raises:
+            UsageError: when the job writes no checkpoints, or is a request to use a model.
+        """
         if USE in arguments:
             raise UsageError("a model's use cannot be paused; stop it, and ask again later")
         if not JobRequest.from_dict(arguments).spec().interval:
@@ -210,7 +222,17 @@ class JobRunner:
         report: Callable[[dict[str, Any]], None],
         stop: Callable[[], bool],
     ) -> None:
-        """Train or use a model; report records as plain dicts; see `Runner.run` of the server."""
+        """Train or use a model, as the request asks.
+
+        Args:
+            arguments: the operator's request; see `JobRequest`.
+            fleet: the fleet; None to compute on this machine alone.
+            report: called with every record as a JSON object.
+            stop: returns True once the job should stop.
+
+        Raises:
+            CleaveError: when the job fails for a reason that the user can resolve.
+        """
         if USE in arguments:
             use_model(_use(arguments), fleet, lambda record: report(to_dict(record)), stop)
             return
@@ -226,7 +248,8 @@ class JobRunner:
             nonlocal done
             if isinstance(record, StepRecord):
                 done = record.step
-            if meter is not None and isinstance(record, DoneRecord):  # `done` stays last
+            # The record of the energy precedes `done`, which is the last record of a run.
+            if meter is not None and isinstance(record, DoneRecord):
                 energy, folder = meter.record(), RunFolder(Path(record.run_folder))
                 context.patience(lambda: done).insist(lambda: folder.append(energy))
                 report(energy)
@@ -240,7 +263,11 @@ class JobRunner:
                 meter.close()
 
     def train(self, request: JobRequest, context: TrainContext) -> None:
-        """Train in a given context, in a new run folder or the resumed one."""
+        """Train the requested job in a new run folder, or in the run folder that it resumes.
+
+        Raises:
+            CleaveError: when training fails for a reason that the user can resolve.
+        """
         from cleave.training.loop.trainer import prepare, train
 
         spec = request.spec()
@@ -256,7 +283,8 @@ class JobRunner:
                 accept_changes=request.accept_changes,
             )
             return
-        dataset = prepare(spec, context)  # a refused job leaves no folder
+        # Prepare before the folder is created, so that an invalid job leaves no folder.
+        dataset = prepare(spec, context)
         patience = context.patience(lambda: 0)
         folder = patience.insist(lambda: RunFolder.create(self.runs, request.name or None))
         try:

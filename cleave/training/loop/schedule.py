@@ -1,4 +1,4 @@
-"""Learning rate schedules: warm-up, then one of the usual decays."""
+"""Learning rate schedules: a linear warm-up, followed by cosine, linear, WSD or no decay."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from enum import Enum
 
 
 class Decay(Enum):
-    """How the learning rate falls after the warm-up; the values are those of `--schedule`."""
+    """The shape of the learning rate after the warm-up. Values are the names in `--schedule`."""
 
     COSINE = "cosine"
-    """Half a cosine, until the last step."""
+    """The rate follows half a cosine period until the last step."""
 
     LINEAR = "linear"
-    """Linear, until the last step."""
+    """The rate falls linearly until the last step."""
 
     CONSTANT = "constant"
-    """No decay."""
+    """The rate stays at its peak."""
 
     WSD = "wsd"
-    """Warm-up, stable, decay: linear, in the last steps only."""
+    """Warm-up, stable, decay: the rate falls linearly during the last `decay_steps` steps only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Schedule:
     """A learning rate schedule with linear warm-up.
 
     Attributes:
-        peak: the largest learning rate.
-        warmup_steps: steps until the peak is reached.
-        steps: steps in total.
-        decay: how the rate falls after the warm-up.
-        floor: final rate as a share of the peak.
+        peak: the maximum learning rate, reached at the end of the warm-up.
+        warmup_steps: number of warm-up steps.
+        steps: number of steps of the run.
+        decay: shape of the learning rate after the warm-up.
+        floor: learning rate at the end of the decay, as a fraction of the peak.
         decay_steps: number of decay steps in the WSD schedule.
     """
 
@@ -44,7 +44,11 @@ class Schedule:
     decay_steps: int = 0
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
+        """Return the learning rate of a step.
+
+        Args:
+            step: index of the step, counted from 0.
+        """
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         first = self.warmup_steps

@@ -1,7 +1,7 @@
-"""The optimizer's state in memory-mapped files, so that it may exceed memory.
+"""Optimizer state in memory-mapped files, so that the state may be larger than memory.
 
-The system writes mapped pages to disk when memory is short, and reads them again when the optimizer
-needs them. The results are the same.
+The operating system writes mapped pages to disk when memory is short, and reads them again when the
+optimizer accesses them. Training results are the same as with the state in memory.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from cleave.training.loop.checkpoint import bytes_of
 from cleave.training.loop.disk import Patience, cannot_write
 
 LEAST_BYTES: Final = 2**20
-"""Smaller tensors stay in memory: a file costs more than it saves."""
+"""Minimum size, in bytes, of a tensor that is moved to a file. Smaller tensors stay in memory."""
 
 
 class StateFiles:
-    """Moves tensors to files of a folder.
+    """Moves tensors to memory-mapped files in a folder.
 
-    A file is deleted once it is mapped, so that a killed run leaves nothing behind. Its space is
-    free when the process ends. Windows cannot delete mapped files; they stay there.
+    A file is deleted as soon as it is mapped, so that a killed run leaves no files behind. The
+    operating system frees the disk space when the process ends. On Windows, mapped files cannot be
+    deleted, so files remain in the folder.
 
     Args:
-        folder: the folder, made if missing.
+        folder: the folder, which is created if it is missing.
         patience: retries writes while the disk is full.
 
     Raises:
-        CleaveError: when the folder cannot be written.
+        CleaveError: when the folder cannot be created or written.
     """
 
     def __init__(self, folder: Path, patience: Patience) -> None:
@@ -43,10 +44,13 @@ class StateFiles:
         self._patience = patience
 
     def move(self, state: dict[str, Any]) -> None:
-        """Replace a parameter's large state tensors by mapped ones with the same values.
+        """Replace the large tensors of a parameter's optimizer state by memory-mapped copies.
+
+        Args:
+            state: the optimizer state of one parameter, which is changed in place.
 
         Raises:
-            CleaveError: when a file cannot be written; that tensor then stays in memory.
+            CleaveError: when a file cannot be written. The tensor then stays in memory.
         """
         for key, value in state.items():
             if not isinstance(value, Tensor) or value.nbytes < LEAST_BYTES or is_mapped(value):
@@ -73,15 +77,15 @@ class StateFiles:
 
 
 def is_mapped(tensor: Tensor) -> bool:
-    """Return whether a tensor is mapped to a file."""
+    """Return True if a tensor's storage is mapped to a file."""
     return tensor.untyped_storage().filename is not None
 
 
 def check_folder(folder: Path) -> None:
-    """Make a folder if it is missing, and check that it is writable.
+    """Create a folder if it is missing, and check that files can be written to it.
 
     Raises:
-        CleaveError: when either fails.
+        CleaveError: when the folder cannot be created or written.
     """
     try:
         writable_folder(folder)

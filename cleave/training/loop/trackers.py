@@ -1,4 +1,4 @@
-"""A run's curves for TensorBoard and Weights & Biases, in addition to `metrics.jsonl`."""
+"""Logging of a run's metrics to TensorBoard and Weights & Biases, besides `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -16,30 +16,40 @@ from cleave.training.loop.records import EvalRecord, Record, StepRecord
 from cleave.training.loop.run_folder import RunFolder
 
 _WANDB_ID: Final = "wandb-run-id"
-"""File of a run folder with the wandb run id, so that a resumed run continues its curves."""
+"""Name of the file in a run folder that holds the wandb run ID.
+
+A resumed run reads the ID and continues the same wandb run.
+"""
 
 
 class TrackerKind(Enum):
-    """Available trackers; users give the values, joined by +."""
+    """A tracker. Values are the names in `--report-to`."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
 
 
 class Tracker(Protocol):
-    """Draws one run's curves."""
+    """Logs the metrics of one run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a point at a step to each curve."""
+        """Log metrics of one step.
+
+        Args:
+            step: number of the step, counted from 1.
+            values: metrics by name.
+        """
         ...
 
     def close(self) -> None:
-        """Flush pending points."""
+        """Flush all logged metrics and end the log."""
         ...
 
 
 def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
-    """Parse a value of `--report-to`, such as `tensorboard+wandb`; an empty tuple for "".
+    """Parse an argument of `--report-to`, such as `tensorboard+wandb`.
+
+    An empty text selects no tracker.
 
     Raises:
         UsageError: when a tracker is unknown or its package is not installed.
@@ -58,11 +68,13 @@ def tracker_kinds(text: str) -> tuple[TrackerKind, ...]:
 
 
 class Trackers:
-    """The trackers of a run. One that fails is dropped, and training continues.
+    """Logs a run's metrics to several trackers.
+
+    A tracker that raises an error is no longer used, and training continues.
 
     Args:
         trackers: the trackers by name.
-        note: called with a text for the user when a tracker fails.
+        note: called with a message for the user when a tracker fails.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], note: Callable[[str], None]) -> None:
@@ -71,13 +83,13 @@ class Trackers:
 
     @classmethod
     def open(cls, job: JobSpec, run: RunFolder, step: int, note: Callable[[str], None]) -> Self:
-        """Start or continue a run's curves.
+        """Open the trackers that a job selects, for a new or a resumed run.
 
         Args:
-            job: what is trained.
-            run: the run folder, which holds the trackers' files.
-            step: the last completed step; points of later steps are drawn again.
-            note: called with a text for the user when a tracker fails.
+            job: the job.
+            run: the run folder, in which trackers store their files.
+            step: number of completed steps. Metrics of later steps will be logged again.
+            note: called with a message for the user when a tracker fails.
         """
         opened: dict[str, Tracker] = {}
         for kind in tracker_kinds(job.report_to):
@@ -88,7 +100,7 @@ class Trackers:
         return cls(opened, note)
 
     def report(self, record: Record) -> None:
-        """Log a step or a held-out loss; ignore other records."""
+        """Log the metrics of a `StepRecord` or an `EvalRecord`. Ignore other records."""
         match record:
             case StepRecord():
                 values = step_values(record)
@@ -118,7 +130,7 @@ def _failed(name: str, error: Exception) -> str:
 
 
 def step_values(record: StepRecord) -> dict[str, float]:
-    """Return a step's points by curve. Rates use the wall clock."""
+    """Return the metrics of a step by name. Tokens per second are measured on the wall clock."""
     return {
         "train/loss": record.loss,
         "train/learning_rate": record.learning_rate,
@@ -130,13 +142,13 @@ def step_values(record: StepRecord) -> dict[str, float]:
 
 
 class _TensorBoard:
-    """Writes event files below `tensorboard` in the run folder."""
+    """Writes TensorBoard event files to the subfolder `tensorboard` of the run folder."""
 
     def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         own_folder(run.path / "tensorboard")
-        # Hides points of steps that are repeated.
+        # `purge_step` hides the metrics of steps that the resumed run repeats.
         self._writer: Any = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -149,13 +161,13 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """Sends curves to Weights & Biases, configured by `WANDB_MODE` and `WANDB_PROJECT`."""
+    """Logs to Weights & Biases, configured by `WANDB_MODE` and `WANDB_PROJECT`."""
 
     def __init__(self, job: JobSpec, run: RunFolder, step: int) -> None:
         import wandb
 
         logging.getLogger("wandb").setLevel(logging.WARNING)
-        # Otherwise wandb prompts for a key on a terminal and blocks training.
+        # Without this check, wandb would prompt for an API key and block training.
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
             raise UsageError("it has no key here; run `wandb login`, or set WANDB_MODE=offline")
         kept = run.path / _WANDB_ID
@@ -170,7 +182,7 @@ class _Wandb:
             config=job.to_dict(),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # wandb's own step counter cannot go back, but a resumed run's steps may.
+        # wandb's own step counter cannot decrease, but a resumed run may repeat steps.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

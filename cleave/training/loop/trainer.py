@@ -1,4 +1,4 @@
-"""Training, from a job to a trained model."""
+"""The training loop: prepares a job's data and model, trains, evaluates and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -115,23 +115,25 @@ from cleave.workload.registry import ModelSpec
 
 _NARROW: Final = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _TOKENIZER_SIZE = 4096
-_ALL: Final = 2**31  # keep every checkpoint
-_LEAVES_S: Final = 60.0  # for the processes of restarted servers to exit
-_BY_CONTENT: Final = ("model", "data", "eval_data")  # paths, compared by `Fingerprints`
+_ALL: Final = 2**31  # number of checkpoints to keep: all
+_LEAVES_S: Final = 60.0  # time for the processes of an earlier start to exit
+# Settings that are paths. `Fingerprints` compares the contents of the files.
+_BY_CONTENT: Final = ("model", "data", "eval_data")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainContext:
-    """Surroundings of a run: fleet, reports, clock.
+    """What a run uses besides its job: fleet, callbacks, clock and other servers.
 
     Attributes:
-        fleet: the fleet that multiplies; None for plain PyTorch, the reference.
+        fleet: the fleet that computes; None to train with plain PyTorch on this machine.
         report: called with every record.
-        stop: called between steps and while the run waits for devices. True ends the run early,
-            with a checkpoint of the last completed step if the job writes checkpoints.
-        clock: returns seconds, for checkpoint intervals and for the journal's cost.
-        sleep: sleeps for the given seconds while the disk is full.
-        ranks: the servers that train this model together; rank 0 writes the run folder.
+        stop: called between steps and while the run waits for devices. If it returns True, the run
+            ends early. If the job writes checkpoints, the run then writes one of its last step.
+        clock: returns the current time in seconds, for checkpoint intervals and for the journal's
+            cost.
+        sleep: sleeps for the given number of seconds; called while the disk is full.
+        ranks: the servers that train the model together. Rank 0 writes the run folder.
     """
 
     fleet: Fleet | None
@@ -142,7 +144,11 @@ class TrainContext:
     ranks: Ranks = field(default_factory=Alone)
 
     def patience(self, step: Callable[[], int]) -> Patience:
-        """Return a `Patience` that reports a full disk; `step` returns the last completed step."""
+        """Return a `Patience` that reports a full disk as a `DiskRecord`.
+
+        Args:
+            step: returns the number of completed steps.
+        """
 
         def tell(full: bool, text: str) -> None:
             self.report(DiskRecord(step(), "full" if full else "free", text))
@@ -152,7 +158,14 @@ class TrainContext:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Model source, tokenizer and data of a job, checked before the model is built."""
+    """The inputs of a job, checked before the model is built.
+
+    Attributes:
+        source: the model's specification and, if any, its folder.
+        tokenizer: the model's tokenizer.
+        corpus: the tokens of the training and the validation split.
+        fingerprints: digests of the inputs, by which a resumed run detects changes.
+    """
 
     source: ModelSource
     tokenizer: TextTokenizer
@@ -161,10 +174,12 @@ class Dataset:
 
 
 def prepare(job: JobSpec, context: TrainContext) -> Dataset:
-    """Find a job's model and read its data. Writes only to the cache and to `state_dir`.
+    """Find a job's model, load its tokenizer, and read and encode its data.
+
+    Writes files only to the user's cache folder and to the job's `state_dir`.
 
     Raises:
-        CleaveError: for every problem that the user can solve.
+        CleaveError: when the job cannot be trained for a reason that the user can resolve.
     """
 
     def note(text: str) -> None:
@@ -173,12 +188,12 @@ def prepare(job: JobSpec, context: TrainContext) -> Dataset:
     source = resolve_model(job.model)
     job.check_model(source.spec)
     if job.lora:
-        LoraSpec.of(job.lora).config()  # fails early when peft is missing
+        LoraSpec.of(job.lora).config()  # raises an error if peft is not installed
     tracker_kinds(job.report_to)
     if job.state_dir:
         check_folder(Path(job.state_dir))
     for path in filter(None, (job.data, job.eval_data)):
-        read_documents(path)  # fails on missing data before a tokenizer is trained
+        read_documents(path)  # raises an error for a missing path before a tokenizer is trained
     if source.folder:
         tokenizer = folder_tokenizer(source.folder)
     else:
@@ -212,20 +227,24 @@ def train(
     accept_changes: bool = False,
     dataset: Dataset | None = None,
 ) -> DoneRecord:
-    """Train a model as specified by a job, with the run folder locked.
+    """Train a job's model. The run folder is locked meanwhile.
 
     Args:
-        job: what to train.
+        job: the job.
         run: the folder for configuration, metrics, checkpoints and the loss plot.
         context: the fleet and the callbacks.
         resume: whether to resume from the newest intact checkpoint in `run`.
         restart: with `resume`, whether to start over at step 1 if no checkpoint is intact.
-        accept_changes: whether to resume although data, tokenizer, chat template, model
-            configuration or frozen weights have changed.
-        dataset: the result of `prepare`, if already called.
+        accept_changes: with `resume`, whether to continue although data, tokenizer, chat template,
+            model configuration or frozen weights have changed.
+        dataset: the result of `prepare` for this job; None to call `prepare`.
+
+    Returns:
+        The last record of the run.
 
     Raises:
-        CleaveError: for every problem that the user can solve; no half-written file is left.
+        CleaveError: when training fails for a reason that the user can resolve. No incomplete file
+            is left.
     """
     with _locked(run, context):
         dataset = dataset or prepare(job, context)
@@ -236,10 +255,11 @@ def train(
 def _locked(run: RunFolder, context: TrainContext) -> Iterator[None]:
     """Return a context manager that locks a run folder against other processes.
 
-    With several servers, rank 0 locks it, and waits for processes of an earlier start to exit.
+    With several servers, rank 0 locks the folder for all servers. Rank 0 waits up to `_LEAVES_S`
+    seconds for the processes of an earlier start to release the lock.
 
     Raises:
-        CleaveError: on every server, when another process uses the folder.
+        CleaveError: on every server, when another process holds the lock.
     """
     ranks, refused = context.ranks, ""
     wait_s = _LEAVES_S if ranks.count > 1 else 0.0
@@ -316,7 +336,7 @@ def _train(
 
 
 def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequence[str]) -> bool:
-    """Return whether held-out losses before and after a checkpoint are of the same text."""
+    """Return True if held-out losses before and after a checkpoint are from the same data."""
     if checkpoint is None:
         return False
     before: Mapping[str, Any] = checkpoint.meta.get("job", {})
@@ -325,7 +345,10 @@ def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequ
 
 
 def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
-    """Refuse to resume a run that would silently start over, without a journal of its first steps.
+    """Check that a run without an intact checkpoint may start over at step 1.
+
+    It may start over only if no checkpoint was ever written (a damaged one counts as written), and
+    if the journal holds results of the run's first steps.
 
     Raises:
         CleaveError: when the run has nothing to resume from.
@@ -345,10 +368,10 @@ def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpoi
 
 
 def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dataset) -> None:
-    """Check that all servers have the same data, tokenizer, configuration and checkpoint.
+    """Check that all servers have the same data, tokenizer, model configuration and checkpoint.
 
     Raises:
-        CleaveError: when a server differs from rank 0.
+        CleaveError: when the inputs of a server differ from those of rank 0.
     """
     if ranks.count == 1:
         return
@@ -369,13 +392,16 @@ def _check_alike(ranks: Ranks, checkpoint: LoadedCheckpoint | None, dataset: Dat
 
 
 def _spread_weights(model: nn.Module, ranks: Ranks) -> None:
-    """Copy rank 0's weights to all servers; PyTorch versions may initialize differently."""
+    """Copy rank 0's weights to all servers.
+
+    Initial weights could differ between servers with different PyTorch versions.
+    """
     weights = [parameter.detach() for parameter in model.parameters()]
     ranks.spread(weights, [0] * len(weights))
 
 
 class Trainer:
-    """A model in training: its steps, evaluations, checkpoints and reports."""
+    """Trains one model: runs steps and evaluations, writes checkpoints, and reports records."""
 
     def __init__(
         self,
@@ -394,16 +420,17 @@ class Trainer:
         self.chance = Chance.of(model, job.seed)
         memory = memory_mode(job, model, self.ranks.count)
         sharded = MemoryMode.SHARDED.value
-        if sharded in self.ranks.agree(memory.value):  # all share weights, or none does
+        # If one server needs sharded weights, all servers shard the weights.
+        if sharded in self.ranks.agree(memory.value):
             memory = MemoryMode.SHARDED
-        elif job.method == Method.STAGES.value:  # devices do the passes
+        elif job.method == Method.STAGES.value:  # the passes run on devices
             memory = MemoryMode.PLAIN
         self.weights = SharedWeights(model, self.ranks) if memory is MemoryMode.SHARDED else None
-        self._shares = False  # sharing begins once the weights are loaded
+        self._shares = False  # set once the weights are loaded and sharded
         again = memory is not MemoryMode.PLAIN
         if again:
             enable_checkpointing(model)
-        # Gradient accumulation keeps all gradients anyway.
+        # With gradient accumulation, updates in the backward pass would free no gradients.
         in_backward = memory is MemoryMode.LEAN and job.accumulate == 1
         here = context.fleet is None or job.method in (Method.LOCAL.value, Method.TILES.value)
         if in_backward and job.clip and here:
@@ -441,7 +468,7 @@ class Trainer:
         self.fingerprints = dataset.fingerprints
         self.folder = run
         self.trackers = Trackers({}, self._note)
-        self.saved: int | None = None  # the step of the last checkpoint
+        self.saved: int | None = None  # step of the last checkpoint
         self.saved_s = context.clock()
         self.heldout = HeldOut()
         self.kept_loss = math.inf  # held-out loss of the checkpoint in best/
@@ -474,12 +501,15 @@ class Trainer:
         return folder / f"server-{self.ranks.rank + 1}" if self.ranks.count > 1 else folder
 
     def write(self, write: Callable[[], object]) -> None:
-        """Write to the run folder. With several servers, only rank 0 writes."""
+        """Call `write`, which writes to the run folder, on rank 0 only.
+
+        While the disk is full, the call is repeated.
+        """
         if not self.ranks.rank:
             self.patience.insist(write)
 
     def close(self) -> None:
-        """Withdraw the fleet's work in flight; close the journal and the trackers."""
+        """Cancel the fleet's tasks in flight, and close the journal and the trackers."""
         if self.fleet is not None:
             self.fleet.close()
         if self.journal is not None:
@@ -487,7 +517,14 @@ class Trainer:
         self.trackers.close()
 
     def run(self) -> DoneRecord:
-        """Do the remaining steps; report and return the run's final record."""
+        """Run all remaining steps, with evaluations and checkpoints.
+
+        Returns:
+            The last record of the run, which is also reported.
+
+        Raises:
+            CleaveError: when training fails for a reason that the user can resolve.
+        """
         self._share_weights()
         job, report = self.job, self._report
         where = str(self.folder.path)
@@ -496,7 +533,8 @@ class Trainer:
             self.trackers = Trackers.open(job, self.folder, self.step, self._note)
             try:
                 self.compared = ComparedRun.of(job, self._note)
-            except CleaveError as error:  # its folder may be gone since this run began
+            # When a run resumes, the folder of the compared run may no longer exist.
+            except CleaveError as error:
                 self._note(f"not compared: {error}")
         if self.journal is not None and self.journal.held:
             self._note(f"the journal holds {self.journal.held} products done since that checkpoint")
@@ -574,10 +612,11 @@ class Trainer:
         return self.fleet.kept() if self.fleet else Kept(0, 0, 0.0, ())
 
     def train_step(self) -> StepRecord:
-        """Do one optimizer step.
+        """Run one optimizer step, and return its record.
 
         Raises:
-            AbandonedError: when training stops or a server has no device left; the step is undone.
+            AbandonedError: when training stops during the step, or a server has no device left. The
+                gradients are freed, and the next call repeats the step with the same batches.
             DivergedError: when the loss or the gradients are not finite.
         """
         before, began_s = self._counters(), time.perf_counter()
@@ -633,10 +672,10 @@ class Trainer:
         )
 
     def _diverged(self, when: str, found: str) -> DivergedError:
-        """Return the error that ends a diverged run, with advice.
+        """Return the error that ends a diverged run. The message includes advice for the user.
 
         Args:
-            when: the step, for the message.
+            when: in which step the run diverged, such as "in step 3".
             found: description of the value that is not finite.
         """
         clip = f"now {self.job.clip:g}" if self.job.clip else "now off"
@@ -647,7 +686,12 @@ class Trainer:
         )
 
     def _update(self, rate: float, batches: list[Batch]) -> float:
-        """Update all parameters once; return the mean loss over all micro-batches."""
+        """Update all parameters once, and return the mean loss over the step's learned tokens.
+
+        Args:
+            rate: the learning rate.
+            batches: all micro-batches of the step.
+        """
         learned = sum(learned_tokens(batch.labels) for batch in batches)
         if self.shared.several:
             part = self.shared.part(batches)
@@ -659,24 +703,40 @@ class Trainer:
         return self.optimizer.step(rate, lambda: self._backward(batches, learned))
 
     def _shared_gradients(self, part: list[Batch], learned: int) -> float:
-        """Compute gradients of this server's part of a step; sum them over all servers."""
+        """Compute the gradients of this server's part of a step, and sum them over all servers.
+
+        Args:
+            part: the micro-batches that this server computes.
+            learned: number of learned tokens in the whole step.
+
+        Returns:
+            The mean loss of the whole step.
+        """
         if self.weights is not None:
             self.optimizer.begin_passes(max(self.ranks.agree(len(part))))
         return self.shared.do(part, partial(self._gradients, part, learned), self.optimizer)
 
     def _gradients(self, batches: list[Batch], learned: int) -> float:
-        """Compute gradients of these micro-batches, on the fleet or here; see `_backward`."""
+        """Compute the gradients of micro-batches, by stages on the fleet or with `_backward`.
+
+        Arguments and result are those of `_backward`.
+        """
         if self.fleet is None:
             return self._backward(batches, learned)
         loss = self.fleet.gradients(batches, learned)
         return self._backward(batches, learned) if isinstance(loss, NotByStages) else loss
 
     def _backward(self, batches: list[Batch], learned: int) -> float:
-        """Compute gradients of a step's mean loss; return these micro-batches' share of that loss.
+        """Run forward and backward passes of the model, which accumulate gradients.
+
+        The gradients are those of the step's mean loss over all learned tokens.
 
         Args:
-            batches: all micro-batches of the step, or those of this server.
+            batches: all micro-batches of the step; with several servers, this server's part.
             learned: number of learned tokens in the whole step.
+
+        Returns:
+            The contribution of `batches` to the step's mean loss.
         """
         total, first = 0.0, self.shared.first_row
         with hold_weights(self.model) if len(batches) > 1 else nullcontext():
@@ -684,7 +744,7 @@ class Trainer:
                 count = len(batch.ids)
                 with self._gathered(left), self.chance.of_pass(self.step, first, count):
                     loss = self._loss(batch) / (learned / learned_tokens(batch.labels))
-                    if self.optimizer.in_backward:  # parameters change during the backward pass
+                    if self.optimizer.in_backward:  # the backward pass will update parameters
                         check_loss(loss.item())
                     with self.optimizer.last_pass() if not left else nullcontext():
                         (loss * self._factor).backward()  # type: ignore[no-untyped-call]
@@ -693,18 +753,25 @@ class Trainer:
         return total
 
     def _gathered(self, left: int) -> AbstractContextManager[None]:
-        """Return a context that gathers the weights for a pass, with `left` passes after it."""
+        """Return a context manager that gathers sharded weights for one pass.
+
+        Args:
+            left: number of passes that this server computes after this pass.
+        """
         return self.weights.computing(left) if self.weights is not None else nullcontext()
 
     @property
     def _factor(self) -> float:
-        """Return the loss scale; 1 without one."""
+        """Return the current loss scale; 1 without loss scaling."""
         return self.optimizer.scale.factor if self.optimizer.scale is not None else 1.0
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over learned tokens; training adds any auxiliary loss of experts."""
+        """Return the mean loss over a batch's learned tokens.
+
+        In training, the loss includes the auxiliary loss of a mixture of experts.
+        """
         narrow = _NARROW.get(Precision(self.job.dtype))
-        kept = self.weights is None  # shared weights are freed, so their casts are not cached
+        kept = self.weights is None  # sharded weights are freed, so do not cache their casts
         with torch.autocast("cpu", narrow, enabled=narrow is not None, cache_enabled=kept):
             mask = mask_for(self._packed, batch.positions)
             out = self.model(**called_with(batch.ids, mask, batch.positions))
@@ -720,17 +787,21 @@ class Trainer:
         try:
             with torch.no_grad():
                 sums = self._held_out_sums()
-                while sums is None:  # a server lost its devices: others do its batches
+                while sums is None:  # a server lost its devices: redistribute the batches
                     sums = self._held_out_sums()
         finally:
             self.model.train()
         return sum(total for total, _ in sums) / sum(learned for _, learned in sums)
 
     def _held_out_sums(self) -> list[tuple[float, int]] | None:
-        """Return each server's sum of held-out losses and learned tokens; None to retry.
+        """Evaluate the held-out batches once, divided among the servers.
+
+        Returns:
+            For each server, the sum of the losses of its learned tokens and the number of these
+            tokens. None if a server lost all its devices; the caller then retries.
 
         Raises:
-            AbandonedError: when training stops meanwhile.
+            AbandonedError: when training stops during the evaluation.
         """
         first, past, stride = self.shared.turns()
         batches = list(islice(self._validation(), first, past, stride))
@@ -756,8 +827,8 @@ class Trainer:
         """Return the sum of the losses over all learned tokens, and the number of these tokens.
 
         Args:
-            batches: held-out batches.
-            passes: largest number of batches on any server.
+            batches: the held-out batches that this server evaluates.
+            passes: maximum over all servers of the number of batches that a server evaluates.
         """
         total, learned = 0.0, 0
         with self.weights.evaluating(passes) if self.weights is not None else nullcontext():
@@ -783,7 +854,7 @@ class Trainer:
         return stopped or ended or interval.due(self.step, since_s)
 
     def save(self) -> None:
-        """Write a checkpoint with everything the next step depends on."""
+        """Write a regular checkpoint: weights, optimizer state and position in the data."""
         if path := self._save(CHECKPOINTS, self.job.save_total_limit):
             self._note(f"checkpoint written to {path}")
         self.saved, self.saved_s = self.step, self.context.clock()
@@ -792,10 +863,17 @@ class Trainer:
             self.journal.covered(self.step)
 
     def _save(self, name: str, keep: int) -> Path | None:
-        """Write a checkpoint to a folder of the run; return its path on rank 0, None elsewhere.
+        """Write a checkpoint to a subfolder of the run folder.
+
+        Args:
+            name: name of the subfolder.
+            keep: number of latest checkpoints to keep in the subfolder.
+
+        Returns:
+            The path of the checkpoint on rank 0; None on other ranks.
 
         Raises:
-            DivergedError: when a weight or the optimizer's state is not finite.
+            DivergedError: when a weight or the optimizer state is not finite.
         """
         folder, meta, held = self.folder.path / name, self._meta(), self._tensors()
         if bad := next(filter(None, self.ranks.agree(first_not_finite(held))), None):
@@ -828,7 +906,7 @@ class Trainer:
         }
 
     def _judge(self, loss: float) -> None:
-        """Report a held-out loss; with `keep_best`, save a checkpoint if it is the lowest."""
+        """Report a held-out loss. With `keep_best`, write a checkpoint if it is the lowest loss."""
         self._report(EvalRecord(self.step, loss))
         self.heldout.lowest(loss, self.step)
         if self.heldout.sound_before == self.step:
@@ -842,9 +920,11 @@ class Trainer:
             self._remove_old_best()
 
     def _remove_old_best(self) -> None:
-        """Keep the newest best checkpoint, and the newest up to the last regular checkpoint.
+        """Remove best checkpoints that are no longer needed.
 
-        A killed run resumes from its last regular checkpoint and removes later best ones.
+        The newest best checkpoint stays. The newest one up to the step of the last regular
+        checkpoint stays too, because a killed run resumes from the last regular checkpoint and
+        removes all later best checkpoints.
         """
         if self.ranks.rank:
             return
@@ -853,7 +933,7 @@ class Trainer:
         remove_checkpoints(self.folder.path / BEST, lambda step: step not in kept)
 
     def _has_stalled(self) -> bool:
-        """Return whether to stop training because the held-out loss no longer falls."""
+        """Return True if training should stop early because the held-out loss no longer falls."""
         most = self.job.early_stop
         if not most or self.heldout.since < most:
             return False
@@ -864,12 +944,12 @@ class Trainer:
         return True
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that this server contributes to a checkpoint."""
+        """Return the weights and optimizer state that this server contributes to a checkpoint."""
         first = not self.ranks.rank
         weights = trained_parameters(self.model) if first or self.weights is not None else {}
         if self.weights is not None:
             weights = self.weights.owned(weights)
-        if first and not self.job.lora:  # with adapters, the model's folder has these
+        if first and not self.job.lora:  # with adapters, the model folder holds the fixed tensors
             weights = {**weights, **fixed_tensors(self.model)}
         return {
             **{WEIGHTS + name: values for name, values in weights.items()},
@@ -882,15 +962,17 @@ class Trainer:
     def restore(
         self, checkpoint: LoadedCheckpoint, changed: Sequence[str], *, accept_changes: bool
     ) -> None:
-        """Load a checkpoint's state.
+        """Load weights, optimizer state and the position in the data from a checkpoint.
 
         Args:
             checkpoint: the checkpoint.
-            changed: names of changed fingerprints. A changed text is read from its beginning.
+            changed: names of the fingerprints that have changed since the checkpoint. If the
+                training text has changed, training continues at the beginning of the new text.
             accept_changes: whether frozen weights may have changed.
 
         Raises:
-            CleaveError: when the checkpoint is of another model.
+            CleaveError: when the checkpoint belongs to another model, or when frozen weights have
+                changed without `accept_changes`.
         """
         try:
             check_frozen(self.model, checkpoint.meta, self.job.model)
@@ -899,21 +981,23 @@ class Trainer:
                 raise
             self._note("going on beside other frozen weights than until now")
         load_trained(self.model, checkpoint.tensors, self.job.model)
-        self._share_weights()  # before the optimizer has state
+        self._share_weights()  # free other servers' weights before optimizer state is allocated
         scale = self.optimizer.scale
         if checkpoint.step and scale is not None:
             scale.restore(checkpoint.meta.get(LOSS_SCALE))
-        if scale.updates if scale is not None else checkpoint.step:  # no state before an update
+        # There is no optimizer state before the first update.
+        if scale.updates if scale is not None else checkpoint.step:
             self.optimizer.load_tensors(checkpoint.tensors)
         if "text" not in changed:
             self.loader.restore(LoaderState(checkpoint.meta["epoch"], checkpoint.meta["position"]))
         self.step = self.saved = checkpoint.step
 
     def wind_back(self, *, comparable: bool) -> None:
-        """Remove records, plot and best checkpoints of steps after the resumed one.
+        """Remove records, plot and best checkpoints of steps that the resumed run will repeat.
 
         Args:
-            comparable: whether earlier held-out losses are of the same text; if so, restore them.
+            comparable: whether earlier held-out losses were computed on the same data. If so, the
+                lowest of them is restored from the records.
         """
         self.write(lambda: self.folder.rewind(self.step))
         if not self.ranks.rank:
@@ -926,7 +1010,7 @@ class Trainer:
             self.kept_loss = losses.get(best[0], math.inf) if best else math.inf
 
     def _share_weights(self) -> None:
-        """Keep only the weights that this server owns, if the servers share weights."""
+        """Free the weights that other servers own, if the servers shard the weights."""
         if self.weights is not None and not self._shares:
             self._shares = True
             self.weights.begin_sharing()
@@ -957,7 +1041,7 @@ class Trainer:
 
     def _report(self, record: Record) -> None:
         if self.ranks.rank and not isinstance(record, NoteRecord | PresenceRecord):
-            return  # rank 0 reports it
+            return  # rank 0 reports this record
         self.write(lambda: self.folder.append(to_dict(record)))
         self.trackers.report(record)
         self.context.report(record)
@@ -971,10 +1055,10 @@ _PRESENCE = {
 
 
 def _check_auxiliary(job: JobSpec, packed: PackedBy | None) -> None:
-    """Refuse a job that cannot have the auxiliary loss of experts.
+    """Check that a job can compute the auxiliary loss of a mixture of experts.
 
     Raises:
-        UsageError: when the job trains by stages, or separates documents by masks.
+        UsageError: when the job trains by stages, or separates documents by attention masks.
     """
     asks = "the model's config asks for the auxiliary loss of experts (output_router_logits)"
     if job.method == Method.STAGES.value:
@@ -1017,13 +1101,21 @@ def _changes(
 ) -> list[str]:
     """Return the names of the fingerprints that have changed since a checkpoint.
 
+    Args:
+        checkpoint: the checkpoint.
+        job: the job of the resumed run.
+        dataset: the inputs of the resumed run.
+        context: receives messages for the user.
+        accepted: whether the user accepts changed inputs.
+
     Raises:
-        CleaveError: when settings have changed, or fingerprints have and that is not accepted.
+        CleaveError: when a setting has changed that must not change, or when a fingerprint has
+            changed without `accepted`.
     """
     meta, known = checkpoint.meta, checkpoint.meta.get(FINGERPRINTS)
     saved: dict[str, Any] = meta.get("job", {})
     for setting in fields(JobSpec):
-        # A checkpoint older than a setting was made with its default.
+        # A checkpoint written before a setting existed used the setting's default.
         before, now = saved.get(setting.name, setting.default), getattr(job, setting.name)
         by_content = setting.name in _BY_CONTENT and (accepted or known is not None)
         if setting.name not in MAY_CHANGE and before != now and not by_content:
