@@ -1,1 +1,1 @@
-"""Training data: texts, conversations, tokens, batches."""
+"""Training data: documents, conversations, tokenizers and batches."""

@@ -1,4 +1,4 @@
-"""Training data: packed tokens, split into training and validation, in a seeded order."""
+"""Packed tokens for training and validation, and batches of token sequences in a seeded order."""
 
 import hashlib
 import io
@@ -274,8 +274,8 @@ def build_corpus(
         source: the training text; see `read_documents`. Tokens of the default source None are
             cached.
         tokenizer: encodes the documents.
-        held_out: a second source. If given, it becomes the validation split, and all of `source`
-            becomes the training split.
+        held_out: a second source; None for no second source. If given, all documents of `held_out`
+            are the validation split, and all documents of `source` are the training split.
         validation_fraction: approximate fraction of the documents in the validation split, between
             0 and 1.
         min_tokens: minimum number of tokens of each split.
@@ -439,10 +439,10 @@ def begin_of(document: Document, tokenizer: Encoder) -> Tokens:
 
 
 def end_of(document: Document, tokenizer: Encoder) -> Tokens:
-    """Return a document's end token.
+    """Return a document's end-of-text token, as an array of one token.
 
-    After a conversation, the end token is marked as not learned, because the chat template has
-    already ended the last message.
+    After a conversation, the token is marked as not learned, because the chat template has already
+    ended the last message.
     """
     eos = tokenizer.eos_id
     return np.array([~eos if isinstance(document, Conversation) else eos], np.int32)

@@ -177,7 +177,7 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
 
 
 def _read_json(path: Path) -> Iterator[Document]:
-    """Yield the documents of a `.json` file: of a list of records, or of one record per line."""
+    """Yield the documents of a `.json` file: a JSON list of records, or one record per line."""
     if (text := _decoded(path)) is None:
         raise _not_utf8(path)
     if not text.lstrip().startswith("["):

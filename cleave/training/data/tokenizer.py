@@ -1,4 +1,4 @@
-"""Tokenizers: a default one, trained on Python's standard library, and those of model folders."""
+"""The default tokenizer, trained on Python's standard library, and tokenizers of model folders."""
 
 import hashlib
 import json

@@ -124,7 +124,7 @@ def save_checkpoint(
         folder: the parent folder of checkpoints.
         step: number of completed steps.
         tensors: tensors by name. A tensor on the device `meta` has its values on another server.
-        meta: metadata of the caller; must be representable in JSON.
+        meta: metadata that the caller stores; must be representable in JSON.
         keep: number of latest checkpoints to keep. Checkpoints of steps after `step`, which a
             resumed run has left, do not count and are not removed.
         sound_before: if given, the latest checkpoint of an earlier step than this is kept too.
@@ -365,8 +365,8 @@ def _sync(file: BinaryIO) -> None:
 def _put_in_place(temporary: Path, final: Path) -> None:
     """Rename a checkpoint's folder from `temporary` to `final`.
 
-    If `final` exists, it is renamed and removed last. A complete checkpoint of the step therefore
-    exists at any time.
+    If `final` exists, it is first renamed, and removed at the end. A complete checkpoint of the
+    step therefore exists at any time.
     """
     if not final.exists():
         temporary.rename(final)
@@ -397,7 +397,7 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _remove_older(folder: Path, step: int, keep: int, sound_before: int | None) -> None:
     older = [path for path in _newest_first(folder) if _step_of(path) <= step]
-    # A crash can leave both a step's new checkpoint and its replaced one. Count the step once.
+    # A crash can leave both the new and the replaced checkpoint of a step. Count the step once.
     distinct = [path for path in older if not path.suffix or path.with_suffix("") not in older]
     sound = [
         path for path in distinct if sound_before is not None and _step_of(path) < sound_before

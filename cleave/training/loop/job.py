@@ -337,7 +337,7 @@ class JobSpec:
 
     @property
     def interval(self) -> Interval:
-        """Return the interval between checkpoints."""
+        """Return the interval between checkpoints, parsed from `checkpoint_every`."""
         return Interval.of(self.checkpoint_every)
 
     def check_model(self, spec: ModelSpec) -> None:

@@ -248,10 +248,12 @@ class Journal:
         return len(self._entries)
 
     def outgrown(self, checkpoint_bytes: int) -> bool:
-        """Return True if an early checkpoint is due, because the journal is larger than one.
+        """Return True if the journal is larger than a checkpoint, so an early checkpoint is due.
+
+        Always False while products of an earlier process have not been used yet.
 
         Args:
-            checkpoint_bytes: size of a checkpoint.
+            checkpoint_bytes: size of a checkpoint in bytes.
         """
         if self._entries:  # a checkpoint would discard products that are not used yet
             return False
@@ -433,7 +435,7 @@ class Journal:
         return True
 
     def _key(self, a: Side, b: Side, out: Buffer) -> bytes:
-        """Return the 20-byte checksum of a product's inputs."""
+        """Return the checksum of a product's inputs: 20 bytes of SHA-1."""
         said = f"{a.transposed} {b.transposed} {out.dtype.value}".encode()
         return hashlib.sha1(
             self._digest(a.operand) + self._digest(b.operand) + said, usedforsecurity=False

@@ -1,9 +1,9 @@
 """The loss scale for fp16, which keeps small gradients from underflowing.
 
-The rule and the constants are those of `torch.amp.GradScaler`, which cannot be used because
-parameters are updated one at a time. If the gradients of a step overflow, the step is skipped and
-the loss scale is halved. After 2000 steps without overflow, the loss scale is doubled. See
-Micikevicius et al., "Mixed Precision Training" (arXiv 1710.03740), section 3.2.
+The rule and the constants are those of `torch.amp.GradScaler`. This implementation also supports
+updates of one parameter at a time. If the gradients of a step overflow, the step is skipped and the
+loss scale is halved. After 2000 steps without overflow, the loss scale is doubled. See Micikevicius
+et al., "Mixed Precision Training" (arXiv 1710.03740), section 3.2.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LEAST: Final = 2.0**-14  # a smaller loss scale cannot be the cause of an overf
 
 @dataclass(slots=True)
 class LossScale:
-    """The loss scale: the loss is multiplied by it before the backward pass.
+    """The factor by which the loss is multiplied before the backward pass.
 
-    After the backward pass, gradients are divided by the loss scale.
+    After the backward pass, gradients are divided by the same factor.
 
     Attributes:
         factor: the loss scale. It is a power of two, so that scaling rounds no values except those
             that underflow.
-        since_overflow: number of steps since `factor` last changed.
+        since_overflow: number of updates since `factor` last changed.
         updates: total number of steps that have updated parameters.
     """
 

@@ -289,7 +289,7 @@ class Optimizer:
         return False
 
     def _update(self, name: str) -> None:
-        """Update one parameter. The first update creates optimizer state; move it to a file."""
+        """Update one parameter. If `files` are given, move new optimizer state to a file."""
         self.applied = True
         optimizer = self._optimizers[name]
         optimizer.step()
@@ -365,9 +365,9 @@ class Optimizer:
     # --- checkpoints ---
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of this server's optimizer state, by their names in a checkpoint.
+        """Return the tensors of this server's optimizer state, keyed by name in a checkpoint.
 
-        There are none before the first step.
+        The result is empty before the first step.
         """
         state = {}
         for name, optimizer in self._optimizers.items():

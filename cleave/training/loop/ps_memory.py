@@ -13,7 +13,8 @@ from cleave.training.lora.spec import LoraSpec
 if TYPE_CHECKING:
     from torch import nn
 
-_WEIGHT_BYTES: Final = 4  # per parameter; so are the next two constants
+# Bytes per parameter.
+_WEIGHT_BYTES: Final = 4
 _GRADIENT_BYTES: Final = 4
 _STATE_BYTES: Final = 8  # two moments of AdamW
 _HERE: Final = (Method.TILES.value, Method.LOCAL.value)

@@ -129,7 +129,8 @@ class TrainContext:
         fleet: the fleet that computes; None to train with plain PyTorch on this machine.
         report: called with every record.
         stop: called between steps and while the run waits for devices. If it returns True, the run
-            ends early. If the job writes checkpoints, the run then writes one of its last step.
+            ends early. If the job writes checkpoints, the run then writes a checkpoint of the last
+            completed step.
         clock: returns the current time in seconds, for checkpoint intervals and for the journal's
             cost.
         sleep: sleeps for the given number of seconds; called while the disk is full.
@@ -347,8 +348,8 @@ def _comparable(checkpoint: LoadedCheckpoint | None, job: JobSpec, changed: Sequ
 def _check_start(job: JobSpec, run: RunFolder, damaged: Sequence[DamagedCheckpointError]) -> None:
     """Check that a run without an intact checkpoint may start over at step 1.
 
-    It may start over only if no checkpoint was ever written (a damaged one counts as written), and
-    if the journal holds results of the run's first steps.
+    The run may start over only if its folder has no damaged checkpoint either, and if its journal
+    holds results of its first steps.
 
     Raises:
         CleaveError: when the run has nothing to resume from.
@@ -430,7 +431,7 @@ class Trainer:
         again = memory is not MemoryMode.PLAIN
         if again:
             enable_checkpointing(model)
-        # With gradient accumulation, updates in the backward pass would free no gradients.
+        # With gradient accumulation, all gradients stay in memory until the last micro-batch.
         in_backward = memory is MemoryMode.LEAN and job.accumulate == 1
         here = context.fleet is None or job.method in (Method.LOCAL.value, Method.TILES.value)
         if in_backward and job.clip and here:
@@ -782,7 +783,7 @@ class Trainer:
         return loss + self._auxiliary * out.aux_loss if spreads else loss
 
     def evaluate(self) -> float:
-        """Return the mean loss on held-out text, in nats per learned token."""
+        """Return the mean loss on the validation split, in nats per learned token."""
         self.model.eval()
         try:
             with torch.no_grad():
@@ -922,8 +923,8 @@ class Trainer:
     def _remove_old_best(self) -> None:
         """Remove best checkpoints that are no longer needed.
 
-        The newest best checkpoint stays. The newest one up to the step of the last regular
-        checkpoint stays too, because a killed run resumes from the last regular checkpoint and
+        The newest best checkpoint stays. So does the newest best checkpoint that is not later than
+        the last regular checkpoint: a killed run resumes from the last regular checkpoint, and
         removes all later best checkpoints.
         """
         if self.ranks.rank:
@@ -997,7 +998,7 @@ class Trainer:
 
         Args:
             comparable: whether earlier held-out losses were computed on the same data. If so, the
-                lowest of them is restored from the records.
+                lowest held-out loss is restored from the records.
         """
         self.write(lambda: self.folder.rewind(self.step))
         if not self.ranks.rank:

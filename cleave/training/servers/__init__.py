@@ -1,1 +1,1 @@
-"""Training on several servers."""
+"""Training of one model on several servers: division of steps, gradient sums, sharded weights."""

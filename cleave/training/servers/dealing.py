@@ -20,7 +20,7 @@ A server whose part changes must compute a new plan.
 """
 
 _NEWEST: Final = 0.5
-"""Weight of the newest step in the moving average of a server's speed."""
+"""Weight of the speed of the newest step in the moving average of a server's speed."""
 
 
 def deal(rows: int, speeds: Sequence[float]) -> list[int]:
@@ -36,7 +36,7 @@ def deal(rows: int, speeds: Sequence[float]) -> list[int]:
         return deal(rows, [1.0] * len(speeds))
     shares = [rows * speed / total for speed in speeds]
     dealt = [int(share) for share in shares]
-    # Each remaining row goes to the server that would finish it first.
+    # Each remaining row goes to the server that would finish its rows first.
     able = [rank for rank, speed in enumerate(speeds) if speed]
     for _ in range(rows - sum(dealt)):
         dealt[min(able, key=lambda rank: (dealt[rank] + 1) / speeds[rank])] += 1

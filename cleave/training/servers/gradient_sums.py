@@ -1,6 +1,6 @@
 """Gradient sums over several servers, overlapped with the backward pass (ZeRO, stage 2).
 
-Once a parameter's gradient is complete on all servers, it is reduced to the server that owns the
+Once a parameter's gradient is complete, all servers reduce the gradient to the server that owns the
 parameter. The other servers free the gradient (arXiv 1910.02054, section 5). All servers send
 gradients in the order in which a backward pass completes them: the last parameter's gradient first.
 If a parameter gets no gradient in a pass, the gradients of all earlier parameters are therefore

@@ -56,7 +56,7 @@ class Collected:
 
 
 class Exchange(Protocol):
-    """An asynchronous collective operation."""
+    """A collective operation that runs asynchronously."""
 
     def done(self) -> bool:
         """Return True once the operation is complete or has failed."""
@@ -130,11 +130,11 @@ class _Finished:
     """A collective operation of a single rank, which is complete from the start."""
 
     def done(self) -> bool:
-        """See `Exchange.done`."""
+        """Return True."""
         return True
 
     def wait(self) -> None:
-        """See `Exchange.wait`."""
+        """Return at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,15 @@ class _PendingReduce:
     work: dist.Work
 
     def done(self) -> bool:
-        """See `Exchange.done`."""
+        """Return True once the reduction is complete or has failed."""
         return self.work.is_completed()
 
     def wait(self) -> None:
-        """See `Exchange.wait`."""
+        """Wait until the reduction is complete.
+
+        Raises:
+            LostServerError: when another rank is lost.
+        """
         with _noticing_loss():
             self.work.wait()
 
@@ -160,18 +164,18 @@ class Alone:
     count = 1
 
     def agree(self, value: Any) -> list[Any]:
-        """See `Ranks.agree`."""
+        """Return a list of which `value` is the only item."""
         return [value]
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """See `Ranks.sum_at`."""
+        """Return a completed operation: the sum over a single rank is `tensor` itself."""
         return _Finished()
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """See `Ranks.spread`."""
+        """Do nothing: there is no other rank to broadcast to."""
 
     def collect(self, tensors: Mapping[str, Tensor]) -> AbstractContextManager[Collected | None]:
-        """See `Ranks.collect`."""
+        """Return a context manager that yields this rank's tensors."""
         return nullcontext(Collected(tensors))
 
 
@@ -183,7 +187,7 @@ class TorchRanks:
         self.count = dist.get_world_size()
 
     def agree(self, value: Any) -> list[Any]:
-        """See `Ranks.agree`."""
+        """Gather one value from each rank as JSON text, and return all values in rank order."""
         said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         with _noticing_loss():
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
@@ -197,19 +201,22 @@ class TorchRanks:
         return [json.loads(bytes(text[: int(size)].tolist())) for text, size in pairs]
 
     def sum_at(self, owner: int, tensor: Tensor) -> Exchange:
-        """See `Ranks.sum_at`."""
+        """Start an asynchronous `torch.distributed.reduce` of a tensor to its owner."""
         with _noticing_loss():
             return _PendingReduce(dist.reduce(tensor, owner, async_op=True))
 
     def spread(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-        """See `Ranks.spread`."""
+        """Broadcast each tensor from its owner. Tensors of one owner are broadcast in buckets."""
         for owner, bucket in _buckets(tensors, owners):
             with _noticing_loss(), _flat(bucket, unpack=owner != self.rank) as flat:
                 dist.broadcast(flat, owner)
 
     @contextmanager
     def collect(self, tensors: Mapping[str, Tensor]) -> Iterator[Collected | None]:
-        """See `Ranks.collect`. Rank 0 fetches one tensor at a time, to save memory."""
+        """Return a context manager within which rank 0 can read the tensors of all ranks.
+
+        Rank 0 fetches the tensors of other ranks one at a time, to save memory.
+        """
         names = [
             (n, list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items()
         ]
@@ -304,15 +311,18 @@ def _flat(tensors: Sequence[Tensor], *, unpack: bool) -> Iterator[Tensor]:
 
 
 def owners_of(sizes: Sequence[int], count: int) -> list[int]:
-    """Return the rank that owns each parameter. All ranks get similar memory requirements.
+    """Assign each parameter to a rank such that all ranks have similar memory requirements.
 
-    For each parameter that a rank owns, it holds a gradient and two optimizer moments. In addition,
-    every rank holds the largest parameter's gradient until that gradient is summed: the largest
-    parameter is usually the embedding, whose gradient is complete last.
+    For each parameter that a rank owns, the rank holds a gradient and two optimizer moments. In
+    addition, every rank holds the largest parameter's gradient until that gradient is summed. The
+    largest parameter is usually the embedding, whose gradient is complete last.
 
     Args:
         sizes: number of elements of each parameter.
         count: number of ranks.
+
+    Returns:
+        The owning rank of each parameter, in the order of `sizes`.
     """
     largest_first = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     gradient = max(sizes, default=0)

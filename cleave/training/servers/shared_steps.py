@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 
 
 class Sums(Protocol):
-    """Sums the gradients of all servers, as `Optimizer` does."""
+    """The methods of `Optimizer` that sum gradients over all servers."""
 
     @property
     def waited_s(self) -> float:
@@ -81,7 +81,7 @@ class SharedSteps:
             batches: all micro-batches of the step, the same on every server.
         """
         rows = sum(len(batch.ids) for batch in batches)
-        self._deserted_since_s = None  # if no server has a device, each waits GIVES_BACK_S again
+        self._deserted_since_s = None  # restart the wait of GIVES_BACK_S seconds in each step
         capacity = self._capacity()
         if capacity and not self._pace.rows_per_s:
             predicted_s = self._fleet.predicted_s(batches) if self._fleet is not None else rows
@@ -226,7 +226,7 @@ class SharedSteps:
 
 
 def _counters(values: dict[str, Any]) -> FleetCounters:
-    """Rebuild counters from their JSON values."""
+    """Return the counters that another server has sent as JSON values."""
     traffic = {
         name: Traffic(*(BytesByKind(**values[name][way]) for way in ("down", "up")))
         for name in ("traffic", "saved")

@@ -181,7 +181,10 @@ class SharedWeights:
         return {n: t for n, t in tensors.items() if self.owners[n] == self._ranks.rank}
 
     def begin_sharing(self) -> None:
-        """Free all weights that other servers own. From now on, they are gathered on use."""
+        """Free all weights that other servers own. From now on, these weights are gathered on use.
+
+        Called once, after the model's initial weights or a checkpoint have been loaded.
+        """
         marked = (m.__dict__.get("_cleave") for m in self._model.modules())
         self._operands = list({id(o): o for o in marked if o is not None}.values())
         for number, module in enumerate(self._modules, start=1):
@@ -284,8 +287,8 @@ class SharedWeights:
         """Perform the next scheduled exchange, and return it.
 
         Args:
-            kept: if the next exchange gathers a layer and equals `kept`, the layer's weights stay
-                gathered. Otherwise they are released at once.
+            kept: if the next exchange equals `kept`, the layer's weights stay gathered. Otherwise
+                the layer's weights are released at once.
         """
         exchange = self._schedule[self._next]
         self._next += 1
