@@ -77,7 +77,7 @@ def document_of(record: Mapping[str, Any], where: str = "") -> Document:
     """Return the document that a record of a file or data set holds.
 
     Args:
-        record: the record: values by field name.
+        record: values of the record by field name.
         where: file and line of the record, such as "Line 3 of 'a.jsonl'".
 
     Raises:

@@ -73,7 +73,7 @@ class TextTokenizer:
 
     @property
     def library_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer as a `Tokenizer` of the `tokenizers` library; a copy."""
+        """Return a copy of the tokenizer as a `Tokenizer` of the `tokenizers` library."""
         return Tokenizer.from_str(self._library)
 
     @property
@@ -154,7 +154,7 @@ class TextTokenizer:
         return _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """Return the text of token ids.
+        """Decode token ids, and return their text.
 
         Args:
             ids: token ids: ints, or a 1-D array or tensor.

@@ -30,7 +30,7 @@ class HeldOut:
 
     Attributes:
         best: the lowest loss so far; infinity before the first finite loss.
-        since: number of losses since the lowest loss.
+        since: number of losses recorded since the lowest loss.
         sound_before: step of the first of the latest consecutive losses that are not finite. None
             if the latest loss is finite.
     """

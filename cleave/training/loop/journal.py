@@ -316,10 +316,10 @@ class Journal:
     # --- steps ---
 
     def begin(self, step: int) -> None:
-        """Begin a step.
+        """Begin to store and to look up the products of a step.
 
         Args:
-            step: number of completed steps.
+            step: number of steps that are completed before the step.
         """
         self._step, self._place = step, 0
         for place in [place for place in self._entries if place[0] < step]:

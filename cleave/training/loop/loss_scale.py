@@ -59,7 +59,7 @@ class LossScale:
             self.since_overflow = 0
 
     def state(self) -> dict[str, Any]:
-        """Return the state to store in a checkpoint's metadata."""
+        """Return all attributes as a JSON object, for a checkpoint's metadata."""
         return {
             "factor": self.factor,
             "since_overflow": self.since_overflow,

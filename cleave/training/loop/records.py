@@ -119,7 +119,7 @@ class DiskRecord:
 
     Attributes:
         step: number of completed steps.
-        state: `full` or `free`.
+        state: `full` when training starts to wait, `free` when training continues.
         text: the report as a sentence for the user.
     """
 
@@ -134,7 +134,7 @@ class ServersRecord:
     """Reports that a run of several servers waits for resources of its cluster, or runs again.
 
     Attributes:
-        state: `waiting` or `running`.
+        state: `waiting` when the run starts to wait, `running` when the run continues.
         text: the report as a sentence for the user.
     """
 

@@ -994,7 +994,10 @@ class Trainer:
         self.step = self.saved = checkpoint.step
 
     def wind_back(self, *, comparable: bool) -> None:
-        """Remove records, plot and best checkpoints of steps that the resumed run will repeat.
+        """Prepare the run folder of a resumed run for repeating steps.
+
+        Remove the records, the loss plot and the best checkpoints of all steps after the checkpoint
+        from which the run resumes.
 
         Args:
             comparable: whether earlier held-out losses were computed on the same data. If so, the

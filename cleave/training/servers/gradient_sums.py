@@ -98,8 +98,8 @@ class GradientSums:
     def finish(self) -> list[str]:
         """Send all remaining gradients, and wait for all sums.
 
-        Afterwards, each parameter's `grad` is the sum over all servers on the server that owns the
-        parameter, and None on the other servers.
+        Afterwards, each parameter's `grad` holds the gradient sum on the server that owns the
+        parameter, and is None on the other servers.
 
         Returns:
             The names of the parameters that had a gradient on at least one server.
@@ -121,7 +121,10 @@ class GradientSums:
         return found
 
     def _collect(self, name: str) -> None:
-        """Add a parameter's gradient to the bucket of its owner and dtype; send full buckets."""
+        """Add a parameter's gradient to the bucket of its owner and dtype.
+
+        Send the bucket if it is full.
+        """
         parameter = self._parameters[name]
         if parameter.grad is not None:
             self._here.add(name)

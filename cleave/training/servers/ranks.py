@@ -47,8 +47,8 @@ class Collected:
 
     Attributes:
         tensors: tensors by name. Tensors of other ranks are on device `meta`, without values.
-        fetch: receives the values of another rank's tensor, given the tensor's name, and returns
-            them as a CPU tensor. None if there is only one rank.
+        fetch: returns the values of another rank's tensor as a CPU tensor, given the tensor's name.
+            None with a single rank.
     """
 
     tensors: Mapping[str, Tensor]
@@ -130,11 +130,11 @@ class _Finished:
     """A collective operation of a single rank, which is complete from the start."""
 
     def done(self) -> bool:
-        """Return True."""
+        """Return True: the operation was complete from the start."""
         return True
 
     def wait(self) -> None:
-        """Return at once."""
+        """Return at once: the operation was complete from the start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ class SharedSteps:
     def part(self, batches: Sequence[Batch]) -> list[Batch]:
         """Return the micro-batches of a step that this server computes.
 
-        A server without devices gets no micro-batches if another server has devices.
+        A server that cannot compute now, because it has no devices, gets no micro-batches. If no
+        server can compute now, the division of the previous step is kept.
 
         Args:
             batches: all micro-batches of the step, the same on every server.
@@ -95,10 +96,10 @@ class SharedSteps:
         return part_of(batches, dealt, self._ranks.rank)
 
     def turns(self) -> tuple[int, int | None, int]:
-        """Return start, stop and step of the slice of a list that this server computes.
+        """Return which items of a list this server computes, as the (start, stop, step) of a slice.
 
-        List items are assigned round-robin to the servers that have devices. If no server has
-        devices, the items are assigned round-robin to all servers.
+        The items are assigned round-robin to the servers that can compute now. If no server can
+        compute now, because none has devices, the items are assigned round-robin to all servers.
         """
         self._deserted_since_s = None
         able = self._ranks.agree(self._capacity() > 0)
