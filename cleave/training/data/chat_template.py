@@ -74,9 +74,9 @@ class ChatTemplate:
         return self._loaded
 
     def _wants_parts(self) -> bool:
-        """Return True if the template renders a content only if it is a list of typed parts.
+        """Return True if the chat template accepts message contents only as lists of typed parts.
 
-        Templates of vision models often do.
+        This is the case for many vision models.
         """
 
         def shows(content: Any) -> bool:

@@ -41,7 +41,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], step: int) -> HeldOut:
-        """Return the state after a step.
+        """Restore the state after a step from the records of a run.
 
         Args:
             records: the records of the run, as JSON objects.

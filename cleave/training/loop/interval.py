@@ -23,9 +23,9 @@ class Interval:
     If both attributes are 0, no checkpoints are written.
 
     Attributes:
-        steps: write a checkpoint each time this number of optimizer steps is completed.
-        seconds: write a checkpoint after the first step that ends this long after the last
-            checkpoint.
+        steps: number of optimizer steps between checkpoints.
+        seconds: minimum time between checkpoints. The first step that ends later than this after
+            the last checkpoint is followed by a checkpoint.
     """
 
     steps: int = 0

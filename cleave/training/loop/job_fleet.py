@@ -64,8 +64,8 @@ class JobFleet:
     Args:
         job: the job.
         spec: specification of the job's model.
-        model: the model, as built by transformers. For tiles, its linear layers are replaced in
-            place by layers that compute on the fleet.
+        model: the model, as built by transformers. For tiles, the model's linear layers are changed
+            in place, so that they compute on the fleet.
         fleet: the connected devices.
         journal: stores the results of matrix multiplications; None without `--journal`.
         checkpointing: whether the model uses activation checkpointing.
@@ -236,7 +236,10 @@ class JobFleet:
         self._fleet.abandon()
 
     def _look(self) -> None:
-        """Build the layer graphs if a connected device can run them; else report why none can."""
+        """Build the layer graphs if a connected device can run layer graphs.
+
+        If no connected device can, report the reason once.
+        """
         if self._fleet.runtime.stage_devices():
             self._looks = False
             self.staged = self._new_staged()

@@ -62,7 +62,7 @@ _JUDGED_STEPS: Final = 4
 
 @dataclass(slots=True)
 class JournalCounters:
-    """Counters of a journal.
+    """Counters of a journal. A product is the result of a GEMM.
 
     Attributes:
         written: number of products that were queued for writing.
@@ -123,7 +123,9 @@ class _Product:
 
 
 class Journal:
-    """Stores the finished products of one run. Only the training thread may call its methods.
+    """Stores the finished products (GEMM results) of one run.
+
+    Not thread-safe: only the training thread may call the methods.
 
     Args:
         folder: the journal's folder, which is created if it is missing.
@@ -354,7 +356,7 @@ class Journal:
             self._judge()
 
     def _judge(self) -> None:
-        """Switch off if, in the last steps, the journal took more time than training itself."""
+        """Switch the journal off if it took more time than training itself in the last steps."""
         step_s = sum(step for step, _ in self._judged) / len(self._judged)
         cost_s = sum(cost for _, cost in self._judged) / len(self._judged)
         if len(self._judged) == _JUDGED_STEPS and cost_s > step_s:
@@ -477,10 +479,10 @@ class _Journaled:
 
 @dataclass(frozen=True, slots=True)
 class JournaledFleet:
-    """A `Multiplier` that stores the fleet's products in a journal, and reads stored products.
+    """A `Multiplier` that journals the GEMM results of a fleet, and reads results from the journal.
 
     Attributes:
-        fleet: computes products that the journal does not have.
+        fleet: computes the results that the journal does not have.
         journal: the journal.
     """
 

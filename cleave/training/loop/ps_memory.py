@@ -28,7 +28,8 @@ The remaining memory is for activations.
 def memory_mode(job: JobSpec, model: nn.Module, servers: int = 1) -> MemoryMode:
     """Return the memory mode in which a job is trained.
 
-    For `AUTO`, this is the fastest mode whose memory requirement fits in this machine's memory.
+    For `AUTO`, this is the fastest mode whose memory requirement fits in this machine's memory. If
+    no mode fits, it is the mode with the smallest memory requirement.
 
     Args:
         job: the job.

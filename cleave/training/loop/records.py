@@ -202,7 +202,7 @@ class DoneRecord:
 
 @dataclass(frozen=True, slots=True)
 class TextRecord:
-    """Reports a part of a text: first the prompt, then text that the model generates."""
+    """Reports a piece of text: the prompt, or a piece of text that the model has generated."""
 
     EVENT: ClassVar[str] = "text"
     text: str

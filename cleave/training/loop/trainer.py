@@ -175,7 +175,7 @@ class Dataset:
 
 
 def prepare(job: JobSpec, context: TrainContext) -> Dataset:
-    """Find a job's model, load its tokenizer, and read and encode its data.
+    """Find a job's model, load the model's tokenizer, and read and encode the training data.
 
     Writes files only to the user's cache folder and to the job's `state_dir`.
 
