@@ -113,7 +113,7 @@ def quantize(model: Any, bits: int = 4) -> None:
 
     Args:
         model: the model, whose weights `peft` has frozen. If the model was loaded in the dtype of
-            its files, quantization needs no additional memory.
+            its files, it never needs more memory than after loading.
         bits: 4 (NF4, arXiv 2305.14314) or 8 (integers). Each block of 64 weights has one scale.
 
     Raises:
