@@ -196,7 +196,7 @@ class FallbackFleet:
                 return
             elif self._fallback is None:
                 self._become(FleetPresence.ABSENT)
-                if reason := runtime.stuck(future):  # connected devices are set aside
+                if reason := runtime.stuck(future):  # all connected devices are set aside
                     self._say_once(reason)
                 if runtime.clock == "virtual":  # the runtime knows if no device will join
                     timeout_s = None

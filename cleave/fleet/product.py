@@ -1,4 +1,4 @@
-"""One GEMM on a fleet: its operands, output and future."""
+"""Operands, output matrix and future of a GEMM on a fleet."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class GemmFuture:
         b: right factor.
         out: buffer for the result.
         done: whether the GEMM has ended, with or without an error.
-        error: why the GEMM failed; empty if it did not.
+        error: why the GEMM failed; empty without a failure.
     """
 
     job: GemmJob

@@ -112,7 +112,7 @@ class Runtime(FleetRuntime):
         if (tasks := self.manager.stages.tasks()) is not None:
             return StepProgress(*tasks)
         done = self._counters.gemms - before
-        # A step may have more tasks than the previous step, for example if that was interrupted.
+        # A step has more tasks than the previous step if, for example, that step was interrupted.
         of = self._gemms_of_step if done <= self._gemms_of_step else 0
         return StepProgress(done, of) if done else None
 
@@ -176,7 +176,7 @@ class Runtime(FleetRuntime):
         """
 
     def tell(self, information: Information) -> None:
-        """Pass an informative instruction to observers of the fleet; by default there are none."""
+        """Pass an informative instruction to observers of the fleet. This method drops it."""
 
     def place(self, task: Task, payload: Any) -> None:
         """Write a result block into the output of the task's GEMM."""

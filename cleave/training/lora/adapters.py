@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
-"""Name of a file that only a folder with adapters has, not a folder with a whole model."""
+"""Name of a file that exists in a folder with adapters, but not in one with a whole model."""
 
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 

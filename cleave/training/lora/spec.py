@@ -75,7 +75,7 @@ class LoraSpec:
         return cls(**values)
 
     def config(self) -> LoraConfig:
-        """Convert the settings to `peft`'s configuration. `bits` has no counterpart there.
+        """Convert the settings to `peft`'s configuration, which has no counterpart of `bits`.
 
         Raises:
             UsageError: `peft` is not installed.

@@ -1,4 +1,4 @@
-"""Comparison of a run's losses with another run's losses, for example of plain PyTorch."""
+"""Comparison of a run's losses with the losses of another run, such as a run in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ComparedRun:
 
 
 def check_compared(job: JobSpec) -> None:
-    """Check that the run in `job.against` can be read and has losses, if one is set.
+    """If `job.against` names a run, check that the run can be read and has losses.
 
     Raises:
         UsageError: the run cannot be read or has no steps.

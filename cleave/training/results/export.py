@@ -119,8 +119,8 @@ def keep_description(
     Args:
         folder: the run folder.
         model: the model.
-        source: where training loaded the model from. If it is a folder, the configuration and
-            tokenizer files are copied from there. Otherwise, they are created.
+        source: source of the model for training. If `source.folder` is set, the configuration and
+            tokenizer files are copied from that folder. Otherwise, the files are created.
         tokenizer: the model's tokenizer.
         anew: whether to replace existing files.
 
@@ -203,7 +203,7 @@ def export_run(
         run: the run.
         into: path of the new folder. If the folder exists, it must be empty.
         step: step of the checkpoint to export; 0 for the newest intact checkpoint.
-        best: whether to export the checkpoint with the lowest held-out loss instead.
+        best: whether to ignore `step`, and export the checkpoint with the lowest held-out loss.
         dtype: dtype of the exported weights, a key of `DTYPES`.
         merge: whether to merge the adapters into the base model and export the whole model.
         while_training: whether another process may be training this run. The run folder is then

@@ -12,7 +12,7 @@ from cleave.errors import UsageError
 from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import quiet_transformers
 
-_UNFINISHED = "\ufffd"  # an incomplete character decodes to this
+_UNFINISHED = "\ufffd"  # replacement character, to which an incomplete UTF-8 sequence decodes
 
 
 def go_on(

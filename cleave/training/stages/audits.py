@@ -115,8 +115,8 @@ class Auditor:
         Args:
             work: inputs of the step.
             result: results of the step.
-            surely: IDs of the devices of which every result is audited, because one result of the
-                device has already been proven wrong.
+            surely: IDs of the devices that returned a proven wrong result in this step. All results
+                of these devices are audited.
         """
         return list(self._faults(work, result, surely)) if self._rate or surely else []
 
@@ -330,7 +330,10 @@ class Auditor:
         number: int,
         random: np.random.Generator | None,
     ) -> tuple[Array, Array, None]:
-        """Recompute slice `number` of a vocabulary-parallel loss; the rest is as in `repeat`."""
+        """Recompute slice `number` of a vocabulary-parallel loss for one micro-batch.
+
+        The other arguments are those of `repeat`.
+        """
         part = work.slice_works[number]
         feed = _slice_feed(part, record, batch, random)
         y = self._run(part.forward, feed, random)[names.Y]

@@ -53,7 +53,7 @@ _HALF_STEP: Final = {DType.BF16: (8, -126), DType.FP16: (11, -14)}
 _PROOF_BITS: Final = 2.0
 _FORGIVEN_BITS: Final = 0.1
 _TINY: Final = float(np.finfo(np.float64).tiny)
-_EXPONENTS: Final = 256  # of fp32
+_EXPONENTS: Final = 256  # number of exponents of fp32 values
 _EXPONENT: Final = np.uint32(0x7F800000)
 _PART: Final = 2**18
 
@@ -124,9 +124,9 @@ class Magnitudes:
         return found
 
     def _merged(self, sums: Doubles) -> Doubles:
-        """Replace the entries of the groups with the smallest elements by the sum of the entries.
+        """Merge the groups of the smallest elements by adding up these groups' entries in `sums`.
 
-        After merging, the first group has at least `_LEAST_SHARE` of all elements.
+        The merged group has at least `_LEAST_SHARE` of all elements.
         """
         return np.array([sums[: self._least + 1].sum(), *sums[self._least + 1 :]])
 
@@ -157,7 +157,7 @@ class Comparison:
 
         Args:
             found: the device's result, converted to fp32.
-            wanted: the local result, with as many elements.
+            wanted: the local result, with as many elements as `found`.
             dtype: dtype of the device's result on the wire.
         """
         wanted = wanted.reshape(found.shape)

@@ -269,8 +269,7 @@ class StagedForward:
     def begin(self, one: _Pass) -> None:
         """Record that a forward pass begins.
 
-        If the previous forward pass still waits for its backward pass, the previous one is
-        abandoned.
+        A previous forward pass whose backward pass has not run is abandoned.
         """
         if self._under_way is not None:
             self._under_way.given_up = True
@@ -278,7 +277,7 @@ class StagedForward:
         self._under_way = one
 
     def end(self, one: _Pass) -> None:
-        """Record that a forward pass needs no backward pass any more."""
+        """Record that `one` is complete, so that no backward pass will follow."""
         if self._under_way is one:
             self._under_way = None
 

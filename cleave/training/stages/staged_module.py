@@ -1,8 +1,8 @@
 """Replacement of a model's forward pass by a forward pass by stages.
 
 The model object gets a subclass of its class, whose `forward` runs on the fleet. So if a library
-later wraps the object's `forward`, the wrapper calls the fleet. It stays in place when the model is
-restored.
+later wraps the object's `forward`, the wrapper calls the fleet. The wrapper stays in place when the
+model is restored.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _staged_class(kind: type[nn.Module]) -> type[nn.Module]:
         held = {name: value for name, value in vars(self).items() if name != ATTRIBUTE}
         return copyreg._reconstructor, (kind, object, None), held  # type: ignore[attr-defined]
 
-    # Libraries inspect the signature. `functools.wraps` would also let them unwrap the original.
+    # Libraries inspect the signature of `forward`. With the `__wrapped__` of `functools.wraps`,
+    # libraries would unwrap `forward` and bypass the fleet.
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
     forward.__doc__ = kind.forward.__doc__
     same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}

@@ -8,7 +8,8 @@ these conditions hold:
   decide whether a matrix multiplication overflows.
 - The local result is finite.
 - The device's result is not finite, or its error is more than half of the largest element.
-- Recomputations with coarser rounding agree with the local result.
+- If the device's result is finite: coarser rounding changes the local result by much less than the
+  device's error.
 
 If an input or the local result is not finite, the training run diverges, and no device is blamed.
 """
@@ -39,22 +40,23 @@ Products of several larger values may overflow in an honest device.
 """
 
 _GROSS: Final = 0.5
-"""Smallest error that this check acts on, as a fraction of the largest element.
+"""Smallest error that this check treats as wrong, as a fraction of the largest element.
 
-Audits find smaller errors.
+Only audits find smaller errors.
 """
 
 _STEADY: Final = 0.1
-"""Largest effect of coarser rounding at which a wrong result blames the device.
+"""Maximum effect of coarser rounding on a result whose error proves that the device is faulty.
 
-It is a fraction of the largest element.
+The effect is the largest change of an element, as a fraction of the largest element.
 """
 
 _BEYOND: Final = 1000.0
-"""A larger effect of rounding is allowed if the device's error is this many times the effect."""
+"""The effect of rounding may exceed `_STEADY` if the error is at least this many times the effect.
+"""
 
 _OTHERS: Final = 10.0
-"""Factor by which the gradient of one micro-batch may exceed that of another."""
+"""Maximum plausible ratio between the gradient magnitudes of two micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,8 @@ def offload(
         that multiply activations are offloaded, a Python warning is also issued.
 
     Raises:
-        UsageError: an argument is invalid, the model has no suitable layer, is already offloaded or
-            is not on the CPU, or its weights have another dtype.
+        UsageError: an argument is invalid, or the model has no suitable layer, is already
+            offloaded, is not on the CPU or has weights of an unsupported dtype.
     """
     report = send(
         model,
