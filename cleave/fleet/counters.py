@@ -20,8 +20,8 @@ class FleetCounters:
         verify_s: CPU seconds spent on verifying results.
         traffic: bytes of messages on the wire, by direction and category.
         saved: bytes saved by compression, by direction and category.
-        floor_down_bytes, floor_up_bytes: minimum bytes from and to the PS. They count every operand
-            and every result of a GEMM once, plus `StepWork.floor_bytes` of each step by stages.
+        floor_down_bytes, floor_up_bytes: minimum bytes from and to the PS. The minimum counts every
+            operand and result of each GEMM once, and `StepWork.floor_bytes` of each step by stages.
         gemms: number of GEMMs started.
         tiles: number of tiles into which the GEMMs were divided.
         blocks: number of result blocks received.

@@ -118,7 +118,7 @@ class Fleet:
             timeout: maximum wait in seconds on the fleet's clock; None for no limit.
 
         Raises:
-            FleetError: too few devices joined within `timeout`.
+            FleetError: too few devices joined within `timeout`, or no more devices will join.
         """
         if self.device_count >= devices:
             return

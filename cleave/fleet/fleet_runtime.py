@@ -103,7 +103,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def quarantine(self, device: int, reason: str) -> None:
-        """End all sessions of a device that returned a wrong result, and reject the device later.
+        """End all sessions of a device that returned a wrong result, and reject new sessions.
 
         Args:
             device: ID of the device.
@@ -112,7 +112,10 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the current step by stages, if any. Devices retain arrays for the next step."""
+        """End the current step by stages, if any.
+
+        Devices retain the arrays that the next step can use.
+        """
 
     @abstractmethod
     def end_steps(self) -> None:
@@ -155,7 +158,7 @@ class FleetRuntime(ABC):
 
     @abstractmethod
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current training step; None between steps.
+        """Return the progress of the current training step; None if unknown or between steps.
 
         Any thread may call this method.
         """

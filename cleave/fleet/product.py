@@ -61,6 +61,7 @@ class Side:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Return the number of rows and columns of `matrix`."""
         rows, columns = self.operand.buffer.shape
         return (columns, rows) if self.transposed else (rows, columns)
 

@@ -90,6 +90,7 @@ class Decision:
 
     @property
     def on_fleet(self) -> bool:
+        """Return whether the fleet is predicted to be faster than the PS."""
         return self.fleet_s < self.ps_s
 
     @property

@@ -113,6 +113,7 @@ class PsPasses:
         found[key] = found[key] + gradient if key in found else gradient
 
     def trained(self, run: int) -> Sequence[Tensor]:
+        """Return the trained parameters of a run; empty if no run has this key."""
         layers = (self._calls[number].layer for number in self.runs.get(run, ()))
         return trained_parameters(layers)
 

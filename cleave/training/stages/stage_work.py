@@ -202,9 +202,10 @@ class ModelWork:
         return found
 
     def loss(self, targets: Sequence[Tensor], scale: float) -> LossWork:
-        """Return the graph, parameters and targets of the model's end for one step.
+        """Return the graph, parameters and targets of the computation after the last layer.
 
-        The end consists of the modules after the last layer, and the loss.
+        This computation consists of the modules after the last layer, such as the LM head, and the
+        loss.
 
         Args:
             targets: target tokens of each micro-batch, shape (batch, tokens).
@@ -398,7 +399,7 @@ class ModelWork:
         in_parts = not all(part.is_whole for part in self.graphs.parts)
         each = self.dtype.itemsize
         here = [self._ps_layers(*run, sequence) for run in sorted(runs_of(self.graphs).items())]
-        # If the PS computes layers after the last stage, the loss must follow them.
+        # If the PS runs layers after the last stage, the loss must follow these layers.
         cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
         slices = self.vocabulary if cut else 1
         return StageModel(

@@ -107,22 +107,22 @@ class StagedModel:
         auditor: audits a random selection of device results. If it is None, only suspicious results
             are checked.
         in_parts: returns a replacement of `work` in which the attention and the MLP of a layer are
-            separate. It is called if a whole layer does not fit in any device's memory. None to
-            never split layers.
+            separate. This function is called if whole layers do not fit in the devices' memory.
+            None to never split layers.
         local_after_s: seconds without devices before the caller must compute a step; None to wait
             for devices without limit.
         stop: returns whether training must stop. The current step then gets `STEP_END_S` seconds to
             finish.
         note: called with messages for the user.
         presence: called when no device can run a step, and when devices can run a step again.
-        own_products: returns the context manager in which the PS's part of a step runs. Its
-            argument is the IDs of the devices in the plan.
+        own_products: returns the context manager in which the PS's part of a step runs. The
+            argument of this function is the set of IDs of the devices in the plan.
 
     Attributes:
-        plan: plan of the current or last step; None before the first step.
+        plan: plan for the connected devices; None until there is a plan.
         work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         runtime: runtime of the fleet.
-        passes: passes of the layers that the PS computes because devices cannot.
+        passes: runs the layers without graphs on the PS.
         gradients_dtype: wire dtype of parameter gradients.
     """
 
@@ -559,7 +559,7 @@ class StagedModel:
                 self._say(f"layers are cut in parts, attention and MLP apart, for {error}")
                 self.runtime.end_steps()
                 self.work, self._in_parts = self._in_parts(), None
-                # The keys of runs count parts of layers, so they have changed.
+                # The key of a run counts parts of layers, so the keys have changed.
                 self.passes = PsPasses(self.work.graphs, self.autocast)
                 return self._new_plan(batch, devices)
             self._say(f"there is no plan for stages: {error}")
