@@ -11,7 +11,7 @@ from cleave.scheduler.traffic import Traffic
 class FleetCounters:
     """Counters of a fleet since its creation.
 
-    The difference between two snapshots gives the counters of the time between them.
+    The difference of two snapshots gives the counters for the period between the snapshots.
 
     Attributes:
         fleet_s: seconds on the fleet's clock (virtual or wall) for which the training thread waited
@@ -74,7 +74,7 @@ class StepProgress:
     a pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS.
 
     Attributes:
-        done: number of completed (by tiles: started) tasks.
+        done: number of completed tasks; by tiles, number of started tasks.
         of: number of all tasks in the step; 0 if unknown.
     """
 

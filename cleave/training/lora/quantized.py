@@ -117,8 +117,8 @@ class QuantizedLinear(nn.Module):
     """A linear layer whose frozen weight is quantized to 4 or 8 bits.
 
     Args:
-        linear: the layer to quantize. The new layer shares its bias, but has no reference to the
-            original weight.
+        linear: the layer to quantize. The new layer uses the same bias tensor, but has no reference
+            to the weight tensor.
         bits: bits per code.
     """
 

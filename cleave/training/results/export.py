@@ -114,7 +114,7 @@ def keep_description(
 ) -> None:
     """Write a model's configuration and tokenizer to a run folder.
 
-    If the run folder already has them, they are not written.
+    If the run folder already has these files, nothing is written.
 
     Args:
         folder: the run folder.
@@ -309,7 +309,7 @@ def _new_folder(into: Path) -> Iterator[Path]:
 def _remove_paths(folder: Path) -> None:
     """Remove absolute paths of this machine from the JSON configuration files in a folder.
 
-    `adapter_config.json` is not changed, because `peft` needs its path of the base model.
+    `adapter_config.json` is not changed, because `peft` needs the base model's path in this file.
     """
     for file in (folder / name for name in _DESCRIBING if name.endswith("config.json")):
         if not file.is_file():
@@ -470,9 +470,9 @@ def description_of(run: RunFolder) -> Path:
 def described_config(folder: Path, names: Set[str]) -> Any:
     """Load the configuration of a checkpoint's model, with the correct setting of tied embeddings.
 
-    A configuration file may tie the LM head and the embedding although the model's weight files
-    have both. Then training does not tie them, like `from_pretrained`, and the checkpoint has both.
-    In this case, `tie_word_embeddings` of the returned configuration is False.
+    A configuration file may tie the LM head and the embedding although the weight files have both
+    weights. Then training does not tie the weights, like `from_pretrained`, and the checkpoint has
+    both weights. In this case, `tie_word_embeddings` of the returned configuration is False.
 
     Args:
         folder: folder with the configuration file.

@@ -2,8 +2,8 @@
 
 Devices round differently: their summation orders differ, and some devices use fused multiply-add.
 The resulting error depends on the layer, its activations and the parameter. So an audit compares
-the error of a group of elements with the magnitude of these elements, and with the effect that
-rounding has on them.
+the error of a group of elements with the magnitude of these elements, and with the effect of
+rounding on these elements.
 
 *Magnitude of the elements.* An optimizer such as AdamW updates every parameter element by about the
 same amount, even if the element's gradient is small. So small gradient elements need the same
@@ -35,7 +35,7 @@ ROUNDING: Final = LARGEST_ERROR
 """Largest permitted relative error of one graph operation; a device's self-test checks it."""
 
 MOST_REPEATS: Final = 32
-"""Maximum number of recomputations of one result. After them, rounding does not explain an error.
+"""Maximum number of recomputations of a result that try to explain an error by rounding.
 
 A value at a kink falls on either side with probability 1/2 in each recomputation. The probability
 that no recomputation falls on the device's side is 2**-32.

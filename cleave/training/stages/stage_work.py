@@ -113,7 +113,7 @@ class ModelWork:
     """Creates the inputs of a model's steps by stages, and converts the results to gradients.
 
     The graphs, frozen parameters and unchanged keyword arguments of layers (masks, position
-    embeddings) are the same objects in every step. So devices retain them between steps.
+    embeddings) are the same objects in every step. So devices retain these objects between steps.
 
     Args:
         model: causal language model of transformers.

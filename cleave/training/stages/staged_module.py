@@ -1,8 +1,8 @@
 """Replacement of a model's forward pass by a forward pass by stages.
 
-The model object gets a subclass of its class, whose `forward` runs on the fleet. So if a library
-later wraps the object's `forward`, the wrapper calls the fleet. The wrapper stays in place when the
-model is restored.
+The class of the model object is replaced by a subclass. The `forward` of the subclass runs on the
+fleet. So if a library later wraps the object's `forward`, the wrapper calls the fleet. The wrapper
+stays in place when the model is restored.
 """
 
 from __future__ import annotations

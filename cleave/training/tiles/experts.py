@@ -92,8 +92,8 @@ def offloaded_experts(base: type[nn.Module], product: Callable[..., Tensor]) -> 
 
     Args:
         base: original class of the module.
-        product: computes a linear layer. Its arguments are the module, x, weight, bias, and whether
-            the weight has shape (in, out).
+        product: function that computes a linear layer. The arguments of the function are the
+            module, x, weight, bias, and whether the weight has shape (in, out).
     """
     eager: Callable[..., Any] = base.forward.__wrapped__  # type: ignore[attr-defined]
 

@@ -43,7 +43,7 @@ def offload(
     fallback: str = "wait",
     fallback_after_s: float = 30.0,
 ) -> OffloadReport:
-    """Run a model's linear layers (tiles) or its whole decoder layers (stages) on a fleet.
+    """Run a model's linear layers (tiles) or whole decoder layers (stages) on a fleet.
 
     With the method `tiles`, every `nn.Linear`, and transformers' `Conv1D` and mixture-of-experts
     modules, are changed in place. The module objects, parameters, hooks and state dict stay the
@@ -64,8 +64,8 @@ def offload(
             stages, its weights are float32; under autocast, tensors are sent in bfloat16.
         fleet: fleet from `cleave.emulated`, or the `fleet` of a server from `cleave.serve`.
         method: `tiles` or `stages`.
-        audit: with stages, the probability that this process recomputes a sample of a device's
-            results in a step to check them.
+        audit: with stages, the probability that this process checks a device in a step by
+            recomputing one of the device's results.
         include: with tiles, patterns for the names of modules to offload, such as `model.layers.*`.
             An empty list includes all modules.
         exclude: with tiles, patterns for the names of modules that stay local. They take precedence

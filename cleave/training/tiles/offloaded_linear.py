@@ -308,7 +308,7 @@ def conv1d() -> type[nn.Module] | None:
 
 
 def offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of Conv1D whose GEMMs run on a fleet. Its weights have shape (in, out)."""
+    """Return a subclass of Conv1D whose GEMMs run on a fleet. The weight has shape (in, out)."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return product(self, x, self.weight, self.bias, weight_transposed=True)
