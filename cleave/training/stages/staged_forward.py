@@ -238,7 +238,7 @@ class StagedForward:
         return self._staged[called]
 
     def _new(self, called: _Called) -> StagedModel:
-        """Export the model's current layers as graphs, and return a `StagedModel` that uses them."""
+        """Export the current layers as graphs, and return a `StagedModel` that uses the graphs."""
         # The model itself interprets the position IDs, as in a local forward pass.
         by = PackedBy.POSITIONS if called.packed else None
         cache = GraphCache.of_user()
