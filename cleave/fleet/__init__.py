@@ -1,1 +1,1 @@
-"""The fleet, as used by training: `Fleet.submit(...) -> GemmFuture`."""
+"""The training process's interface to a fleet: `Fleet.submit` runs a GEMM on devices."""

@@ -1,4 +1,4 @@
-"""Checks of running GEMMs, for runtimes that carry out `Check` instructions."""
+"""Verification of result blocks for runtimes that execute `Check` instructions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from cleave.verify import GemmCheck, Judgement, Projector
 
 
 class BlockChecks:
-    """The checks of running GEMMs. Only one thread may call it at a time.
+    """Verifies the result blocks of all running GEMMs. Only one thread may use it at a time.
 
     Args:
-        rng: draws all secret vectors; seed it from the system's randomness.
+        rng: generates the secret vectors. Its seed must come from the operating system's random
+            number source.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -24,7 +25,13 @@ class BlockChecks:
         self._checks: dict[int, GemmCheck] = {}
 
     def judge(self, future: GemmFuture, task: Task, payload: object) -> Judgement:
-        """Check a result. The payload is a `Buffer` or bytes."""
+        """Verify one result block.
+
+        Args:
+            future: the GEMM to which the block belongs.
+            task: the task that computed the block.
+            payload: the block, as a `Buffer` or as bytes from the wire.
+        """
         check = self._checks.get(future.job.id)
         if check is None:
             plan = future.job.plan
@@ -41,5 +48,9 @@ class BlockChecks:
         return check.judge(block, payload)
 
     def forget(self, job: int) -> None:
-        """Forget the check of an ended GEMM."""
+        """Free the verification state of a GEMM that has ended.
+
+        Args:
+            job: ID of the GEMM.
+        """
         self._checks.pop(job, None)

@@ -1,4 +1,4 @@
-"""Counters of a fleet, and the progress of the current step."""
+"""Counters of a fleet's time and traffic, and the progress of the current training step."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from cleave.scheduler.traffic import Traffic
 
 @dataclass(slots=True)
 class FleetCounters:
-    """A fleet's counters since its creation; subtract two snapshots for a step.
+    """Counters of a fleet since its creation.
+
+    The difference of two snapshots gives the counters for the period between the snapshots.
 
     Attributes:
-        fleet_s: seconds on the fleet's clock (virtual or wall) during which the training thread
-            waited for GEMMs or a step by stages.
-        waited_s: the same wait in wall seconds.
-        verify_s: CPU seconds spent on checking results.
-        traffic: bytes of encoded messages, by category.
-        saved: bytes saved by compression, by category.
-        floor_down_bytes, floor_up_bytes: bytes if every operand and result of every GEMM were sent
-            once, plus `StepWork.floor_bytes` of steps by stages.
-        gemms, tiles, blocks: planned GEMMs, their tiles, and returned blocks.
-        reissued: tasks and stage passes repeated because a device was lost, late or failed.
-        late: answers that were no longer awaited.
-        local_gemms: GEMMs multiplied on the PS because no device was available.
+        fleet_s: seconds on the fleet's clock (virtual or wall) for which the training thread waited
+            for GEMMs or steps by stages.
+        waited_s: wall seconds for which the training thread waited for GEMMs or steps by stages.
+        verify_s: CPU seconds spent on verifying results.
+        traffic: bytes of messages on the wire, by direction and category.
+        saved: bytes saved by compression, by direction and category.
+        floor_down_bytes, floor_up_bytes: minimum bytes from and to the PS. The minimum counts every
+            operand and result of each GEMM once, and `StepWork.floor_bytes` of each step by stages.
+        gemms: number of GEMMs started.
+        tiles: number of tiles into which the GEMMs were divided.
+        blocks: number of result blocks received.
+        reissued: number of tasks and stage passes that were repeated or duplicated because a device
+            left, was late or failed.
+        late: number of results that arrived when they were no longer needed.
+        local_gemms: number of GEMMs that the PS computed because no device was available.
     """
 
     fleet_s: float = 0.0
@@ -42,12 +47,12 @@ class FleetCounters:
 
     @property
     def downlink_bytes(self) -> int:
-        """Return the total bytes from the PS to devices."""
+        """Return the total bytes of messages from the PS to devices."""
         return self.traffic.down.total
 
     @property
     def uplink_bytes(self) -> int:
-        """Return the total bytes from devices to the PS."""
+        """Return the total bytes of messages from devices to the PS."""
         return self.traffic.up.total
 
     def __add__(self, more: FleetCounters) -> FleetCounters:
@@ -65,10 +70,12 @@ class FleetCounters:
 class StepProgress:
     """Progress of a training step.
 
+    By tiles, a task is a GEMM, and `done` counts the GEMMs that have started. By stages, a task is
+    a pass of a micro-batch through a stage, or the transfer of a stage's gradients to the PS.
+
     Attributes:
-        done: tasks begun or done: multiplications begun; by stages, micro-batch passes and stages
-            whose gradients are at the PS.
-        of: number of all tasks; 0 if unknown.
+        done: number of completed tasks; by tiles, number of started tasks.
+        of: number of all tasks in the step; 0 if unknown.
     """
 
     done: int

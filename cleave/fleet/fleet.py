@@ -1,4 +1,4 @@
-"""The fleet, as used by training: operands and submitted GEMMs."""
+"""The training process's interface to a fleet: registers matrices and submits GEMMs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 class Fleet:
     """Multiplies matrices on a fleet of devices.
 
-    Wrappers decide what happens without devices (`cleave.fleet.local_fallback`) and which
-    multiplications are worth sending (`cleave.fleet.selection`).
+    Two wrappers of this class exist. `cleave.fleet.local_fallback` handles the absence of devices.
+    `cleave.fleet.selection` computes a GEMM on the PS if that is faster.
 
     Args:
-        runtime: supplies time and transport.
-        planner: chooses the tiles.
+        runtime: runs the GEMMs: provides the clock and the connections to devices.
+        planner: divides each GEMM into tiles, and assigns the tiles to devices.
     """
 
     runtime: FleetRuntime
@@ -40,29 +40,35 @@ class Fleet:
     def __post_init__(self) -> None:
         self._operands = count(1)
         self._jobs = count(1)
-        # The runtime holds GEMMs that are running.
+        # The runtime has strong references to running GEMMs.
         self._under_way: WeakValueDictionary[int, GemmFuture] = WeakValueDictionary()
 
     @property
     def clock(self) -> str:
-        """Return `virtual` or `wall`: the clock of `fleet_s`."""
+        """Return the kind of clock with which the fleet measures time: `virtual` or `wall`."""
         return self.runtime.clock
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix. It must not change while the operand lives."""
+        """Register a matrix as an operand for GEMMs.
+
+        The values of the matrix must not change during the lifetime of the operand.
+        """
         operand = Operand(next(self._operands), buffer, self.runtime.unbind)
         weakref.finalize(operand, self.runtime.release, operand.id).atexit = False
         return operand
 
     def submit(self, a: Side, b: Side, out: Buffer) -> GemmFuture:
-        """Start ``out = a @ b``. GEMMs submitted before the first `result` run concurrently.
+        """Start the GEMM ``out = a @ b`` without waiting for the result.
+
+        Several GEMMs run concurrently if all are submitted before the first call of `result`.
 
         Args:
-            a, b: shapes (m, k) and (k, n), of one dtype.
-            out: shape (m, n), in the dtype of the operands or fp32.
+            a: left operand, shape (m, k).
+            b: right operand, shape (k, n), in the dtype of `a`.
+            out: buffer for the result, shape (m, n), in the dtype of `a` or in fp32.
 
         Raises:
-            ValueError: shapes or dtypes do not match.
+            ValueError: the shapes or dtypes do not match.
         """
         gemm, element, dtype = product_of(a, b, out)
         job = GemmJob(
@@ -89,30 +95,30 @@ class Fleet:
         self._under_way.pop(future.job.id, None)
 
     def abandon(self) -> None:
-        """Withdraw every GEMM that is not done."""
+        """Withdraw all GEMMs that are still running."""
         for future in list(self._under_way.values()):
             if not future.done:
                 self.runtime.withdraw(future)
         self._under_way.clear()
 
     def counters(self) -> FleetCounters:
-        """Return a snapshot of the counters."""
+        """Return a snapshot of the fleet's counters."""
         return self.runtime.counters()
 
     @property
     def device_count(self) -> int:
-        """Return the number of devices that may be given work now."""
+        """Return the number of connected devices that may receive tasks now."""
         return self.runtime.device_count()
 
     def wait_for(self, devices: int, timeout: float | None = None) -> None:
-        """Wait until enough devices may be given work.
+        """Wait until `devices` devices are connected and may receive tasks.
 
         Args:
-            devices: number of devices.
-            timeout: maximum seconds on the fleet's clock; None for no limit.
+            devices: required number of devices.
+            timeout: maximum wait in seconds on the fleet's clock; None for no limit.
 
         Raises:
-            FleetError: the devices did not join in time.
+            FleetError: too few devices joined within `timeout`, or no more devices will join.
         """
         if self.device_count >= devices:
             return
@@ -125,7 +131,7 @@ class Fleet:
             )
 
     def close(self) -> None:
-        """End all sessions. Closing twice does nothing."""
+        """End the sessions of all devices. Further calls have no effect."""
         self.runtime.close()
 
     def __enter__(self) -> Self:

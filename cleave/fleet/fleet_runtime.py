@@ -1,7 +1,8 @@
-"""The interface between a fleet and the runtime that supplies time and transport.
+"""The interface between a fleet and the runtime, which provides the clock and the connections.
 
-`cleave.fleet.runtime.Runtime` runs in this process. `cleave.cluster.door_runtime.DoorRuntime`
-delegates to another process, to which devices stay connected when this process ends.
+There are two kinds of runtimes. `cleave.fleet.runtime.Runtime` runs in this process.
+`cleave.cluster.door_runtime.DoorRuntime` delegates to another process, to which the devices are
+connected. So the devices stay connected when this process ends.
 """
 
 from __future__ import annotations
@@ -20,103 +21,170 @@ from cleave.scheduler.stages.work import StepWork
 
 
 class FleetRuntime(ABC):
-    """Runs the GEMMs and steps of one fleet."""
+    """Runs the GEMMs and the steps by stages of one fleet."""
 
     clock: ClassVar[str]
-    """`virtual` or `wall`: the clock of `FleetCounters.fleet_s`."""
+    """Kind of clock with which the runtime measures time: `virtual` or `wall`."""
 
     @abstractmethod
     def start(self, future: GemmFuture) -> None:
-        """Start a GEMM without waiting."""
+        """Start a GEMM without waiting for the result."""
 
     @abstractmethod
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Wait up to `timeout_s` seconds (runtime's clock); return whether the future is done."""
+        """Wait until a GEMM is done.
+
+        Args:
+            future: the GEMM.
+            timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
+
+        Returns:
+            Whether the GEMM is done.
+        """
 
     @abstractmethod
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until a condition holds, up to `timeout_s` seconds on the runtime's clock.
+        """Wait until a condition is true.
+
+        In virtual time, the wait also ends when no future event can make the condition true.
+
+        Args:
+            condition: returns whether to stop waiting.
+            timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
 
         Returns:
-            Whether the condition holds; False also if no event is left that could change it.
+            Whether the condition is true.
         """
 
     @abstractmethod
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM. Its future is then done: withdrawn, or as it ended before."""
+        """Withdraw a GEMM, and set its future to done.
+
+        A GEMM that has already finished or failed stays as it is.
+        """
 
     @abstractmethod
     def advance_for_local_work(self, flops: float) -> None:
-        """Advance a virtual clock by the time of `flops` of local work."""
+        """Advance a virtual clock by the time that the PS needs for `flops` FLOPs.
+
+        With a wall clock, the call has no effect.
+        """
 
     @abstractmethod
     def begin_step(self, work: StepWork) -> None:
-        """Start a training step by stages without waiting."""
+        """Start a training step by stages without waiting for outcomes."""
 
     @abstractmethod
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Continue a micro-batch with an array that the caller computed; see `StageStep.give`."""
+        """Pass an array that the caller computed for a micro-batch to the current step by stages.
+
+        `StageStep.give` describes the arguments.
+        """
 
     @abstractmethod
     def resolve(self, right: bool, reason: str) -> None:
-        """Report whether the last `Suspect`'s numbers are correct; see `StageStep.resolve`."""
+        """Report whether the device's result in the last `Suspect` outcome is right.
+
+        Args:
+            right: whether to use the result. If not, another device recomputes it.
+            reason: description of the error; empty if the result is right.
+        """
 
     @abstractmethod
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Return the next outcome of the step by stages; None on timeout."""
+        """Wait for the next outcome of the current step by stages.
+
+        Args:
+            timeout_s: maximum wait in seconds on the runtime's clock; None for no limit.
+
+        Returns:
+            The outcome; None after a timeout.
+        """
 
     @abstractmethod
     def quarantine(self, device: int, reason: str) -> None:
-        """End all sessions of a device with wrong results, and keep it out."""
+        """End all sessions of a device that returned a wrong result, and reject new sessions.
+
+        Args:
+            device: ID of the device.
+            reason: description of the wrong result.
+        """
 
     @abstractmethod
     def withdraw_step(self) -> None:
-        """End the step by stages, if any. Devices keep arrays that the next step can use."""
+        """End the current step by stages, if any.
+
+        Devices retain the arrays that the next step can use.
+        """
 
     @abstractmethod
     def end_steps(self) -> None:
-        """End the step by stages, if any, and let devices drop its arrays."""
+        """End the current step by stages, if any. Devices drop the arrays of the model."""
 
     @abstractmethod
     def release(self, operand: int) -> None:
-        """Release an operand. Any thread may call this, in any state."""
+        """Let devices drop the arrays of a deleted operand.
+
+        Any thread may call this method, in any state of the runtime.
+
+        Args:
+            operand: ID of the operand.
+        """
 
     @abstractmethod
     def unbind(self, operand: int) -> None:
-        """Release an operand's memory while no product needs it. Devices keep its arrays."""
+        """Drop the runtime's references to the memory of an operand that no running GEMM uses.
+
+        Devices retain their arrays of the operand.
+
+        Args:
+            operand: ID of the operand.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """End all sessions."""
+        """End the sessions of all devices."""
 
     @abstractmethod
     def counters(self) -> FleetCounters:
-        """Return a snapshot of the counters."""
+        """Return a snapshot of the fleet's counters."""
 
     @abstractmethod
     def counting_tasks(self) -> AbstractContextManager[None]:
-        """Count a training step's tasks for `progress`, which expects as many in the next step."""
+        """Return a context manager that counts the tasks of one training step for `progress`.
+
+        In the next step, `progress` expects the same number of tasks.
+        """
 
     @abstractmethod
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current step, if any. Any thread may call this."""
+        """Return the progress of the current training step; None if unknown or between steps.
+
+        Any thread may call this method.
+        """
 
     @abstractmethod
     def device_count(self) -> int:
-        """Return the number of devices that may be given work now."""
+        """Return the number of connected devices that may receive tasks now."""
 
     @abstractmethod
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no device can finish a GEMM; empty if one can, or none is connected."""
+        """Return why no connected device can finish a GEMM.
+
+        The text is empty if a connected device can finish the GEMM, or no device is connected.
+        """
 
     @abstractmethod
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the rates, by device, of the devices that can run stages now."""
+        """Return the rates of the devices that can run stages now, by device ID."""
 
     @abstractmethod
     def why_no_stages(self) -> str:
-        """Return a sentence on why no device can train whole layers now; empty if one can."""
+        """Return why no device can train whole layers now; empty if some device can."""
 
     @abstractmethod
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """Return the fleet's epoch and the rates of the devices that may be given work now."""
+        """Return the fleet's epoch, and the rates of the devices that may receive tasks now.
+
+        The epoch is a number that changes whenever the devices or their rates change.
+        """

@@ -1,6 +1,7 @@
-"""Behavior without available devices: training waits, or multiplies on the PS.
+"""Behavior when no device is available: training waits, or the PS computes the GEMMs.
 
-The module also decides when a stopping run no longer waits. Everything runs in the training thread.
+When a run must stop, this module also decides how long training still waits for the current step.
+All functions run in the training thread.
 """
 
 from __future__ import annotations
@@ -19,39 +20,40 @@ from cleave.machine.backends import MatmulBackend
 from cleave.scheduler.tiles.scheduler import WITHDRAWN
 
 LOOK_S: Final = 0.5
-"""Seconds between two checks of the fleet while waiting for a GEMM."""
+"""Seconds between two checks for available devices during the wait for a GEMM."""
 
-_MOST_SAID: Final = 100  # reasons remembered, to report each once
+_MOST_SAID: Final = 100  # maximum number of different reasons that are reported
 
 
 STEP_END_S: Final = 30.0
-"""Seconds that a step may continue after a stop request, while devices are available."""
+"""Maximum seconds that a step continues after a stop request, if devices are available."""
 
 
 class AbandonedError(CleaveError):
-    """Training must stop and the current step is abandoned: no part of it was applied."""
+    """Training must stop, and the current step was abandoned without changing the model."""
 
 
 class FleetPresence(Enum):
-    """Where GEMMs run now. Users see the values."""
+    """Where GEMMs run now. The values are shown to users."""
 
     PRESENT = "present"
-    """On devices."""
+    """GEMMs run on devices."""
 
     ABSENT = "absent"
-    """Nowhere: training waits because no device is connected or all are set aside."""
+    """Training waits, because no device is connected or all connected devices are set aside."""
 
     LOCAL = "local"
-    """On the PS, until a device is connected."""
+    """GEMMs run on the PS until a device is available."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """The PS as a substitute for the fleet.
+    """Settings for the PS as a substitute for the fleet.
 
     Attributes:
-        backend: multiplies.
-        after_s: seconds without any device, on the fleet's clock, before the PS multiplies.
+        backend: computes GEMMs on the PS.
+        after_s: seconds without available devices before the PS computes GEMMs, on the fleet's
+            clock.
     """
 
     backend: MatmulBackend
@@ -59,17 +61,18 @@ class Fallback:
 
 
 class Leaving:
-    """Decides when a stopping run no longer waits for the current step.
+    """Decides how long training waits for the current step after a stop request.
 
-    Without devices, the step ends at once. With devices, it gets some time to finish.
+    Without available devices, the wait ends at once. With available devices, the step gets
+    `patience_s` seconds to finish.
 
     Args:
         asked: returns whether training must stop.
-        applied: returns whether part of the step was applied to the model, so that it must be
-            finished.
-        backend: multiplies the rest of such a step.
-        clock: returns wall seconds of this machine.
-        patience_s: seconds that a step gets while devices are available.
+        applied: returns whether the optimizer has already changed part of the model. In this case,
+            the step must be finished.
+        backend: computes the remaining GEMMs of such a step on the PS.
+        clock: returns the wall time in seconds.
+        patience_s: maximum seconds that the step continues while devices are available.
     """
 
     def __init__(
@@ -88,7 +91,11 @@ class Leaving:
         self._since_s: float | None = None
 
     def now(self, devices: int) -> bool:
-        """Return whether to stop waiting, given the number of available devices."""
+        """Return whether training must stop waiting for the fleet now.
+
+        Args:
+            devices: number of available devices.
+        """
         if not self._asked():
             self._since_s = None
             return False
@@ -97,7 +104,7 @@ class Leaving:
         return not devices or self._clock() - self._since_s >= self._patience_s
 
     def give_up(self) -> None:
-        """Abandon the step, if still possible.
+        """Abandon the current step, unless part of it has been applied to the model.
 
         Raises:
             AbandonedError: the step was abandoned.
@@ -107,17 +114,17 @@ class Leaving:
 
 
 class FallbackFleet:
-    """A fleet that reports when no device can do a GEMM, and may multiply on the PS.
+    """A wrapper of a fleet that can compute GEMMs on the PS when no device is available.
 
     Args:
-        fleet: multiplies while it can.
-        tell: called with every change of presence, in the training thread.
-        fallback: multiplies meanwhile; None to wait.
-        leaving: decides when to stop waiting; None to wait forever.
-        say: called once with each reason why no device can do a GEMM, in the training thread.
+        fleet: runs the GEMMs while devices are available.
+        tell: called in the training thread with each change of `presence`.
+        fallback: computes GEMMs while no device is available; None to wait for devices.
+        leaving: decides how long training waits after a stop request; None to wait without limit.
+        say: called in the training thread with each new reason why no device can run a GEMM.
 
     Attributes:
-        presence: the last reported presence.
+        presence: where GEMMs run now, as last reported to `tell`.
     """
 
     def __init__(
@@ -140,14 +147,16 @@ class FallbackFleet:
         self._local_gemms = 0
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix; see `Fleet.operand`."""
+        """Register a matrix as an operand; see `Fleet.operand`."""
         return self._fleet.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a product on the fleet or do it here; see `Fleet.submit`.
+        """Start a GEMM on the fleet, or compute it on the PS before returning.
+
+        `Fleet.submit` describes the arguments.
 
         Raises:
-            AbandonedError: training must stop and the step can be abandoned.
+            AbandonedError: training must stop, and the step was abandoned.
         """
         gemm, _, _ = product_of(a, b, out)
         if gemm.volume and (fallback := self._takes()):
@@ -156,14 +165,14 @@ class FallbackFleet:
         return _WithFallback(self, self._fleet.submit(a, b, out))
 
     def counters(self) -> FleetCounters:
-        """Return the fleet's counters, with the GEMMs multiplied here."""
+        """Return the fleet's counters, with the number of GEMMs that the PS computed."""
         return replace(self._fleet.counters(), local_gemms=self._local_gemms)
 
     def wait(self, future: GemmFuture) -> None:
-        """Wait until the future is done, by the fleet or on the PS.
+        """Wait until a GEMM is done on the fleet, or compute it on the PS.
 
         Raises:
-            AbandonedError: the step was abandoned; the future is still running.
+            AbandonedError: training must stop, and the step was abandoned. The GEMM still runs.
         """
         runtime = self._runtime
         while True:
@@ -176,20 +185,20 @@ class FallbackFleet:
                 return
             if runtime.device_count() and (reason := runtime.stuck(future)):
                 self._say_once(reason)
-                if self._fallback is not None:  # waiting would not help
+                if self._fallback is not None:  # the connected devices cannot finish this GEMM
                     self._take_back(future, self._fallback)
                     return
                 if runtime.clock == "virtual":
                     timeout_s = None
             elif runtime.device_count():
                 self._become(FleetPresence.PRESENT)
-            elif runtime.wait(future, 0.0):  # the last device answered before it left
+            elif runtime.wait(future, 0.0):  # the last device sent the result before it left
                 return
             elif self._fallback is None:
                 self._become(FleetPresence.ABSENT)
-                if reason := runtime.stuck(future):  # connected devices are set aside
+                if reason := runtime.stuck(future):  # all connected devices are set aside
                     self._say_once(reason)
-                if runtime.clock == "virtual":  # it knows when no device will join
+                if runtime.clock == "virtual":  # the runtime knows if no device will join
                     timeout_s = None
             else:
                 if self.presence is FleetPresence.PRESENT:
@@ -205,7 +214,7 @@ class FallbackFleet:
                 return
 
     def _takes(self) -> Fallback | None:
-        """Return the fallback for a new GEMM; None if the fleet multiplies it."""
+        """Return the fallback that computes a new GEMM; None if the fleet computes it."""
         if self._leaving is not None and self._leaving.now(self._runtime.device_count()):
             self._leaving.give_up()
             return Fallback(self._leaving.backend, 0.0)
@@ -223,7 +232,7 @@ class FallbackFleet:
 
     def _take_back(self, future: GemmFuture, fallback: Fallback) -> None:
         self._runtime.withdraw(future)
-        if future.error == WITHDRAWN:  # otherwise it finished or failed first
+        if future.error == WITHDRAWN:  # not if the GEMM finished or failed before
             future.error = ""
             self._multiply(future.a, future.b, future.out, fallback)
 
@@ -241,18 +250,18 @@ class FallbackFleet:
 
 @dataclass(frozen=True, slots=True)
 class _WithFallback:
-    """A running GEMM that its `FallbackFleet` waits for."""
+    """A GEMM on the fleet, for whose result a `FallbackFleet` waits."""
 
     fleet: FallbackFleet
     future: GemmFuture
 
     @property
     def done(self) -> bool:
-        """Return whether the product is complete."""
+        """Return whether the GEMM is done."""
         return self.future.done
 
     def result(self) -> Buffer:
-        """Wait for the product and return it."""
+        """Wait until the GEMM is done, and return the result matrix."""
         if not self.future.done:
             self.fleet.wait(self.future)
         return self.future.result()

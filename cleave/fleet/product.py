@@ -1,4 +1,4 @@
-"""One GEMM on a fleet: its operands, output and future."""
+"""Operands, output matrix and future of a GEMM on a fleet."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from cleave.scheduler.tiles.gemm_job import GemmJob, GemmTask
 
 
 class Operand:
-    """One version of one matrix, with its own id for as long as this object lives.
+    """A matrix with fixed values that GEMMs on the fleet can use.
 
-    Devices may keep parts of it. When the object is deleted, they are told to drop them. The matrix
-    must not change meanwhile, but its memory may. To free the memory between two products, call
-    `unbind`, then `bind` with the same values before the next product.
+    Devices may retain parts of the matrix during the lifetime of this object. When the object is
+    deleted, the runtime tells devices to drop the parts. The values must not change during the
+    lifetime. To free the memory of the matrix between two GEMMs, call `unbind`. Before the next
+    GEMM, call `bind` with a buffer that has the same values.
 
     Args:
-        id: the operand's id, never reused.
-        buffer: the matrix, row-major or not.
-        unbound: called with the id when the memory is released.
+        id: unique ID of the operand, which is never reused.
+        buffer: the matrix, in row-major or column-major order.
+        unbound: called with `id` when `unbind` frees the memory.
 
     Attributes:
-        id, buffer: see above; `buffer` is missing while unbound.
+        id: unique ID of the operand.
+        buffer: the matrix. The attribute does not exist between `unbind` and `bind`.
     """
 
     __slots__ = ("__weakref__", "_unbound", "buffer", "id")
@@ -40,50 +42,59 @@ class Operand:
         self._unbound = unbound
 
     def unbind(self) -> None:
-        """Release the memory while no product needs it. Devices keep their arrays."""
+        """Drop the buffer. No running GEMM may use the operand. Devices retain their parts."""
         del self.buffer
         if self._unbound is not None:
             self._unbound(self.id)
 
     def bind(self, buffer: Buffer) -> None:
-        """Set new memory that holds the same values."""
+        """Set a new buffer with the same values as the dropped buffer."""
         self.buffer = buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """An operand as one side of a product, as stored or transposed."""
+    """The left or right factor of a GEMM: an operand, optionally transposed."""
 
     operand: Operand
     transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Return the number of rows and columns of `matrix`."""
         rows, columns = self.operand.buffer.shape
         return (columns, rows) if self.transposed else (rows, columns)
 
     @property
     def matrix(self) -> Buffer:
-        """Return the matrix as it enters the product."""
+        """Return the operand's matrix, transposed if `transposed` is True."""
         return self.operand.buffer.T if self.transposed else self.operand.buffer
 
 
 class Output:
-    """The output matrix C of one GEMM, assembled from blocks.
+    """The output matrix C of one GEMM, which is assembled from result blocks.
 
-    Finished blocks are copied into place; partial sums are added in fp32.
+    Blocks that sum over all of k are copied to C. Blocks that sum over a part of k are accumulated
+    in fp32.
 
     Args:
-        out: buffer for the result, shape (m, n).
+        out: buffer for C, shape (m, n).
     """
 
     def __init__(self, out: Buffer) -> None:
         self.out = out
         self._sums: Buffer | None = None
-        self._summed: list[tuple[Span, Span]] = []  # regions that are sums
+        self._summed: list[tuple[Span, Span]] = []  # regions of C with accumulated blocks
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Write one result into C. Partial sums must arrive in the order of k."""
+        """Write one result block into C.
+
+        Blocks of the same region of C that sum over parts of k must arrive in the order of k.
+
+        Args:
+            task: the task that computed the block.
+            payload: the block, as a `Buffer` or as bytes from the wire.
+        """
         block = task.block
         dtype = DType.FP32 if task.partial else self.out.dtype
         if not isinstance(payload, Buffer):
@@ -98,11 +109,11 @@ class Output:
             target += payload.array
 
     def sums(self, rows: Span, columns: Span, *, first: bool) -> Buffer:
-        """Return the fp32 accumulator of a region; C itself if C is fp32.
+        """Return the fp32 accumulator of a region of C. If C is fp32, it is the region itself.
 
         Args:
-            rows, columns: the region.
-            first: whether this is the region's first partial sum.
+            rows, columns: bounds of the region.
+            first: whether the region's first block is about to be accumulated.
         """
         if self._sums is None:
             fp32 = self.out.dtype is DType.FP32
@@ -112,7 +123,7 @@ class Output:
         return self._sums.region(rows, columns)
 
     def finish(self) -> None:
-        """Round the sums to the dtype of C once every block is in place."""
+        """Round the accumulated regions to the dtype of C. All blocks must have been written."""
         if self._sums is not None and self._sums is not self.out:
             for rows, columns in self._summed:
                 exact = self._sums.region(rows, columns).array
@@ -123,7 +134,16 @@ class Output:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class GemmFuture:
-    """A running GEMM. `result` waits for it."""
+    """A GEMM that was submitted to a fleet. `result` waits until the GEMM is done.
+
+    Attributes:
+        job: the scheduler's state of the GEMM.
+        a: left factor.
+        b: right factor.
+        out: buffer for the result.
+        done: whether the GEMM has ended, with or without an error.
+        error: why the GEMM failed; empty without a failure.
+    """
 
     job: GemmJob
     a: Side
@@ -134,7 +154,7 @@ class GemmFuture:
     error: str = ""
 
     def result(self) -> Buffer:
-        """Wait until every block is in place, then return the product.
+        """Wait until all blocks have been written to `out`, and return `out`.
 
         Raises:
             FleetError: the fleet cannot finish the GEMM.
@@ -147,51 +167,55 @@ class GemmFuture:
 
 
 class Pending(Protocol):
-    """A running multiplication."""
+    """A GEMM whose result may not be available yet."""
 
     @property
     def done(self) -> bool:
-        """Return whether the product is complete, so that `result` does not wait."""
+        """Return whether the GEMM is done. Then `result` returns without waiting."""
         ...
 
     def result(self) -> Buffer:
-        """Wait for the product and return it."""
+        """Wait until the GEMM is done, and return the result matrix."""
         ...
 
 
 class Multiplier(Protocol):
-    """The interface of `Fleet` and its wrappers that a model uses."""
+    """The interface through which a model uses `Fleet` or one of the wrappers of `Fleet`."""
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix; see `Fleet.operand`."""
+        """Register a matrix as an operand; see `Fleet.operand`."""
         ...
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a product; see `Fleet.submit`."""
+        """Start a GEMM; see `Fleet.submit`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished product."""
+    """A GEMM whose result was available when it was submitted, because the PS computed it."""
 
     out: Buffer
 
     @property
     def done(self) -> bool:
-        """Return True."""
+        """Return True, because the result is available."""
         return True
 
     def result(self) -> Buffer:
-        """Return the product."""
+        """Return the result matrix without waiting."""
         return self.out
 
 
 def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType]:
-    """Return the GEMM ``out = a @ b``, its elements' sizes, and its operands' dtype.
+    """Return the dimensions and dtypes of the GEMM ``out = a @ b``.
+
+    Returns:
+        The dimensions of the GEMM, the bytes per element of operands and output, and the dtype of
+        the operands.
 
     Raises:
-        ValueError: shapes or dtypes do not match.
+        ValueError: the shapes or dtypes do not match.
     """
     gemm = gemm_of(a.shape, b.shape)
     dtype = a.operand.buffer.dtype
@@ -208,6 +232,10 @@ def product_of(a: Side, b: Side, out: Buffer) -> tuple[Gemm, ElementBytes, DType
 
 
 def floor_bytes(future: GemmFuture) -> tuple[int, int]:
-    """Return the bytes down and up if every operand and result of a GEMM is sent once."""
+    """Return the minimum traffic of a GEMM: each operand and the result travel once.
+
+    Returns:
+        The bytes from the PS to devices, and the bytes from devices to the PS.
+    """
     down = future.a.operand.buffer.nbytes + future.b.operand.buffer.nbytes
     return down, future.out.nbytes

@@ -1,8 +1,9 @@
-"""The runtime that carries out the instructions of the server's core.
+"""The base class of the runtimes that execute the instructions of the server's core.
 
-A `Runtime` executes a session manager's instructions, and keeps the futures, outputs and checks of
-its GEMMs. Two subclasses supply time and transport: over real connections
-(`cleave.server.runtime`), and in virtual time (`emulator.virtual`).
+The core is a `SessionManager`, which makes all decisions but does no input or output. A `Runtime`
+executes the core's instructions, and stores the future, output and verification state of each
+running GEMM. It has two subclasses: `cleave.server.runtime` uses wall time and network connections,
+and `emulator.virtual` uses virtual time and emulated devices.
 """
 
 from __future__ import annotations
@@ -47,27 +48,27 @@ from cleave.verify import Judgement
 
 
 class Placing(Protocol):
-    """The output of one product: `cleave.fleet.product.Output` or a substitute."""
+    """The output matrix of one GEMM: `cleave.fleet.product.Output` or a substitute."""
 
     def place(self, task: GemmTask, payload: object) -> None:
-        """Write one block into the output."""
+        """Write one result block into the output matrix."""
         ...
 
     def finish(self) -> None:
-        """Complete the product once every block is written."""
+        """Complete the output matrix after all blocks have been written."""
         ...
 
 
 Information = Joined | Overdue | Aside | Note
-"""Instructions that only inform."""
+"""Instructions that only inform observers of the fleet."""
 
 
 class Runtime(FleetRuntime):
-    """Carries out the core's instructions, and supplies time and transport for a fleet.
+    """Executes the core's instructions. Subclasses provide the clock and the connections.
 
     Args:
-        manager: the core whose instructions it carries out.
-        rng: draws the secret vectors of all checks.
+        manager: the core whose instructions the runtime executes.
+        rng: generates the secret vectors for the verification of results.
     """
 
     def __init__(self, manager: SessionManager, rng: np.random.Generator) -> None:
@@ -76,13 +77,14 @@ class Runtime(FleetRuntime):
         self._futures: dict[int, GemmFuture] = {}
         self._outputs: dict[int, Placing] = {}
         self._counters = FleetCounters()
-        self._gemms_before: int | None = None  # at the step's start; None between steps
+        # Number of GEMMs started before the current training step; None between steps.
+        self._gemms_before: int | None = None
         self._gemms_of_step = 0
 
     # --- the part of `FleetRuntime` common to all runtimes ---
 
     def counters(self) -> FleetCounters:
-        """Return a snapshot of the counters."""
+        """Return a snapshot of the fleet's counters."""
         done = self.manager.scheduler.counters
         return replace(
             self._counters,
@@ -95,7 +97,7 @@ class Runtime(FleetRuntime):
 
     @contextmanager
     def counting_tasks(self) -> Iterator[None]:
-        """Count the tasks of a training step for `progress`."""
+        """Return a context manager that counts the tasks of one training step for `progress`."""
         self._gemms_before = before = self._counters.gemms
         try:
             yield
@@ -104,92 +106,124 @@ class Runtime(FleetRuntime):
             self._gemms_of_step = self._counters.gemms - before
 
     def progress(self) -> StepProgress | None:
-        """Return the progress of the current step, if any."""
+        """Return the progress of the current training step; None if unknown or between steps."""
         if (before := self._gemms_before) is None:
             return None
         if (tasks := self.manager.stages.tasks()) is not None:
             return StepProgress(*tasks)
         done = self._counters.gemms - before
-        # A step may have more tasks than the last: another batch, or an interrupted last step.
+        # A step has more tasks than the previous step if, for example, that step was interrupted.
         of = self._gemms_of_step if done <= self._gemms_of_step else 0
         return StepProgress(done, of) if done else None
 
     def device_count(self) -> int:
-        """Return the number of devices that may be given work now."""
+        """Return the number of connected devices that may receive tasks now."""
         return self.manager.ready_devices
 
     def stuck(self, future: GemmFuture) -> str:
-        """Return why no device can finish a GEMM; see `FleetRuntime.stuck`."""
+        """Return why no connected device can finish a GEMM; see `FleetRuntime.stuck`."""
         return self.manager.scheduler.stuck(future.job.id) or self.manager.why_aside()
 
     def stage_devices(self) -> dict[int, DeviceRates]:
-        """Return the rates of the devices that can run stages now."""
+        """Return the rates of the devices that can run stages now, by device ID."""
         able = self.manager.stages.able
         rates = [r for r in self.manager.scheduler.rates if r.device in able]
-        # The scheduler's rates leave out memory that stages use; restore it here.
+        # The scheduler's rates do not include the memory that stages use. Restore it here.
         return {r.device: replace(r, memory_bytes=able[r.device].memory_bytes) for r in rates}
 
     def why_no_stages(self) -> str:
-        """Return why no device can train whole layers now; empty if one can."""
+        """Return why no device can train whole layers now; empty if some device can."""
         return self.manager.stages.why_none()
 
     def fleet_rates(self) -> tuple[int, list[DeviceRates]]:
-        """Return the fleet's epoch and the rates of the available devices."""
+        """Return the fleet's epoch, and the rates of the devices that may receive tasks now."""
         return self.manager.epoch, self.manager.scheduler.rates
 
-    # --- carrying out instructions ---
+    # --- execution of instructions ---
 
     @abstractmethod
     def now(self) -> float:
-        """Return the time on the runtime's clock, in seconds."""
+        """Return the current time on the runtime's clock in seconds."""
 
     @abstractmethod
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Send a message and count its bytes under `kind`; do nothing if the device left."""
+        """Send a message to a device. If the device has left, the message is dropped.
+
+        Args:
+            session: ID of the device's session.
+            message: the message.
+            kind: category of traffic under which the bytes of the message are counted.
+        """
 
     @abstractmethod
     def end(self, session: int) -> None:
-        """End a session after all queued messages have been sent."""
+        """End a session after all queued messages of the session have been sent."""
 
     @abstractmethod
     def conclude(self, job: int, error: str) -> None:
-        """Record that a GEMM ended: complete, or with an error."""
+        """Record the end of a GEMM, and wake up the thread that waits for it.
+
+        Args:
+            job: ID of the GEMM.
+            error: why the GEMM failed; empty if it is complete.
+        """
 
     @abstractmethod
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Store a step's outcome for `next_outcome`, unless another step has begun."""
+        """Store the outcome of a step by stages for `next_outcome`.
+
+        An outcome of a step that is no longer the current step is dropped.
+        """
 
     def tell(self, information: Information) -> None:
-        """Pass information to observers of the fleet."""
+        """Pass an informative instruction to observers of the fleet. This method drops it."""
 
     def place(self, task: Task, payload: Any) -> None:
-        """Write a block into its job's output."""
+        """Write a result block into the output of the task's GEMM."""
         output = self._outputs.get(task.job)
-        if output is not None:  # its job may have failed
+        if output is not None:  # None if the GEMM has failed
             output.place(task.detail, payload)
 
     def check(self, check: Check) -> list[ForRuntime]:
-        """Check a block; return the resulting instructions, empty while a long check runs."""
+        """Verify a result block.
+
+        Returns:
+            The instructions that follow from the verdict. The list is empty if a subclass verifies
+            the block in the background.
+        """
         future = self._futures.get(check.task.job)
-        if future is None:  # the job has ended
+        if future is None:  # the GEMM has ended
             return self.checked(check, Judgement(), 0.0)
         return self.checked(check, *self.judge(check, future))
 
     def judge(self, check: Check, future: GemmFuture) -> tuple[Judgement, float]:
-        """Return the judgement of a block and the CPU seconds that the check took."""
+        """Verify a result block of a running GEMM.
+
+        Returns:
+            The verdict, and the CPU seconds of the verification.
+        """
         began_s = time.thread_time()
         judgement = self._checks.judge(future, check.task, check.payload)
         return judgement, time.thread_time() - began_s
 
     def checked(self, check: Check, judgement: Judgement, took_s: float) -> list[ForRuntime]:
-        """Report a check's outcome to the core; return the resulting instructions."""
+        """Report the verdict on a result block to the core.
+
+        Args:
+            check: the instruction to verify the block.
+            judgement: the verdict.
+            took_s: CPU seconds of the verification.
+
+        Returns:
+            The core's next instructions.
+        """
         self._counters.verify_s += took_s
-        if check.task.job not in self._futures:  # the job has ended
+        if check.task.job not in self._futures:  # the GEMM has ended
             self._checks.forget(check.task.job)
         return self.manager.checked(check, judgement, self.now())
 
     def execute(self, instructions: Iterable[ForRuntime]) -> None:
-        """Carry out instructions, and those that result from them, in order."""
+        """Execute instructions in order, followed by the instructions that result from them."""
         waiting = list(instructions)
         for instruction in waiting:  # `waiting` grows in the loop
             match instruction:
@@ -213,7 +247,7 @@ class Runtime(FleetRuntime):
                     self.tell(information)
 
     def submit(self, future: GemmFuture) -> None:
-        """Pass a GEMM to the core, in the thread that calls `execute`."""
+        """Submit a GEMM to the core. Only the thread that calls `execute` may call this method."""
         job = future.job
         self._futures[job.id] = future
         self._outputs[job.id] = self.output(future.out)
@@ -221,16 +255,16 @@ class Runtime(FleetRuntime):
         self.execute(self.manager.submit(job, a, b, self.now()))
 
     def output(self, out: Buffer) -> Placing:
-        """Return the output object of a new product."""
+        """Return the object that assembles the result blocks of a new GEMM in `out`."""
         return Output(out)
 
     def count(self, future: GemmFuture) -> None:
-        """Count a GEMM that is about to start."""
+        """Count a new GEMM and its minimum traffic in the fleet's counters."""
         self._count_floor(*floor_bytes(future))
         self._counters.gemms += 1
 
     def count_step(self, work: StepWork) -> None:
-        """Count a step by stages that is about to start."""
+        """Count the minimum traffic of a new step by stages in the fleet's counters."""
         self._count_floor(*work.floor_bytes(DType(work.gradients).itemsize))
 
     def _count_floor(self, down_bytes: int, up_bytes: int) -> None:

@@ -1,7 +1,8 @@
 """Selection of the GEMMs that run on the fleet, by predicted time on the fleet and on the PS.
 
-The PS measures its own speed once per dtype. With `--offload auto`, it keeps the GEMMs that it does
-faster alone. With `--offload all`, it makes the comparison only for the summary.
+The PS measures its own speed once per dtype. With `--offload auto`, the PS computes a GEMM itself
+if that is faster. With `--offload all`, all GEMMs run on the fleet, and the prediction is only used
+for the run's summary.
 """
 
 from __future__ import annotations
@@ -25,33 +26,35 @@ from cleave.planner.plan import DeviceRates, ElementBytes, Planner
 
 _SIDE = 512
 _FEWEST, _MOST, _ENOUGH_S = 3, 200, 0.1
-_MOST_REASONS = 20  # experts' shapes depend on routing and change every step
+_MOST_REASONS = 20  # expert routing changes the GEMM shapes in every step, so there may be many
 
 
 @dataclass(frozen=True, slots=True)
 class PsSpeed:
-    """The PS's own throughput in one dtype.
+    """Measured speed of GEMMs on the PS in one dtype.
 
     Attributes:
-        flops_per_s: FLOP/s of a square GEMM of side 512.
-        call_s: seconds of a GEMM of side 1.
+        flops_per_s: FLOP/s of a GEMM of 512 x 512 matrices.
+        call_s: overhead per GEMM: seconds of a GEMM of 1 x 1 matrices.
     """
 
     flops_per_s: float
     call_s: float
 
     def predicted_s(self, gemm: Gemm) -> float:
-        """Return the predicted seconds of a GEMM on the PS alone."""
+        """Return the predicted duration in seconds of a GEMM on the PS."""
         return self.call_s + gemm.flops / self.flops_per_s
 
 
 def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float]) -> PsSpeed:
-    """Time GEMMs on this machine for about a tenth of a second per size, and take the fastest.
+    """Measure the speed of GEMMs on this machine. The measurement takes about 0.2 s.
 
-    The fastest time is least affected by other processes.
+    The fastest of several GEMMs counts, because other processes affect it least.
 
     Args:
-        clock: returns seconds, like `time.perf_counter`.
+        backend: computes the GEMMs.
+        dtype: dtype of the matrices.
+        clock: returns the time in seconds, like `time.perf_counter`.
     """
 
     def best_s(side: int) -> float:
@@ -71,7 +74,14 @@ def measure_ps(backend: MatmulBackend, dtype: DType, clock: Callable[[], float])
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The predicted times of a GEMM on the fleet and on the PS."""
+    """Predicted durations of a GEMM on the fleet and on the PS, and the resulting choice.
+
+    Attributes:
+        gemm: dimensions of the GEMM.
+        dtype: dtype of the operands.
+        fleet_s: predicted seconds on the fleet; infinity if no device can run the GEMM.
+        ps_s: predicted seconds on the PS.
+    """
 
     gemm: Gemm
     dtype: DType
@@ -80,11 +90,12 @@ class Decision:
 
     @property
     def on_fleet(self) -> bool:
+        """Return whether the fleet is predicted to be faster than the PS."""
         return self.fleet_s < self.ps_s
 
     @property
     def reason(self) -> str:
-        """Describe the decision for people."""
+        """Return a sentence for users with both durations and the faster choice."""
         faster = "fleet" if self.on_fleet else "PS"
         return (
             f"{self.gemm.m}x{self.gemm.n}x{self.gemm.k} {self.dtype.value}: "
@@ -94,12 +105,13 @@ class Decision:
 
 
 class Selector:
-    """Decides whether GEMMs are faster on the fleet or on the PS, and caches its decisions.
+    """Decides whether a GEMM is faster on the fleet or on the PS, and caches each decision.
 
     Args:
-        planner: predicts the fleet's time.
-        backend: the PS's backend, measured on the first use of a dtype.
-        clock: returns seconds, for the measurement.
+        planner: predicts the duration of a GEMM on the fleet.
+        backend: computes GEMMs on the PS. Its speed in a dtype is measured before the first
+            decision with that dtype.
+        clock: returns the time in seconds for this measurement.
     """
 
     def __init__(
@@ -122,12 +134,15 @@ class Selector:
         devices: Sequence[DeviceRates],
         epoch: int,
     ) -> Decision:
-        """Compare the current fleet with the PS alone.
+        """Decide whether the fleet or the PS computes a GEMM faster.
 
         Args:
-            gemm: the GEMM, with positive sides.
-            devices: the fleet; the PS is faster if no device has enough memory.
-            epoch: changes with the fleet; decisions are cached until then.
+            gemm: dimensions of the GEMM, all positive.
+            element: bytes per element of operands and output.
+            dtype: dtype of the operands.
+            devices: rates of the fleet's devices. If no device supports the dtype or has enough
+                memory, the PS is chosen.
+            epoch: the fleet's epoch. Cached decisions are discarded when it changes.
         """
         if epoch != self._epoch:
             self._known.clear()
@@ -138,7 +153,7 @@ class Selector:
             able = [d for d in devices if dtype.value in d.dtypes]
             fleet_s = float("inf")
             if able:
-                with suppress(PlanError):  # devices may have no free memory for it
+                with suppress(PlanError):  # the devices may have too little free memory
                     of_payloads = payload_rates(able, dtype.value)
                     plan = self._planner.plan(gemm, element, of_payloads)
                     fleet_s = plan.makespan_s + plan.fill_s
@@ -149,13 +164,17 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Counts of the submitted GEMMs that stay on the PS, or would.
+    """Summary of the submitted GEMMs for which the PS is faster than the fleet.
+
+    With `--offload auto`, these GEMMs run on the PS. With `--offload all`, they run on the fleet
+    nevertheless.
 
     Attributes:
-        gemms: number of GEMMs that stay, out of `total`.
+        gemms: number of GEMMs for which the PS is faster.
         total: number of submitted GEMMs.
-        saves_s: predicted seconds saved, compared with sending everything to the fleet.
-        reasons: a sentence for each of the shapes that save most, largest saving first.
+        saves_s: predicted seconds saved if these GEMMs run on the PS instead of the fleet.
+        reasons: a sentence about each GEMM shape, in order of decreasing savings. Only the shapes
+            with the largest savings are listed.
     """
 
     gemms: int
@@ -165,7 +184,11 @@ class Kept:
 
 
 def summarise(decisions: Counter[Decision]) -> Kept:
-    """Sum decisions, weighted by how often each GEMM was submitted."""
+    """Summarize decisions.
+
+    Args:
+        decisions: for each decision, how often its GEMM was submitted.
+    """
     kept = [(d, count) for d, count in decisions.items() if not d.on_fleet]
     kept.sort(key=lambda item: (item[0].ps_s - item[0].fleet_s) * item[1])
     return Kept(
@@ -177,14 +200,14 @@ def summarise(decisions: Counter[Decision]) -> Kept:
 
 
 class SelectiveFleet:
-    """A fleet that sends devices only the GEMMs that they do faster than the PS.
+    """A wrapper of a fleet that computes a GEMM on the PS if that is faster.
 
     Args:
-        inner: multiplies on the fleet.
-        fleet: the fleet that is compared with the PS.
-        selector: decides.
-        keep: whether to keep GEMMs on the PS. If not, all go to the fleet, and `kept` reports which
-            might have stayed.
+        inner: runs GEMMs on the fleet; the fleet itself or another wrapper.
+        fleet: the fleet whose devices are compared with the PS.
+        selector: decides which GEMMs are faster on the PS.
+        keep: whether these GEMMs run on the PS. If False, all GEMMs run on the fleet, and `kept`
+            reports the GEMMs that would have been faster on the PS.
     """
 
     def __init__(self, inner: Multiplier, fleet: Fleet, selector: Selector, *, keep: bool) -> None:
@@ -197,11 +220,14 @@ class SelectiveFleet:
         self._decisions: Counter[Decision] = Counter()
 
     def operand(self, buffer: Buffer) -> Operand:
-        """Register a matrix; see `Fleet.operand`."""
+        """Register a matrix as an operand; see `Fleet.operand`."""
         return self._inner.operand(buffer)
 
     def submit(self, a: Side, b: Side, out: Buffer) -> Pending:
-        """Start a product on the fleet or do it here; see `Fleet.submit`."""
+        """Start a GEMM on the fleet, or compute it on the PS before returning.
+
+        `Fleet.submit` describes the arguments.
+        """
         kind = product_of(a, b, out)
         if kind[0].volume and self._left_alone:
             return self._here(a, b, out)
@@ -216,7 +242,10 @@ class SelectiveFleet:
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """Multiply everything on the PS meanwhile, because the fleet does something else."""
+        """Return a context manager in which all GEMMs run on the PS.
+
+        It is used while all devices are busy with a step by stages.
+        """
         self._left_alone = True
         try:
             yield
@@ -224,7 +253,10 @@ class SelectiveFleet:
             self._left_alone = False
 
     def kept(self) -> Kept:
-        """Return what stayed on the PS, or what would have with the current fleet."""
+        """Summarize the submitted GEMMs for which the PS is faster than the fleet.
+
+        If all GEMMs ran on the fleet, the summary compares the PS with the current devices.
+        """
         if self._keep:
             return summarise(self._decisions)
         decisions: Counter[Decision] = Counter()

@@ -1,1 +1,1 @@
-"""LoRA adapters and quantized frozen weights."""
+"""Training of LoRA adapters, with optional quantization of the frozen weights (QLoRA)."""

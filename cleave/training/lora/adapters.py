@@ -1,4 +1,4 @@
-"""Models with LoRA adapters (by `peft`): creation for training, and loading from a checkpoint."""
+"""Models with LoRA adapters of `peft`: creation for training, and loading from checkpoints."""
 
 from __future__ import annotations
 
@@ -33,47 +33,51 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
-"""File that tells a folder with adapters from a folder with a whole model."""
+"""Name of a file that exists in a folder with adapters, but not in one with a whole model."""
 
 _ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 
 FROZEN: Final = "frozen"
-"""Key of the digest of the frozen weights in a checkpoint's metadata."""
+"""Key of a checkpoint's metadata under which the digest of the frozen weights is stored."""
 
-_SAMPLES: Final = 4096  # elements sampled per frozen weight in digests of earlier versions
+_SAMPLES: Final = 4096  # earlier versions hashed about this many elements per frozen weight
 _WHOLE: Final = "sha256:"
 
 
 def load_adapted(source: ModelSource, lora: LoraSpec, *, seed: int) -> tuple[PeftModel, ModelSpec]:
-    """Load a model and add adapters. A model to be quantized keeps the dtype of its folder on load.
+    """Load a model and add LoRA adapters.
+
+    If `lora` quantizes the model, the weights are loaded in the dtype of their files.
 
     Args:
-        source: source of the model.
+        source: a folder or a registered model.
         lora: settings of the adapters.
-        seed: seed of fresh weights and of the adapters.
+        seed: seed for the initial values of the adapters, and of the model's weights if the source
+            has no weights.
 
     Raises:
-        UsageError: when the model cannot be loaded, or these adapters do not fit it.
+        UsageError: the model cannot be loaded, or the settings are not compatible with it.
     """
     model, spec = load_model(source, seed=seed, narrow=bool(lora.bits))
     return add_adapters(model, lora, seed=seed), spec
 
 
 def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> PeftModel:
-    """Freeze a model's weights and add adapters in place.
+    """Freeze a model's weights and add LoRA adapters in place.
 
-    The adapters do not change the model's output at first, as B is zero.
+    The initial adapters do not change the model's output, because their matrix B is zero.
 
     Args:
-        model: the model; it stays usable, and its unquantized parameters keep their memory.
+        model: the model. It can still be called directly, and its unquantized parameters stay in
+            the same memory.
         spec: settings of the adapters.
-        seed: seed of the adapters' initial values.
+        seed: seed for the initial values of the adapters.
 
     Returns:
-        `peft`'s wrapper of the model, which saves and merges adapters.
+        `peft`'s wrapper of the model, which can save and merge the adapters.
 
     Raises:
-        UsageError: when the settings do not fit the model, or `peft` is not installed.
+        UsageError: the settings are not compatible with the model, or `peft` is not installed.
     """
     config = spec.config()
     from peft import get_peft_model
@@ -97,19 +101,24 @@ def add_adapters(model: PreTrainedModel, spec: LoraSpec, *, seed: int = 0) -> Pe
 
 
 def quantize(model: Any, bits: int = 4) -> None:
-    """Quantize the frozen linear layers of a model to 4 or 8 bits, in place (QLoRA).
+    """Quantize the frozen linear layers of a model to 4 or 8 bits in place (QLoRA).
 
-    Call it after `peft.get_peft_model`, on the CPU. Adapters and other trained modules are not
-    quantized, and every parameter that remains becomes float32. It cannot be undone.
+    Call this function after `peft.get_peft_model`. The model must be on the CPU. Adapters and other
+    trained modules are not quantized. All unquantized parameters are converted to float32.
+    Quantization cannot be undone.
+
+    Example:
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
+        cleave.quantize(model, bits=4)
 
     Args:
-        model: the model, with weights frozen by `peft`. If it was loaded in the dtype of its files,
-            it never takes more memory than that.
-        bits: 4 (NF4, arXiv 2305.14314) or 8 (integers); 64 weights share a scale.
+        model: the model, whose weights `peft` has frozen. If the model was loaded in the dtype of
+            its files, it never needs more memory than after loading.
+        bits: 4 (NF4, arXiv 2305.14314) or 8 (integers). Each block of 64 weights has one scale.
 
     Raises:
-        UsageError: when no layer can be quantized, or the model is offloaded; only its dtype may
-            have changed then.
+        UsageError: no layer can be quantized, or the model is offloaded. If no layer can be
+            quantized, the parameters are float32 afterwards.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"quantize takes a torch module, not {type(model).__name__}")
@@ -123,22 +132,22 @@ def quantize(model: Any, bits: int = 4) -> None:
 
 
 def _quantize(model: Any, bits: Bits) -> str:
-    """Quantize the frozen linear layers, except in modules that are trained in full.
+    """Quantize the frozen linear layers, except in adapters and in modules that are fully trained.
 
-    The remaining parameters become fp32. DoRA's norms are computed again from the quantized
-    weights, so that adapters still do not change the output at first.
+    All unquantized parameters are converted to fp32. DoRA's weight norms are recomputed from the
+    quantized weights, so that the initial adapters still do not change the model's output.
 
     Returns:
-        The reason why no layer can be quantized; empty if at least one was.
+        An empty text if at least one layer was quantized; else the reason why no layer can be.
     """
-    # `peft`'s wrapper of a module that is trained in full also holds a frozen copy.
+    # `peft`'s wrapper of a fully trained module also contains a frozen copy of the module.
     keep = {
         m
         for whole in model.modules()
         if type(whole).__name__ == "ModulesToSaveWrapper"
         for m in whole.modules()
     }
-    keep |= {  # adapters, which are frozen if they were loaded for inference
+    keep |= {  # adapters, which are frozen if `peft` loaded them for inference
         m
         for layer in model.modules()
         if hasattr(layer, "base_layer")
@@ -169,18 +178,19 @@ def _quantize(model: Any, bits: Bits) -> str:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return True for `nn.Linear` and transformers' `Conv1D`."""
+    """Return whether a module is an `nn.Linear` or transformers' `Conv1D`."""
     return isinstance(module, (nn.Linear, conv1d() or nn.Linear))
 
 
 def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
     """Return a digest of the frozen weights; an empty text if no weight is frozen.
 
-    Adapters only work with the weights that they were trained with, which checkpoints do not hold.
+    Adapters only work with the frozen weights of their training. Checkpoints store this digest
+    instead of the frozen weights.
 
     Args:
         model: the model.
-        sampled: whether to hash only some elements of each weight, as earlier versions did.
+        sampled: whether to hash only a sample of each weight's elements, as earlier versions did.
     """
     found = hashlib.sha256()
     frozen: list[tuple[str, Tensor]] = [
@@ -204,15 +214,15 @@ def frozen_digest(model: nn.Module, *, sampled: bool = False) -> str:
 
 
 def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
-    """Check that the frozen weights are those that a checkpoint's adapters were trained with.
+    """Check that a checkpoint's adapters were trained with the frozen weights of a model.
 
     Args:
-        model: the model with its frozen weights.
+        model: the model.
         meta: metadata of the checkpoint.
-        name: name of the model, for the message.
+        name: name of the model for the error message.
 
     Raises:
-        CleaveError: when the frozen weights differ.
+        CleaveError: the frozen weights have changed since the checkpoint was saved.
     """
     saved = meta.get(FROZEN, "")
     sampled = bool(saved) and not saved.startswith(_WHOLE)
@@ -224,14 +234,14 @@ def check_frozen(model: nn.Module, meta: Mapping[str, Any], name: str) -> None:
 
 
 def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftModel:
-    """Return a run's model with the adapters of a checkpoint.
+    """Load the base model of a run, and load the adapters from a checkpoint of the run.
 
     Args:
         job: the run's settings.
         checkpoint: a checkpoint of the run.
 
     Raises:
-        CleaveError: when the frozen weights are missing or have changed.
+        CleaveError: the base model's weights are missing or have changed.
     """
     seed = job.get("seed", 0)
     adapted, _ = load_adapted(resolve_model(job["model"]), LoraSpec.of(job["lora"]), seed=seed)
@@ -242,7 +252,7 @@ def adapted_model(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> PeftM
 
 
 def trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the trained parameters by name, which a checkpoint holds."""
+    """Return the parameters that checkpoints store: the trained parameters, by name."""
     return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
@@ -254,10 +264,15 @@ def fixed_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Load the trained parameters from a checkpoint's tensors.
+    """Copy the trained parameters from a checkpoint into a model.
+
+    Args:
+        model: the model.
+        tensors: the checkpoint's tensors by name.
+        name: name of the model for the error message.
 
     Raises:
-        CleaveError: when a parameter is missing or has another shape.
+        CleaveError: a parameter is not in the checkpoint, or has another shape there.
     """
     for parameter, values in trained_parameters(model).items():
         saved = tensors.get(WEIGHTS + parameter)
@@ -271,10 +286,11 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def open_adapters(folder: Path) -> PeftModel:
-    """Load a folder of adapters and their base model.
+    """Load the adapters in a folder, and the base model that the folder refers to.
 
     Raises:
-        UsageError: when either is missing or cannot be loaded, or `peft` is not installed.
+        UsageError: the adapters or the base model are missing or cannot be loaded, or `peft` is not
+            installed.
     """
     try:
         from peft import PeftConfig, PeftModel

@@ -1,8 +1,9 @@
 """Frozen weights quantized to 4 or 8 bits, for training adapters (QLoRA, arXiv 2305.14314).
 
-A weight is cut into blocks of `BLOCK` elements along its rows. A block has one scale, its largest
-magnitude, and a code per element. Codes and scales are buffers, and travel like frozen weights. A
-layer's graph dequantizes them, so a device holds fp32 weights of one layer while the graph runs.
+Each row of a weight is cut into blocks of `BLOCK` elements. A block has one code per element, and
+one scale, which is the largest magnitude in the block. Codes and scales are buffers of the module,
+and are sent to devices like frozen weights. A layer's graph dequantizes the codes. So a device has
+fp32 weights of only one layer in memory, while the layer's graph runs.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ NORMAL_FLOAT: Final = (
 )  # fmt: skip
 """The 16 values of NF4: quantiles of the normal distribution (arXiv 2305.14314, appendix E)."""
 
-_MIDDLE: Final = 128  # the 8-bit code of zero
+_MIDDLE: Final = 128  # 8-bit code of the value 0
 _LARGEST: Final = 127
-_AT_ONCE: Final = 2**22  # elements quantized at once, which bounds the memory of temporaries
+_AT_ONCE: Final = 2**22  # elements quantized at once; limits the memory of temporary tensors
 
 
 def quantize(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
-    """Quantize a matrix.
+    """Quantize a matrix to codes and scales.
 
     Args:
-        weight: matrix of shape (rows, columns); columns is a multiple of `BLOCK`.
+        weight: matrix of shape (rows, columns). The number of columns is a multiple of `BLOCK`.
         bits: bits per code.
 
     Returns:
-        Codes, uint8, shape (rows, columns / codes per byte), and scales, bf16, shape
+        The codes as uint8, shape (rows, columns / codes per byte), and the scales as bf16, shape
         (rows, columns / BLOCK).
     """
     rows, columns = weight.shape
@@ -56,7 +57,7 @@ def quantize(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 
 def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
     blocks = weight.reshape(len(weight), -1, BLOCK)
-    scales = blocks.abs().amax(-1).bfloat16()  # codes are relative to the rounded scale
+    scales = blocks.abs().amax(-1).bfloat16()  # the codes below use the scale rounded to bf16
     unit = blocks / torch.where(scales == 0, 1, scales.float())[..., None]
     if bits is Bits.EIGHT:
         steps = (unit * _LARGEST).round().clamp(-_LARGEST, _LARGEST)
@@ -68,10 +69,13 @@ def _quantized(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
-    """Return the fp32 matrix of codes and scales, by operations that ONNX Runtime has everywhere.
+    """Convert codes and scales to an fp32 matrix of shape (rows, columns).
+
+    The function uses only operations that every build of ONNX Runtime supports. The number of bits
+    follows from the shapes of the arguments.
 
     Args:
-        codes, scales: see `quantize`; their shapes tell the number of bits.
+        codes, scales: results of `quantize`.
     """
     rows, blocks = scales.shape
     each = scales.float()
@@ -83,13 +87,16 @@ def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def _pairs(device: torch.device) -> Tensor:
-    """Return the two 4-bit values of every byte of codes, shape (256, 2)."""
+    """Return a lookup table of shape (256, 2): the two NF4 values that each byte encodes."""
     values = torch.tensor(NORMAL_FLOAT, device=device)
     return torch.stack([values.repeat(16), values.repeat_interleave(16)], dim=1)
 
 
 class _Product(torch.autograd.Function):
-    """Multiplies by a quantized weight, and saves its codes instead of the weight for backward."""
+    """Multiplies by a quantized weight.
+
+    For the backward pass, the function saves the codes and scales instead of the fp32 weight.
+    """
 
     @staticmethod
     def forward(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -107,10 +114,11 @@ class _Product(torch.autograd.Function):
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with a frozen weight in 4 or 8 bits.
+    """A linear layer whose frozen weight is quantized to 4 or 8 bits.
 
     Args:
-        linear: layer with the weight and bias; the original weight is not kept.
+        linear: the layer to quantize. The new layer uses the same bias tensor, but has no reference
+            to the weight tensor.
         bits: bits per code.
     """
 
@@ -128,7 +136,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return a dequantized copy of the weight in fp32; changing it has no effect."""
+        """Return a dequantized fp32 copy of the weight. Changing the copy has no effect."""
         return dequantize(self.codes, self.scales)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,14 +145,14 @@ class QuantizedLinear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
-        """Return the layer's settings for `print`."""
+        """Return the layer's sizes and bits, which `print` shows."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, bits={int(self.bits)}"
         )
 
     def dequantized(self) -> nn.Linear:
-        """Return an `nn.Linear` that computes the same."""
+        """Return an `nn.Linear` with the dequantized weight and the same bias."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         linear.weight = nn.Parameter(self.weight, requires_grad=False)
         linear.bias = self.bias
@@ -154,12 +162,12 @@ class QuantizedLinear(nn.Module):
 def quantize_frozen(model: nn.Module, bits: Bits, keep: Collection[nn.Module] = ()) -> None:
     """Quantize the frozen linear layers of a model in place, one after another.
 
-    Adapters of these layers can then not be merged: their `merge` raises UsageError.
+    Adapters cannot be merged into a quantized layer: `merge` of such an adapter raises UsageError.
 
     Args:
-        model: the model; only layers in an `nn.ModuleList` are quantized.
+        model: the model. Only linear layers within an `nn.ModuleList` are quantized.
         bits: bits per code.
-        keep: modules not to quantize.
+        keep: modules that are not quantized.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for parent in {module: None for layers in lists for module in layers.modules()}:
@@ -180,7 +188,7 @@ def _refuse_to_merge(*_: object, **__: object) -> None:
 
 
 def dequantize_all(model: nn.Module) -> None:
-    """Replace a model's quantized layers in place by plain ones that compute the same."""
+    """Replace each quantized layer of a model in place by a dequantized `nn.Linear`."""
     for parent in list(model.modules()):
         for name, module in parent.named_children():
             if isinstance(module, QuantizedLinear):
@@ -189,10 +197,15 @@ def dequantize_all(model: nn.Module) -> None:
 
 
 def matrix_shapes(held: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Return rows and columns of a layer's matrices, by name of the weight or of its codes.
+    """Return the shape (rows, columns) of each matrix of a layer.
+
+    A quantized weight has the shape of its dequantized matrix.
 
     Args:
         held: the layer's parameters and buffers by name.
+
+    Returns:
+        The shape of each matrix, by the name of the weight or of the codes of a quantized weight.
     """
     found = {}
     for name, tensor in held.items():

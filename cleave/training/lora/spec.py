@@ -1,4 +1,4 @@
-"""Settings of LoRA adapters (arXiv 2106.09685), as `--lora` gives them."""
+"""Settings of LoRA adapters (arXiv 2106.09685), which the option `--lora` sets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ALL_LINEAR: Final = "all-linear"
-"""Target that stands for every linear layer but the LM head."""
+"""Value of `targets` that selects all linear layers except the LM head."""
 
 LEARNING_RATE: Final = 2e-4
-"""Learning rate of QLoRA for models up to 13B parameters (arXiv 2305.14314, appendix B.2)."""
+"""Default learning rate with adapters: QLoRA's rate for models of up to 13B parameters.
+
+The source is arXiv 2305.14314, appendix B.2.
+"""
 
 _FORM: Final = "as in --lora r=16,alpha=32,targets=q_proj+v_proj"
 
@@ -24,13 +27,14 @@ class LoraSpec:
     """Settings of a model's adapters.
 
     Attributes:
-        rank: rank of each adapter B A.
-        alpha: scale of the adapters; B A is multiplied by alpha / rank.
-        targets: names of linear layers, such as `q_proj`; or only `ALL_LINEAR`.
-        dropout: dropout probability of an adapter's input; stages need 0.
-        dora: whether weight norms are trained as well (DoRA, arXiv 2402.09353).
-        save: names of modules that are trained and saved in full.
-        bits: bits per element of frozen weights, 4 or 8 (arXiv 2305.14314); 0 if unquantized.
+        rank: rank of each adapter, the matrix product B A.
+        alpha: scale of the adapters. B A is multiplied by alpha / rank.
+        targets: names of the linear layers with adapters, such as `q_proj`; or only `ALL_LINEAR`.
+        dropout: dropout probability for the input of each adapter. Stages require 0.
+        dora: whether to train weight norms in addition to B and A (DoRA, arXiv 2402.09353).
+        save: names of modules whose own weights are trained and saved.
+        bits: bits per element of the quantized frozen weights, 4 or 8 (arXiv 2305.14314); 0 if the
+            frozen weights are not quantized.
     """
 
     rank: int = 16
@@ -45,10 +49,10 @@ class LoraSpec:
     def of(cls, text: str) -> Self:
         """Parse a value of `--lora`, such as `r=16,alpha=32,targets=q_proj+v_proj,dora`.
 
-        Omitted settings get their defaults, except that alpha becomes twice the rank.
+        An omitted setting gets its default value. The default of alpha is twice the rank.
 
         Raises:
-            UsageError: when the value is malformed.
+            UsageError: the text is malformed.
         """
         given: dict[str, str] = {}
         for item in filter(None, (part.strip() for part in text.split(","))):
@@ -71,10 +75,10 @@ class LoraSpec:
         return cls(**values)
 
     def config(self) -> LoraConfig:
-        """Return the settings as a configuration of `peft`.
+        """Convert the settings to `peft`'s configuration, which has no counterpart of `bits`.
 
         Raises:
-            UsageError: when `peft` is not installed.
+            UsageError: `peft` is not installed.
         """
         try:
             from peft import LoraConfig

@@ -1,1 +1,1 @@
-"""Uses of a trained model: export, generation, evaluation."""
+"""Uses of a trained model: export, text generation and evaluation."""

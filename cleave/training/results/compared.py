@@ -1,4 +1,4 @@
-"""Comparison of this run's losses with those of another run, such as one in plain PyTorch."""
+"""Comparison of a run's losses with the losses of another run, such as a run in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from cleave.training.loop.run_folder import RunFolder
 
 @dataclass(slots=True)
 class ComparedRun:
-    """Losses of another run, and how far this run's losses differ from them.
+    """Losses of another run, and the difference of this run's losses from them.
 
     Attributes:
-        losses: the other run's loss by step.
+        losses: maps a step to the other run's loss.
         steps: number of steps compared so far.
-        most: largest difference in one step, as a fraction of the other run's loss.
+        most: largest difference of any step, as a fraction of the other run's loss. It is infinity
+            if a loss of this run was not finite.
     """
 
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -29,14 +30,14 @@ class ComparedRun:
 
     @classmethod
     def of(cls, job: JobSpec, say: Callable[[str], None]) -> Self:
-        """Read the losses of the run that a job names; an empty comparison if it names none.
+        """Read the losses of the run in `job.against`.
 
         Args:
-            job: the job.
-            say: called with the settings that differ between the runs, if any.
+            job: settings of this run. If `job.against` is empty, the result has no losses.
+            say: called with a message if the settings of the two runs differ.
 
         Raises:
-            CleaveError: when the other run does not exist or has no steps.
+            CleaveError: the other run does not exist or has no steps.
         """
         if not job.against:
             return cls()
@@ -60,7 +61,11 @@ class ComparedRun:
         return cls(losses)
 
     def against(self, step: int, loss: float) -> float | None:
-        """Record this run's loss of a step; return the other run's loss, None if it has none."""
+        """Compare this run's loss of a step with the other run's loss.
+
+        Returns:
+            The other run's loss; None if the other run has no loss for this step.
+        """
         other = self.losses.get(step)
         if other:
             self.steps += 1
@@ -69,10 +74,10 @@ class ComparedRun:
         return other
 
     def found(self, name: str) -> str:
-        """Return the result in a sentence; empty when no step was compared.
+        """Return a sentence with the largest difference; empty if no step was compared.
 
         Args:
-            name: name of the other run.
+            name: name of the other run in the sentence.
         """
         if not self.steps:
             return ""
@@ -80,10 +85,10 @@ class ComparedRun:
 
 
 def check_compared(job: JobSpec) -> None:
-    """Check that the run that `job.against` names can be compared with.
+    """If `job.against` names a run, check that the run can be read and has losses.
 
     Raises:
-        UsageError: when it cannot be.
+        UsageError: the run cannot be read or has no steps.
     """
     try:
         ComparedRun.of(job, lambda text: None)

@@ -1,4 +1,4 @@
-"""Model evaluation: perplexity on a text, and accuracy on multiple-choice questions."""
+"""Evaluation of a model: perplexity on a text, and accuracy on multiple-choice questions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from cleave.training.data.documents import read_documents
 from cleave.training.results.trained import TrainedModel
 
 LETTERS: Final = "ABCD"
-"""Letters of a question's choices."""
+"""Letters that label the four choices of a question, in order."""
 
 _COLUMNS: Final = 2 + len(LETTERS)
-_LARGEST_LOSS: Final = 709.0  # the exponential of more overflows a double
+_LARGEST_LOSS: Final = 709.0  # e to the power of a larger number overflows a double
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """Return e to the power of the loss; infinity when that overflows."""
+        """Return e to the power of the loss; infinity if the result overflows a double."""
         return math.inf if self.loss > _LARGEST_LOSS else math.exp(self.loss)
 
 
@@ -58,22 +58,24 @@ def perplexity(
     batch: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Perplexity:
-    """Return the model's loss on the concatenated documents of a source.
+    """Return a model's mean loss on the concatenated documents of a source.
 
-    The text is cut into windows, each of which begins with the last token of the previous one. So
-    every token but the first is predicted once, from the tokens before it in its window. The loss
-    covers only the answers of conversations and the completions of prompts. It does not cover the
-    tokens that the tokenizer puts before a text.
+    The text is cut into windows. Each window begins with the last token of the previous window. So
+    every token except the first token of the text is predicted exactly once, from the preceding
+    tokens of its window. In conversations, only the assistant's messages count. In pairs of prompt
+    and completion, only the completions count. Begin tokens, which the tokenizer adds before a
+    text, never count.
 
     Args:
         trained: the model.
-        source: source of the documents; see `read_documents`.
+        source: path of a file or folder, or the name of a data set; see `read_documents`.
         seq: predicted tokens per window, at most the model's context length.
         batch: windows per forward pass.
-        progress: called with the number of finished windows and of all windows.
+        progress: called with the number of finished windows and the number of all windows.
 
     Raises:
-        UsageError: when the text is too short or does not fit the model, or `seq` does not.
+        UsageError: the text has no token to predict, a token is not in the model's vocabulary, or
+            `seq` is out of range.
     """
     if not 0 < seq <= trained.most_tokens:
         raise UsageError(f"--seq is {seq}; give 1 to {trained.most_tokens}, what the model takes")
@@ -107,7 +109,12 @@ def perplexity(
 
 
 def _groups(windows: Sequence[torch.Tensor], most: int) -> Iterable[list[torch.Tensor]]:
-    """Yield groups of at most `most` consecutive windows of equal length."""
+    """Group consecutive windows of equal length for one forward pass per group.
+
+    Args:
+        windows: the windows, at least one.
+        most: maximum number of windows per group.
+    """
     group: list[torch.Tensor] = []
     for window in windows:
         if group and (len(group) == most or len(window) != len(group[0])):
@@ -122,9 +129,9 @@ class Question:
     """A question with four choices.
 
     Attributes:
-        text: the question.
-        choices: the choices in the order of their letters.
-        answer: index of the right choice.
+        text: the question without its choices.
+        choices: texts of the choices, in the order of `LETTERS`.
+        answer: index of the right choice in `choices`.
     """
 
     text: str
@@ -132,12 +139,12 @@ class Question:
     answer: int
 
     def asked(self) -> str:
-        """Return the prompt of the question, without the answer."""
+        """Return the question and its choices as a prompt, which ends in `Answer:`."""
         lines = (f"{letter}. {one}" for letter, one in zip(LETTERS, self.choices, strict=True))
         return "\n".join([self.text, *lines, "Answer:"])
 
     def answered(self) -> str:
-        """Return the prompt with the answer, as a few-shot example."""
+        """Return the prompt followed by the right letter, for use as a few-shot example."""
         return f"{self.asked()} {LETTERS[self.answer]}\n\n"
 
 
@@ -148,7 +155,7 @@ class Answers:
     Attributes:
         right: number of right answers.
         questions: number of questions.
-        cut: number of prompts truncated at the beginning to fit the model's context.
+        cut: number of prompts whose beginning was removed to fit in the model's context.
     """
 
     right: int
@@ -157,17 +164,18 @@ class Answers:
 
     @property
     def accuracy(self) -> float:
-        """Return the fraction of right answers."""
+        """Return the fraction of questions that the model answered correctly."""
         return self.right / self.questions
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read questions from a CSV file in the format of MMLU.
+    """Read multiple-choice questions from a CSV file in the format of MMLU.
 
-    Columns are the question, four choices and the right choice's letter, without a header line.
+    The columns are the question, four choices and the letter of the right choice. The file has no
+    header line.
 
     Raises:
-        UsageError: when the file cannot be read, is empty or has another format.
+        UsageError: the file cannot be read, is empty or has another format.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -194,16 +202,17 @@ def answer(
     subject: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Answers:
-    """Answer questions with a model. Its choice is the letter with the largest next-token logit.
+    """Answer multiple-choice questions with a model, and count the right answers.
 
-    The prompt is that of Hendrycks et al. (2021, arXiv 2009.03300).
+    The model's answer is the letter whose token has the largest logit after the prompt. The prompt
+    has the format of Hendrycks et al. (2021, arXiv 2009.03300).
 
     Args:
         trained: the model.
         questions: the questions.
-        examples: few-shot examples that precede each question.
-        subject: subject named in the heading; may be empty.
-        progress: called with the number of answered questions and of all questions.
+        examples: few-shot examples that precede each question in the prompt.
+        subject: subject that the prompt's heading names; may be empty.
+        progress: called with the number of answered questions and the number of all questions.
     """
     about = f" about {subject}" if subject else ""
     heading = f"The following are multiple choice questions (with answers){about}.\n\n"

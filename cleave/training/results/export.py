@@ -1,7 +1,7 @@
-"""Export of a run's model as a Hugging Face folder, which `from_pretrained` loads.
+"""Export of a run's model to a folder in the Hugging Face format, which `from_pretrained` loads.
 
-A run folder keeps a copy of the model's configuration and tokenizer. So only an export that merges
-adapters needs the folder that the model was loaded from.
+A run folder has a copy of the model's configuration and tokenizer. So only an export that merges
+adapters reads the folder from which training loaded the base model.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from cleave.training.data.tokenizer import TextTokenizer
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Dtypes in which an export can write weights."""
+"""Dtypes that an export can write, by the value of `--dtype`."""
 
 _DESCRIBING: Final = (
     "config.json",
@@ -79,7 +79,7 @@ _DESCRIBING: Final = (
 _MORE_TEMPLATES: Final = "additional_chat_templates"
 _OF_WHOLE_MODELS: Final = ("config.json", "generation_config.json")
 _VERSIONS: Final = (DISTRIBUTION, "torch", "transformers")
-_PATHS: Final = re.compile(r".*(name_or_path|_file|_dir)")  # JSON keys whose values are paths
+_PATHS: Final = re.compile(r".*(name_or_path|_file|_dir)")  # JSON keys whose values may be paths
 _HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -88,12 +88,12 @@ class Exported:
     """Result of an export.
 
     Attributes:
-        folder: folder that was written.
+        folder: the exported folder.
         step: optimizer step of the exported checkpoint.
-        parameters: number of parameters written.
-        dtype: dtype of the weights written, a key of `DTYPES`.
-        whole: True for a whole model, False for adapters.
-        remark: remark for the user; may be empty.
+        parameters: number of exported parameters.
+        dtype: dtype of the exported weights, a key of `DTYPES`.
+        whole: True if the folder has a whole model; False if it has only adapters.
+        remark: message for the user about a better checkpoint that no longer exists; may be empty.
     """
 
     folder: Path
@@ -112,17 +112,20 @@ def keep_description(
     *,
     anew: bool = False,
 ) -> None:
-    """Write a model's configuration and tokenizer into a run folder, unless they exist there.
+    """Write a model's configuration and tokenizer to a run folder.
+
+    If the run folder already has these files, nothing is written.
 
     Args:
         folder: the run folder.
         model: the model.
-        source: source of the model; if it is a folder, its files are copied.
+        source: source of the model for training. If `source.folder` is set, the configuration and
+            tokenizer files are copied from that folder. Otherwise, the files are created.
         tokenizer: the model's tokenizer.
-        anew: whether to replace an existing description.
+        anew: whether to replace existing files.
 
     Raises:
-        CleaveError: when the files cannot be written.
+        CleaveError: the files cannot be written.
     """
     final = folder / DESCRIPTION
     if final.exists() and not anew:
@@ -153,7 +156,7 @@ def keep_description(
 
 
 def _copy_files(source: Path, into: Path) -> None:
-    """Copy the files of a folder, but not its subfolders, into a new folder."""
+    """Copy the files of folder `source` to the new folder `into`, without subfolders."""
     new_folder(into)
     for file in source.iterdir():
         if file.is_file():
@@ -161,11 +164,11 @@ def _copy_files(source: Path, into: Path) -> None:
 
 
 def _describe(folder: Path, model: PreTrainedModel, tokenizer: TextTokenizer) -> None:
-    """Write the configuration and tokenizer of a model that has no folder of its own."""
+    """Create the configuration and tokenizer files of a model that was not loaded from a folder."""
     from transformers import GenerationConfig, PreTrainedTokenizerFast
 
     config: Any = type(model.config).from_dict(model.config.to_dict())
-    # Training disables the key-value cache. The end token is the tokenizer's, not the default.
+    # Training disables the key-value cache. The end token must be the tokenizer's.
     config.use_cache = True
     config.bos_token_id = config.eos_token_id = tokenizer.eos_id
     config.architectures = [type(model).__name__]
@@ -192,20 +195,26 @@ def export_run(
     while_training: bool = False,
     facts: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Export a run's model, or its adapters if it has some, as a Hugging Face folder.
+    """Export a run's model to a folder in the Hugging Face format.
+
+    If the run trains adapters, only the adapters are exported, unless `merge` is True.
 
     Args:
         run: the run.
-        into: the new folder; an existing one must be empty.
-        step, best: see `find_checkpoint`.
-        dtype: dtype of the weights, a key of `DTYPES`.
-        merge: whether to merge a run's adapters into the weights and write the whole model.
-        while_training: whether another process may be training; the run folder is only read then.
-        facts: additional rows of the model card.
+        into: path of the new folder. If the folder exists, it must be empty.
+        step: step of the checkpoint to export; 0 for the newest intact checkpoint.
+        best: whether to ignore `step`, and export the checkpoint with the lowest held-out loss.
+        dtype: dtype of the exported weights, a key of `DTYPES`.
+        merge: whether to merge the adapters into the base model and export the whole model.
+        while_training: whether another process may be training this run. The run folder is then
+            neither locked nor changed.
+        facts: additional rows of the model card, by their label.
 
     Raises:
-        UsageError: when the run or an argument is unsuitable, or another process uses a folder.
-        CleaveError: when the checkpoint is damaged or not finite in `dtype`, or writing fails.
+        UsageError: the run or an argument is unsuitable, or another process uses one of the
+            folders.
+        CleaveError: the checkpoint is damaged, a weight is not finite in `dtype`, or a file cannot
+            be written.
     """
     if dtype not in DTYPES:
         raise UsageError(f"--dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
@@ -246,11 +255,12 @@ def export_run(
                 _write_adapters(folder, description, job, base, weights, DTYPES[dtype])
             _remove_paths(folder)
             card = _card(run, job, checkpoint.step, facts or {}, base)
-            (folder / "README.md").unlink(missing_ok=True)  # written by `peft`
+            (folder / "README.md").unlink(missing_ok=True)  # `peft` wrote its own model card
             with new_file(folder / "README.md") as readme:
                 write_all(readme, card.encode())
             mode = (folder / "README.md").stat().st_mode
-            for file in folder.iterdir():  # safetensors writes files that only the owner can read
+            # Only the owner can read the files that safetensors writes.
+            for file in folder.iterdir():
                 if file.is_file():
                     file.chmod(mode)
     count = sum(tensor.numel() for tensor in weights.values())
@@ -260,13 +270,14 @@ def export_run(
 
 @contextmanager
 def _new_folder(into: Path) -> Iterator[Path]:
-    """Return a context manager that yields a temporary folder and renames it to `into` at its end.
+    """Return a context manager that yields a temporary folder and renames it to `into` on exit.
 
-    The remains of a killed export are removed first.
+    Files of an earlier export that was killed are removed first. If the body of the context raises
+    an exception, the temporary folder is deleted.
 
     Raises:
-        UsageError: when another process exports to the same folder.
-        CleaveError: when the folder cannot be written.
+        UsageError: another process exports to the same folder.
+        CleaveError: the folder cannot be written.
     """
     temporary = into.with_name(f".{into.name}.export")
     try:
@@ -296,9 +307,9 @@ def _new_folder(into: Path) -> Iterator[Path]:
 
 
 def _remove_paths(folder: Path) -> None:
-    """Remove absolute paths on this machine from the JSON configuration files of a folder.
+    """Remove absolute paths of this machine from the JSON configuration files in a folder.
 
-    `adapter_config.json` keeps the folder of the base model, which `peft` needs.
+    `adapter_config.json` is not changed, because `peft` needs the base model's path in this file.
     """
     for file in (folder / name for name in _DESCRIBING if name.endswith("config.json")):
         if not file.is_file():
@@ -318,14 +329,20 @@ def _is_absolute(text: str) -> bool:
 
 
 def _public(text: str) -> str:
-    """Return a name of the Hub unchanged, and a path without its folders, which may be private."""
+    """Return a name that can be published: a path is reduced to its last component.
+
+    The name of a model on the Hugging Face Hub is returned unchanged.
+    """
     if _HUB.fullmatch(text) and not Path(text).exists():
         return text
     return PureWindowsPath(text).name or text
 
 
 def _lower(run: RunFolder, step: int) -> str:
-    """Return a remark if a step other than `step` had a lower held-out loss; else an empty text."""
+    """Return a remark if the held-out loss was lower after another step than after `step`.
+
+    Otherwise, the text is empty.
+    """
     losses = losses_of(run.records(), 2**63)
     least = min(losses, key=lambda each: losses[each], default=step)
     if step not in losses or losses[least] >= losses[step]:
@@ -337,7 +354,7 @@ def _lower(run: RunFolder, step: int) -> str:
 
 
 def _beside(path: Path) -> Path:
-    """Return a random temporary name in the folder of `path`."""
+    """Return a new path with a random temporary name in the same folder as `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
@@ -346,18 +363,18 @@ def find_checkpoint(run: RunFolder, step: int = 0, *, best: bool = False) -> Loa
 
     Args:
         run: the run.
-        step: step of the checkpoint; 0 for the newest intact one.
-        best: whether to load the checkpoint with the lowest held-out loss; `step` is ignored then.
+        step: step of the checkpoint; 0 for the newest intact checkpoint.
+        best: whether to ignore `step`, and load the checkpoint with the lowest held-out loss.
 
     Raises:
-        UsageError: when the run has no such checkpoint.
-        CleaveError: when the checkpoint is damaged.
+        UsageError: the run has no such checkpoint.
+        CleaveError: the checkpoint is damaged.
     """
     return _best(run) if best else _checkpoint(run, step)
 
 
 def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
-    """Return the weights in a checkpoint, by parameter name."""
+    """Return a checkpoint's model weights by parameter name, without the optimizer state."""
     return {
         name.removeprefix(WEIGHTS): tensor
         for name, tensor in checkpoint.tensors.items()
@@ -366,7 +383,7 @@ def weights_of(checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
 
 
 def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, Tensor]:
-    """Return a run's weights with the adapters merged into them, by parameter name."""
+    """Load a run's base model, merge the checkpoint's adapters, and return all weights by name."""
     adapted: Any = adapted_model(job, checkpoint)
     dequantize_all(adapted)
     _part_shared(adapted)
@@ -377,7 +394,10 @@ def _merged(job: Mapping[str, Any], checkpoint: LoadedCheckpoint) -> dict[str, T
 
 
 def _part_shared(adapted: nn.Module) -> None:
-    """Copy weights that adapted layers share with others, as merging adapters changes them."""
+    """Copy each weight that an adapted layer shares with another module.
+
+    Otherwise, merging the layer's adapter would change the other module.
+    """
     uses = Counter(id(p) for _, p in adapted.named_parameters(remove_duplicate=False))
     for layer in adapted.modules():
         inner: Any = getattr(layer, "base_layer", None)
@@ -386,14 +406,14 @@ def _part_shared(adapted: nn.Module) -> None:
 
 
 def _base_folder(job: Mapping[str, Any]) -> Path:
-    """Return the folder of the base model of a run's adapters.
+    """Return the folder of the base model to which a run's adapters belong.
 
     Raises:
-        UsageError: when the base model is not in a folder.
+        UsageError: the base model has random initial weights, and so has no folder.
     """
     name = Path(job["model"]).expanduser()
     if name.is_absolute() and not name.exists():
-        return name  # the folder is gone, but exporting adapters does not need it
+        return name  # the folder no longer exists, but exporting adapters does not read it
     folder = resolve_model(job["model"]).folder
     if folder is None:
         raise UsageError(
@@ -404,7 +424,7 @@ def _base_folder(job: Mapping[str, Any]) -> Path:
 
 
 def _best(run: RunFolder) -> LoadedCheckpoint:
-    """Load the checkpoint with the lowest held-out loss."""
+    """Load the retained checkpoint with the lowest held-out loss (`--keep-best`)."""
     if (found := load_latest(run.path / BEST)) is None:
         raise UsageError(
             f"{str(run.path)!r} has no best checkpoint; train with --eval-every N --keep-best"
@@ -413,7 +433,7 @@ def _best(run: RunFolder) -> LoadedCheckpoint:
 
 
 def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:
-    """Load the checkpoint of a step; of the newest intact one if `step` is 0."""
+    """Load the checkpoint of `step`; the newest intact checkpoint if `step` is 0."""
     folder = run.path / CHECKPOINTS
     if step:
         path = folder / f"step-{step:06d}"
@@ -433,10 +453,10 @@ def _checkpoint(run: RunFolder, step: int) -> LoadedCheckpoint:
 
 
 def description_of(run: RunFolder) -> Path:
-    """Return the folder with the configuration and tokenizer of a run's model.
+    """Return the subfolder of a run folder that has the model's configuration and tokenizer.
 
     Raises:
-        UsageError: when the run has no such folder.
+        UsageError: the run has no such subfolder, because an earlier version of Cleave trained it.
     """
     folder = run.path / DESCRIPTION
     if not (folder / "config.json").is_file():
@@ -448,17 +468,18 @@ def description_of(run: RunFolder) -> Path:
 
 
 def described_config(folder: Path, names: Set[str]) -> Any:
-    """Return the configuration of a model, with tied embeddings only if the weights are tied.
+    """Load the configuration of a checkpoint's model, with the correct setting of tied embeddings.
 
-    Like `from_pretrained`, training unties the LM head and the embedding if the weights have both,
-    even if the configuration file ties them.
+    A configuration file may tie the LM head and the embedding although the weight files have both
+    weights. Then training does not tie the weights, like `from_pretrained`, and the checkpoint has
+    both weights. In this case, `tie_word_embeddings` of the returned configuration is False.
 
     Args:
-        folder: folder with the configuration.
-        names: names of the parameters and buffers in a checkpoint.
+        folder: folder with the configuration file.
+        names: names of the parameters and buffers in the checkpoint.
 
     Raises:
-        CleaveError: when the weights belong to another model.
+        CleaveError: the checkpoint and the configuration belong to different models.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -480,11 +501,14 @@ def described_config(folder: Path, names: Set[str]) -> Any:
 
 
 def _write_weights(folder: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Write weights and configuration with the model's own code, which handles tied weights."""
+    """Write a whole model's weights and configuration with transformers' `save_pretrained`.
+
+    This method of the model handles tied weights.
+    """
     from transformers import AutoModelForCausalLM
 
     config = described_config(folder, weights.keys())
-    with torch.device("meta"):  # no memory for initial weights
+    with torch.device("meta"):  # allocates no memory for initial weights
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     buffers = {name for name, _ in model.named_buffers()}
     narrow = {n: held if n in buffers else held.to(dtype) for n, held in weights.items()}
@@ -504,15 +528,15 @@ def _write_adapters(
     weights: Mapping[str, Tensor],
     dtype: torch.dtype,
 ) -> None:
-    """Write adapters and their configuration with `peft`'s own code.
+    """Write adapters and their configuration with `peft`'s `save_pretrained`.
 
     Args:
-        folder: folder to write to.
+        folder: folder to which the files are written.
         description: folder with the base model's configuration.
         job: the run's settings.
-        base: folder of the base model.
+        base: folder of the base model, which the adapters' configuration refers to.
         weights: trained weights by parameter name.
-        dtype: dtype of the weights written.
+        dtype: dtype of the written weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -538,7 +562,17 @@ def _card(
     facts: Mapping[str, str],
     base: Path | None,
 ) -> str:
-    """Return the model card: model, data, settings, losses, traffic and versions."""
+    """Return the text of the model card.
+
+    It has a table of the model, data, settings, losses, traffic and package versions.
+
+    Args:
+        run: the exported run.
+        job: the run's settings.
+        step: step of the exported checkpoint.
+        facts: additional table rows, by their label.
+        base: folder of the base model if only adapters are exported; else None.
+    """
     records = list(run.records())
     steps = [r for r in records if r.get("event") == "step" and r["step"] <= step]
     evals = [r for r in records if r.get("event") == "eval" and r["step"] <= step]
@@ -582,7 +616,10 @@ def _loss(record: Mapping[str, Any], field: str = "loss") -> str:
 
 
 def _compared(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Return the largest difference from another run's losses; empty when none were compared."""
+    """Return a phrase with the largest relative difference from the losses of `--against`.
+
+    The text is empty if the run's losses were not compared with another run.
+    """
     apart = [
         math.inf
         if r["loss"] is None

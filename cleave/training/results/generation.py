@@ -1,4 +1,4 @@
-"""Text generation, token by token."""
+"""Text generation with a trained model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cleave.errors import UsageError
 from cleave.training.results.trained import TrainedModel
 from cleave.workload.models.build import quiet_transformers
 
-_UNFINISHED = "\ufffd"  # an incomplete character decodes to this
+_UNFINISHED = "\ufffd"  # replacement character, to which an incomplete UTF-8 sequence decodes
 
 
 def go_on(
@@ -26,22 +26,26 @@ def go_on(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> None:
-    """Continue a text with `generate` of transformers until the model ends it.
+    """Continue a text until the model generates an end token.
 
-    The model's generation configuration sets the end tokens, penalties and other options.
+    The function uses `generate` of transformers. The model's generation configuration sets the end
+    tokens, penalties and other options.
 
     Args:
         trained: the model.
         text: the text to continue.
-        tokens: maximum number of new tokens.
-        say: called with each new piece of text; returns False to stop.
-        chat: whether the text is a rendered conversation, which already has its begin tokens.
+        tokens: maximum number of generated tokens.
+        say: called with each new piece of generated text; returns False to stop the generation.
+        chat: whether the text was rendered with a chat template. The template already adds begin
+            tokens, so none are added here.
         temperature: sampling temperature; 0 for greedy decoding.
-        top_p: nucleus sampling: total probability of the tokens that are sampled from.
-        seed: seed of the sampling.
+        top_p: minimum total probability of the most likely tokens, from which each token is sampled
+            (nucleus sampling).
+        seed: seed of the random number generator for sampling.
 
     Raises:
-        UsageError: when the text is empty, or does not fit the model's context or vocabulary.
+        UsageError: the text is empty, has a token outside the model's vocabulary, or leaves too
+            little of the model's context for `tokens` new tokens.
     """
     (found,) = trained.tokenizer.encode_batch([text])
     given = found.tolist() if chat else trained.tokenizer.begin_ids.tolist() + found.tolist()
@@ -65,7 +69,11 @@ def go_on(
     wanted = True
 
     def added(ids: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Pass on the text that the last token adds; return whether to stop, per sequence."""
+        """Call `say` with the text that the last token adds.
+
+        Returns:
+            For each sequence, whether to stop the generation.
+        """
         nonlocal shown, wanted
         whole = text_of(ids[0].tolist())
         open_ended = whole.endswith(_UNFINISHED) or trained.tokenizer.is_byte(int(ids[0, -1]))
@@ -89,4 +97,4 @@ def go_on(
             **drawing,
         )
     if wanted and (rest := text_of(ids[0].tolist())[len(shown) :]):
-        say(rest)  # ends in a character that no later token completed
+        say(rest)  # `rest` ends in an incomplete character

@@ -29,7 +29,7 @@ class TrainedModel:
     """A model loaded for inference.
 
     Attributes:
-        model: the model on the CPU, in fp32 and evaluation mode, with its key-value cache enabled.
+        model: the model on the CPU, in fp32 and evaluation mode. Its key-value cache is enabled.
         tokenizer: the model's tokenizer.
         title: short description of the model for messages.
     """
@@ -40,15 +40,15 @@ class TrainedModel:
 
     @property
     def most_tokens(self) -> int:
-        """Return the model's context length in tokens; 2**31 if its configuration has none."""
+        """Return the model's context length in tokens; 2**31 if the configuration has no limit."""
         config: Any = self.model.config
         return int(getattr(config, "max_position_embeddings", None) or 2**31)
 
     def check_ids(self, ids: Iterable[int]) -> None:
-        """Check that the model has an embedding for every token.
+        """Check that all token IDs are in the model's vocabulary.
 
         Raises:
-            UsageError: when a token is outside the model's vocabulary.
+            UsageError: a token ID is outside the vocabulary.
         """
         config: Any = self.model.config
         held = int(getattr(config, "vocab_size", None) or 2**31)
@@ -60,14 +60,14 @@ class TrainedModel:
 
 
 def open_trained(path: Path, step: int = 0) -> TrainedModel:
-    """Load a model.
+    """Load a trained model for inference.
 
     Args:
-        path: a run folder, or a folder with a saved model or adapters, such as an export.
-        step: step of the run's checkpoint; 0 for the newest intact one.
+        path: a run folder; or a folder with a saved model or adapters, such as an export.
+        step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
 
     Raises:
-        CleaveError: when the model does not exist or cannot be loaded.
+        CleaveError: the model does not exist or cannot be loaded.
     """
     if (path / "config.toml").is_file():
         return _of_run(RunFolder(path), step)
@@ -91,8 +91,9 @@ def _of_run(run: RunFolder, step: int) -> TrainedModel:
     config = described_config(folder, weights.keys())
     with quiet_transformers():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(weights, strict=False)  # checkpoints hold one name of a tied weight
-    with suppress(OSError):  # a missing or damaged file leaves the defaults of the model's config
+    model.load_state_dict(weights, strict=False)  # a checkpoint has a tied weight only once
+    # If the file is missing or damaged, the defaults from the model's configuration remain.
+    with suppress(OSError):
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return _ready(model, tokenizer, title)
 

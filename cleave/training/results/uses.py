@@ -15,19 +15,22 @@ from cleave.training.data.conversations import clean
 from cleave.training.loop.records import AnsweredRecord, PredictedRecord, ProgressRecord, TextRecord
 from cleave.training.results.trained import TrainedModel, open_trained
 
-_WINDOW: Final = 1024  # default tokens per window; less if the model's context is shorter
+_WINDOW: Final = 1024  # default tokens per window, if the model's context is not shorter
 
 Report = Callable[[TextRecord | ProgressRecord | PredictedRecord | AnsweredRecord], None]
 Stop = Callable[[], bool]
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to continue a text; see `cleave.training.results.generation.go_on`.
+    """Request to continue a text with a model; see `cleave.training.results.generation.go_on`.
 
     Attributes:
-        prompt: the text.
-        chat: whether the prompt is a question to a chat model.
-        tokens, temperature, top_p, seed: arguments of `go_on`.
+        prompt: the text to continue, or a user's message to a chat model.
+        chat: whether to render the prompt with the model's chat template.
+        tokens: maximum number of generated tokens.
+        temperature: sampling temperature; 0 for greedy decoding.
+        top_p: nucleus sampling threshold, above 0 and at most 1.
+        seed: seed of the random number generator for sampling.
     """
 
     prompt: str
@@ -38,10 +41,10 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0)] = 0
 
     def check(self) -> None:
-        """Check the settings.
+        """Check the values of the request.
 
         Raises:
-            UsageError: when the prompt is empty, or `top_p` or `seed` is out of range.
+            UsageError: the prompt is empty, or `top_p` or `seed` is out of range.
         """
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p is {self.top_p:g}; give a share above 0, up to 1")
@@ -51,7 +54,15 @@ class Generation(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("the prompt is empty; give --prompt TEXT, or a text on stdin")
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Report the text as the model generates it, after the prompt unless it is a chat."""
+        """Generate the text, and report each piece of text when it is generated.
+
+        Unless `chat` is set, the prompt is reported first.
+
+        Args:
+            trained: the model.
+            report: called with each record.
+            stop: returns whether to stop.
+        """
         from cleave.training.results.generation import go_on
 
         prompt = clean(self.prompt)
@@ -78,8 +89,8 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     """Request for the perplexity of a text; see `cleave.training.results.evaluation.perplexity`.
 
     Attributes:
-        data: the text: a file, a folder, JSONL or Parquet.
-        seq: tokens per window; 0 for 1024, or the model's context length if that is shorter.
+        data: path of a text, JSONL or Parquet file or of a folder, or the name of a data set.
+        seq: tokens per window; 0 for the smaller of 1024 and the model's context length.
         batch: windows per forward pass.
     """
 
@@ -88,13 +99,26 @@ class Prediction(Struct, frozen=True, forbid_unknown_fields=True):
     batch: Annotated[int, Meta(ge=1)] = 4
 
     def check(self) -> None:
-        """Check that the text exists."""
+        """Check that `data` is an existing path, or may be the name of a data set.
+
+        Raises:
+            UsageError: `data` is no path, and the library for data sets is not installed.
+        """
         from cleave.training.data.documents import check_source
 
         check_source(self.data)
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Report the model's loss and perplexity on the text."""
+        """Compute the model's loss and perplexity on the text, and report them.
+
+        Args:
+            trained: the model.
+            report: called with records of the progress, and at the end with the result.
+            stop: returns whether to stop.
+
+        Raises:
+            AbandonedError: `stop` returned True before the end.
+        """
         from cleave.training.results.evaluation import perplexity
 
         window = self.seq or min(_WINDOW, trained.most_tokens)
@@ -112,10 +136,11 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
     """Request to answer multiple-choice questions; see `cleave.training.results.evaluation.answer`.
 
     Attributes:
-        choices: path of a CSV file of questions in the format of MMLU.
-        examples: path of a CSV file of few-shot examples in the same format; empty for none.
-        shots: maximum number of examples.
-        subject: subject of the questions, named in the prompt; may be empty.
+        choices: path of a CSV file with questions in the format of MMLU.
+        examples: path of a CSV file with few-shot examples in the same format; empty to ask the
+            questions without examples.
+        shots: maximum number of few-shot examples.
+        subject: subject of the questions, which the prompt names; may be empty.
     """
 
     choices: str
@@ -124,7 +149,11 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
     subject: str = ""
 
     def check(self) -> None:
-        """Check that the files exist and hold questions."""
+        """Check that the CSV files exist and have valid questions.
+
+        Raises:
+            UsageError: a file cannot be read, is empty or has another format.
+        """
         from cleave.training.results.evaluation import read_questions
 
         read_questions(Path(self.choices))
@@ -132,7 +161,16 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
             read_questions(Path(self.examples))
 
     def run(self, trained: TrainedModel, report: Report, stop: Stop) -> None:
-        """Report how many questions the model answers correctly."""
+        """Ask the model all questions, and report the number of right answers.
+
+        Args:
+            trained: the model.
+            report: called with records of the progress, and at the end with the result.
+            stop: returns whether to stop.
+
+        Raises:
+            AbandonedError: `stop` returned True before the end.
+        """
         from cleave.training.results.evaluation import answer, read_questions
 
         asked = read_questions(Path(self.choices))
@@ -148,12 +186,16 @@ class Examination(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Request to use a model for exactly one of three purposes.
+    """Request to load a model and use it for one of three purposes.
+
+    Exactly one of `generate`, `predict` and `answer` must be set.
 
     Attributes:
-        model: path of a run folder or of a folder with a saved model.
-        step: step of the run's checkpoint; 0 for the newest intact one.
-        generate, predict, answer: the purpose; exactly one is set.
+        model: path of a run folder, or of a folder with a saved model.
+        step: step of the checkpoint in a run folder; 0 for the newest intact checkpoint.
+        generate: request to continue a text.
+        predict: request to measure perplexity.
+        answer: request to answer multiple-choice questions.
     """
 
     model: str
@@ -164,10 +206,10 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UseRequest:
-        """Parse a request.
+        """Parse a request from the plain values that `to_dict` returns.
 
         Raises:
-            UsageError: when the values are malformed.
+            UsageError: the values are malformed.
         """
         try:
             return msgspec.convert(values, cls)
@@ -175,16 +217,19 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"a model's use cannot be read: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the request as plain values, for a message."""
+        """Convert the request to plain values that can be sent in a message.
+
+        Attributes that are None are left out.
+        """
         found: dict[str, Any] = msgspec.to_builtins(self)
         return {name: value for name, value in found.items() if value is not None}
 
     @property
     def use(self) -> Generation | Prediction | Examination:
-        """Return the purpose that is set.
+        """Return whichever of `generate`, `predict` and `answer` is set.
 
         Raises:
-            UsageError: when none or several are set.
+            UsageError: the number of purposes that are set is not 1.
         """
         given = [use for use in (self.generate, self.predict, self.answer) if use is not None]
         if len(given) != 1:
@@ -195,10 +240,10 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return given[0]
 
     def check(self) -> None:
-        """Check the request before the model is loaded.
+        """Check the values of the request without loading the model.
 
         Raises:
-            UsageError: when the request cannot be carried out.
+            UsageError: a value is invalid, or a file or the model's folder does not exist.
         """
         self.use.check()
         if not Path(self.model).is_dir():
@@ -207,12 +252,12 @@ class UseRequest(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def opened(self) -> TrainedModel:
-        """Load the model; see `open_trained`."""
+        """Load the requested model and its tokenizer; see `open_trained`."""
         return open_trained(Path(self.model), self.step)
 
 
 def _counted(report: Report, stop: Stop) -> Callable[[int, int], None]:
-    """Return a progress callback that raises AbandonedError once `stop` returns True."""
+    """Return a callback that reports progress, and raises AbandonedError if `stop` returns True."""
 
     def progress(done: int, total: int) -> None:
         report(ProgressRecord(done, total))

@@ -1,9 +1,10 @@
-"""Audits of stages: randomly and secretly chosen work of devices is repeated locally.
+"""Audits of training by stages: the PS recomputes a random, secret selection of device results.
 
-A stage has no algebraic check. An *output audit* repeats one micro-batch of a device, and compares
-its output and its input's gradient. A *sums audit* repeats all micro-batches whose gradients a
-device summed, and compares the sums. Both happen once all results of a step have arrived, before
-any is used. `cleave.training.stages.honest_error` defines the error that an honest device may make.
+The result of a stage cannot be checked algebraically, unlike a GEMM. An *output audit* recomputes
+one micro-batch of a device on the PS, and compares the stage's output and input gradient. A *sums
+audit* recomputes all micro-batches whose gradients a device accumulated, and compares the gradient
+sums. Both audits run after all results of a step have arrived, and before any result is used.
+`cleave.training.stages.honest_error` defines the error that an honest device may make.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A wrong result of a device.
+    """An audit's finding that a device returned a wrong result.
 
     Attributes:
-        device: the device.
-        reason: description of the error, with values.
+        device: ID of the device.
+        reason: message with the size of the error and the error that rounding explains.
     """
 
     device: int
@@ -53,13 +54,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class _Returned:
-    """A result of a device to compare.
+    """A device's result that an audit compares with the local result.
 
     Attributes:
-        device: the device.
-        what: description of the result.
-        found: the result in fp32.
-        dtype: dtype in which the result travelled.
+        device: ID of the device.
+        what: description of the result for error messages.
+        found: the result, converted to fp32.
+        dtype: dtype of the result on the wire.
     """
 
     device: int
@@ -70,12 +71,14 @@ class _Returned:
 
 @dataclass
 class AuditCounters:
-    """Counts audits.
+    """Counters of an `Auditor`.
 
     Attributes:
-        outputs, sums: micro-batches repeated for output audits and for sums audits.
-        again: audits that were repeated with coarser rounding, as errors were not negligible.
-        faults: wrong results.
+        outputs: number of micro-batches recomputed by output audits.
+        sums: number of micro-batches recomputed by sums audits.
+        again: number of audits that recomputed with coarser rounding, because the error of a result
+            was not negligible.
+        faults: number of wrong results found.
     """
 
     outputs: int = 0
@@ -85,15 +88,16 @@ class AuditCounters:
 
 
 class Auditor:
-    """Repeats some of a step's work.
+    """Audits steps by stages: recomputes randomly selected device results on the PS.
 
     Args:
-        rate: probability of an output audit, per device, stage and step. A sums audit has this
-            probability divided by its number of micro-batches, so that both cost the same.
-        rng: source of randomness that devices cannot predict.
+        rate: probability of an output audit, per device, stage and step. The probability of a sums
+            audit is `rate` divided by the number of micro-batches in the sums. So both kinds of
+            audit have the same expected cost.
+        rng: random number generator that devices cannot predict; the system's by default.
 
     Attributes:
-        counters: counts of the audits so far.
+        counters: counters of all audits since creation.
     """
 
     def __init__(self, rate: float, rng: random.Random | None = None) -> None:
@@ -106,11 +110,13 @@ class Auditor:
     def faults(
         self, work: StepWork, result: StepResult, surely: Collection[int] = ()
     ) -> list[Fault]:
-        """Audit a step; return the wrong results.
+        """Audit a finished step and return the faults found.
 
         Args:
-            work, result: the step.
-            surely: devices whose work is audited completely, as some of it was found wrong.
+            work: inputs of the step.
+            result: results of the step.
+            surely: IDs of the devices that returned a proven wrong result in this step. All results
+                of these devices are audited.
         """
         return list(self._faults(work, result, surely)) if self._rate or surely else []
 
@@ -192,13 +198,13 @@ class Auditor:
         wanted: Mapping[Key, Array],
         repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
     ) -> Iterator[Fault]:
-        """Yield the faults among the results of one audit, at most one per device.
+        """Yield the faults that one audit finds, at most one per device.
 
         Args:
-            record: the stage.
-            returned: results of devices.
-            wanted: local results.
-            repeat: repeats the work with coarser rounding.
+            record: record of the audited stage.
+            returned: the devices' results.
+            wanted: the local results, under the same keys as `returned`.
+            repeat: recomputes the local results with coarser rounding.
         """
         compared = {
             key: Comparison.of(one.found, wanted[key], one.dtype) for key, one in returned.items()
@@ -222,7 +228,11 @@ class Auditor:
         compared: Mapping[Key, Comparison],
         repeat: Callable[[np.random.Generator | None], Mapping[Key, Array]],
     ) -> None:
-        """Repeat work until rounding explains all errors, at most `MOST_REPEATS` times."""
+        """Recompute with coarser rounding until rounding explains every error.
+
+        The number of recomputations is at most `MOST_REPEATS`. Each recomputation may raise the
+        explained error of the comparisons in `compared`.
+        """
         doubted = {key: one for key, one in compared.items() if one.excess > 1}
         if not doubted:
             return
@@ -243,7 +253,10 @@ class Auditor:
         batch: int,
         random: np.random.Generator | None = None,
     ) -> Array:
-        """Return a micro-batch's output, by a forward pass alone; see `repeat`."""
+        """Recompute a stage's output for a micro-batch by a forward pass only.
+
+        The arguments are those of `repeat`.
+        """
         if record.plan.slice is not None:
             part = work.slice_works[record.plan.slice.number]
             feed = _slice_feed(part, record, batch, random)
@@ -257,7 +270,7 @@ class Auditor:
         batch: int,
         random: np.random.Generator | None,
     ) -> list[Array]:
-        """Return the input of each layer of a stage, and the stage's output at the end."""
+        """Return a list with the input of each layer of a stage, followed by the stage's output."""
         given = [moved(_array(record.x[batch]), random)]
         for number in range(record.plan.first, record.plan.stop):
             layer = work.layers[number]
@@ -273,9 +286,18 @@ class Auditor:
         totals: dict[SumName, Array],
         random: np.random.Generator | None,
     ) -> tuple[Array, Array, Array | None]:
-        """Return a micro-batch's output, its input's gradient, and its loss (None without one).
+        """Recompute a stage's forward and backward pass for one micro-batch.
 
-        Add the gradients of parameters to `totals`. With `random`, operations round coarsely.
+        Args:
+            work: the step.
+            record: record of the stage.
+            batch: index of the micro-batch.
+            totals: sums of parameter gradients. The micro-batch's gradients are added in place.
+            random: source of coarser rounding errors; None to compute normally.
+
+        Returns:
+            The stage's output, its input gradient, and its loss. The loss is None unless the stage
+            computes the whole loss.
         """
         if record.plan.slice is not None:
             return self._repeat_slice(work, record, batch, totals, record.plan.slice.number, random)
@@ -308,11 +330,15 @@ class Auditor:
         number: int,
         random: np.random.Generator | None,
     ) -> tuple[Array, Array, None]:
-        """Repeat a slice of the loss; see `repeat`."""
+        """Recompute slice `number` of a vocabulary-parallel loss for one micro-batch.
+
+        The other arguments are those of `repeat`.
+        """
         part = work.slice_works[number]
         feed = _slice_feed(part, record, batch, random)
         y = self._run(part.forward, feed, random)[names.Y]
-        feed[names.DY] = _array(record.dy[batch])  # log-sum-exp: not moved, as no kink follows it
+        # This is the log-sum-exp. No kink depends on it, so it needs no random change.
+        feed[names.DY] = _array(record.dy[batch])
         found = self._add(work, part.backward, feed, slice_layer(number), totals, random)
         return y, found[names.DX], None
 
@@ -352,10 +378,10 @@ class Auditor:
 
 
 def escape_chance(audited: float, steps: int) -> float:
-    """Return the probability that a device that lies in every step is never audited.
+    """Return the probability that audits miss a device that returns a wrong result in every step.
 
     Args:
-        audited: probability that its lie in one step is audited.
+        audited: probability that an audit covers the wrong result of one step.
         steps: number of steps.
     """
     return float((1 - audited) ** steps)
@@ -364,7 +390,7 @@ def escape_chance(audited: float, steps: int) -> float:
 def _slice_feed(
     part: SliceWork, record: StageRecord, batch: int, random: np.random.Generator | None
 ) -> dict[str, Array]:
-    """Return the inputs of a slice of the loss."""
+    """Return the forward graph inputs of one slice of a vocabulary-parallel loss."""
     x = moved(_array(record.x[batch]), random)
     return {names.X: x, names.TARGETS: _array(part.targets[batch])} | _arrays(part.parameters)
 

@@ -1,18 +1,20 @@
 """Bounds on the difference between an honest device's result and the same result computed locally.
 
-Devices round differently: they sum in other orders, and some fuse multiplication and addition. The
-effect depends on the layer, its values and the parameter. So an error is compared with the size of
-the elements that have it, and with the effect of rounding on these elements.
+Devices round differently: their summation orders differ, and some devices use fused multiply-add.
+The resulting error depends on the layer, its activations and the parameter. So an audit compares
+the error of a group of elements with the magnitude of these elements, and with the effect of
+rounding on these elements.
 
-*Size of the elements.* An optimizer such as AdamW updates every element by about the same amount,
-even if its gradient is small. So small elements need the same relative accuracy as large ones.
-Errors are measured separately for each parameter and each size of elements.
+*Magnitude of the elements.* An optimizer such as AdamW updates every parameter element by about the
+same amount, even if the element's gradient is small. So small gradient elements need the same
+relative accuracy as large elements. Errors are measured separately for each parameter and each
+magnitude of elements.
 
-*Effect of rounding.* It is measured by repeating the work with operations that round more coarsely
-than a device may (`cleave.graphs.noise`). If terms cancel, an honest result may consist of rounding
-alone: the gradient of a key projection's bias is 0 in exact arithmetic. Layers may also have
-*kinks*. The derivative of ReLU is 0 or 1; if rounding decides which, gradients of two honest
-devices may differ by a hundredth of their largest element.
+*Effect of rounding.* An audit measures it by recomputing the result with operations that round more
+coarsely than a device may (`cleave.graphs.noise`). If terms cancel, an honest result may consist of
+rounding errors only: the gradient of a key projection's bias is 0 in exact arithmetic. Layers may
+also have *kinks*. For example, the derivative of ReLU is 0 or 1. If rounding decides between the
+two values, the gradients of two honest devices may differ by 1 % of the largest gradient element.
 """
 
 from __future__ import annotations
@@ -27,48 +29,51 @@ from cleave.arrays import Array, Doubles, DType
 from cleave.machine.graph_self_test import LARGEST_ERROR
 
 NEGLIGIBLE: Final = 1e-3
-"""Relative errors up to this do not affect training."""
+"""Largest relative error that does not affect training."""
 
 ROUNDING: Final = LARGEST_ERROR
-"""Largest relative error of an operation, which devices check in a self-test."""
+"""Largest permitted relative error of one graph operation; a device's self-test checks it."""
 
 MOST_REPEATS: Final = 32
-"""Maximum number of repetitions, after which rounding does not explain an error.
+"""Maximum number of recomputations of a result that try to explain an error by rounding.
 
-A value at a kink falls on each side in half of the repetitions. The probability that it falls on
-the same side in all of them is 2**-32.
+A value at a kink falls on either side with probability 1/2 in each recomputation. The probability
+that no recomputation falls on the device's side is 2**-32.
 """
 
 _LEAST_SHARE: Final = 0.01
-"""The smallest elements are grouped until the group has this fraction of all elements."""
+"""Minimum size of the group of the smallest elements, as a fraction of all elements."""
 
 _UNDERFLOW: Final = 2.0**-100
-"""Errors below this may come from intermediate values that some processors flush to 0."""
+"""Tolerated absolute error, because some processors flush tiny intermediate values to 0."""
 
 _HALF_STEP: Final = {DType.BF16: (8, -126), DType.FP16: (11, -14)}
-"""Number of significant bits and smallest exponent, by dtype."""
+"""Maps a dtype to its number of significant bits and its smallest normal exponent."""
 
 _PROOF_BITS: Final = 2.0
 _FORGIVEN_BITS: Final = 0.1
 _TINY: Final = float(np.finfo(np.float64).tiny)
-_EXPONENTS: Final = 256  # of fp32
+_EXPONENTS: Final = 256  # number of exponents of fp32 values
 _EXPONENT: Final = np.uint32(0x7F800000)
 _PART: Final = 2**18
 
 
 class Magnitudes:
-    """Measures the errors of an array separately for elements of different sizes.
+    """Measures the errors of an array separately for groups of elements of similar magnitude.
 
-    Each measure has the unit of an element. The first measures are the root mean square error of
-    each group of elements. The next are the same for the component of the errors along the
-    elements, which shows a common factor but hardly any random errors. The last is the largest
-    error.
+    There are 2 n + 1 error measures for n groups, all in the unit of an element:
+
+    - The first n measures are the root mean square (RMS) error of each group.
+    - The next n measures are the RMS of each group's error component along the right values. A
+      common wrong factor changes this component, while random errors hardly do.
+    - The last measure is the largest absolute error of all elements.
 
     Args:
         wanted: the right values.
 
     Attributes:
-        sizes: size of the elements that each measure covers.
+        sizes: for each error measure, the magnitude of the right values that the measure covers:
+            their RMS, or the largest magnitude for the last measure.
     """
 
     def __init__(self, wanted: Array) -> None:
@@ -84,10 +89,13 @@ class Magnitudes:
         self.sizes: Doubles = np.array([*own, *own, np.abs(finite).max(initial=0.0)])
 
     def measures(self, error: Array) -> Doubles:
-        """Return all measures of the given errors.
+        """Return all error measures for an array of signed errors.
+
+        Args:
+            error: errors, with as many elements as `wanted`.
 
         Returns:
-            The measures; all infinity if an error is infinite.
+            The error measures; all are infinity if an error is infinite.
         """
         error = error.reshape(-1)
         largest = float(np.abs(error).max(initial=0.0))
@@ -99,11 +107,11 @@ class Magnitudes:
         return np.array([*np.sqrt(squares) / roots, *along / roots, largest])
 
     def _sums(self, error: Array) -> Doubles:
-        """Sum errors in groups of elements with similar exponents, two exponents per group.
+        """Sum errors over groups of elements with similar exponents, two exponents per group.
 
         Returns:
-            By group, the number of elements, the sum of squared errors, and the sum of the errors
-            times the elements; shape (3, groups).
+            Array of shape (3, groups). The rows are the number of elements in each group, the sum
+            of squared errors, and the sum of products of error and right value.
         """
         found = np.zeros((3, _EXPONENTS // 2))
         for first in range(0, error.size, _PART):
@@ -116,19 +124,23 @@ class Magnitudes:
         return found
 
     def _merged(self, sums: Doubles) -> Doubles:
-        """Merge the groups of the smallest elements."""
+        """Merge the groups of the smallest elements by adding up these groups' entries in `sums`.
+
+        The merged group has at least `_LEAST_SHARE` of all elements.
+        """
         return np.array([sums[: self._least + 1].sum(), *sums[self._least + 1 :]])
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Compares a device's result with the local result.
+    """Comparison of a device's result with the local result.
 
     Attributes:
-        magnitudes: measures errors against the local result.
+        magnitudes: computes error measures relative to the local result.
         wanted: the local result.
-        found: errors of the device's result, by measure.
-        rounding: largest errors of the repetitions, by measure.
+        found: error measures of the device's result.
+        rounding: for each error measure, the largest value in any recomputation with coarser
+            rounding.
     """
 
     magnitudes: Magnitudes
@@ -141,24 +153,34 @@ class Comparison:
 
     @classmethod
     def of(cls, found: Array, wanted: Array, dtype: DType) -> Comparison:
-        """Compare arrays of equal size; see `error_of`."""
+        """Compare a device's result with the local result.
+
+        Args:
+            found: the device's result, converted to fp32.
+            wanted: the local result, with as many elements as `found`.
+            dtype: dtype of the device's result on the wire.
+        """
         wanted = wanted.reshape(found.shape)
         magnitudes = Magnitudes(wanted)
         return cls(magnitudes, wanted, magnitudes.measures(error_of(found, wanted, dtype)))
 
     def repeated(self, again: Array) -> None:
-        """Record the result of a repetition with coarser rounding."""
+        """Record the result of a local recomputation with coarser rounding."""
         error = error_of(again.reshape(self.wanted.shape), self.wanted)
         self.rounding = np.maximum(self.rounding, self.magnitudes.measures(error))
 
     @property
     def excess(self) -> float:
-        """Return the largest ratio, over all measures, of the error to the explained error."""
+        """Return the largest ratio of error to explained error over all error measures."""
         return float(self._excesses.max(initial=0.0))
 
     @property
     def worst(self) -> tuple[float, float, float]:
-        """Return the error with the largest excess, its explained part, and the elements' size."""
+        """Describe the error measure with the largest excess.
+
+        Returns:
+            The measured error, the explained error, and the magnitude of the right values.
+        """
         at = int(self._excesses.argmax())
         return float(self.found[at]), float(self._explained[at]), float(self.magnitudes.sizes[at])
 
@@ -174,10 +196,10 @@ class Comparison:
 
 @dataclass(slots=True)
 class Evidence:
-    """Accumulates the evidence of audits against one device; honest devices stay near 0.
+    """Evidence against one device, accumulated over its audits. Honest devices stay near 0.
 
-    An error of n times the explained error adds log2(n) bits, up to `_PROOF_BITS`. An explained
-    error subtracts `_FORGIVEN_BITS`.
+    An error of n times the explained error adds log2(n) bits, up to `_PROOF_BITS`. An error that
+    rounding explains subtracts `_FORGIVEN_BITS`.
 
     Attributes:
         bits: current evidence in bits, at least 0.
@@ -186,10 +208,13 @@ class Evidence:
     bits: float = 0.0
 
     def add(self, excess: float) -> bool:
-        """Add an audit; return True, and reset the evidence, once it proves the device wrong.
+        """Add the outcome of one audit to the evidence.
 
         Args:
-            excess: ratio of the largest error to the explained error.
+            excess: `Comparison.excess` of the audit.
+
+        Returns:
+            True if the evidence now proves that the device is faulty. The evidence is reset then.
         """
         found = min(math.log2(excess), _PROOF_BITS) if excess > 1 else -_FORGIVEN_BITS
         self.bits = max(0.0, self.bits + found)
@@ -200,18 +225,19 @@ class Evidence:
 
 
 def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
-    """Return the errors of values that a device rounded for sending.
+    """Return the errors of values that a device rounded to a dtype before sending.
 
-    The error that rounding to nearest explains, half a step of the dtype, is subtracted. So 16-bit
-    values are judged as strictly as fp32 values.
+    Rounding to nearest explains an error of half the distance between two values of the dtype. This
+    explained error is subtracted, so that 16-bit values are judged as strictly as fp32 values.
 
     Args:
-        found: received values in fp32.
-        wanted: right values before rounding, of the same shape.
-        dtype: dtype to which `found` was rounded.
+        found: received values, converted to fp32.
+        wanted: right values before rounding, in the shape of `found`.
+        dtype: dtype to which the device rounded.
 
     Returns:
-        Signed errors; 0 for the same infinity or two NaNs; infinity for other non-finite pairs.
+        Signed errors. The error of a pair of equal infinities or of two NaNs is 0. The error of
+        any other pair with a non-finite value is infinity.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         off = found - wanted
@@ -220,13 +246,19 @@ def error_of(found: Array, wanted: Array, dtype: DType = DType.FP32) -> Array:
             powers = (np.ascontiguousarray(found).view(np.uint32) & _EXPONENT).view(np.float32)
             half = np.maximum(powers, np.float32(2.0**least)) * np.float32(2.0**-digits)
             off = np.sign(off) * np.maximum(np.abs(off) - half, 0)
-        same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))  # the run may diverge
+        # Both values are NaN if the training run diverges.
+        same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
     off = np.where(same, np.float32(0), off)
     return np.where(np.isfinite(off), off, np.float32(np.inf))
 
 
 def moved(values: Array, random: np.random.Generator | None) -> Array:
-    """Return fp32 values moved up or down at random by `ROUNDING`; unchanged without `random`."""
+    """Change each fp32 value randomly up or down by the relative error `ROUNDING`.
+
+    Args:
+        values: the values.
+        random: random number generator; None to return `values` unchanged.
+    """
     if random is None:
         return values
     up = random.random(values.shape, np.float32) < 0.5

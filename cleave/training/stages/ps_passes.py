@@ -1,6 +1,6 @@
-"""Passes of layers that devices cannot compute by stages; the PS computes them.
+"""Forward and backward passes on the PS for layers that devices cannot run by stages.
 
-Products in these layers may still go to devices by tiles, if the model is offloaded that way.
+If the model is also offloaded by tiles, devices may still compute GEMMs of these layers.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from cleave.graphs.model_graphs import ModelGraphs
 
 
 class PsPasses:
-    """Computes the passes of layers without graphs, in runs of consecutive layers.
+    """Runs forward and backward passes of the layers that have no graph, on the PS.
 
-    The key of a run is the number of the device layer that follows it. The key of a run after the
-    last device layer is the number of device layers.
+    Consecutive layers without graphs form a *run*. The key of a run is the index of the device
+    layer that follows the run, among all device layers. The key of a run after the last device
+    layer is the number of device layers.
 
     Args:
         graphs: graphs of the model.
-        autocast: makes the context manager for local passes.
+        autocast: returns the autocast context manager for local passes.
 
     Attributes:
-        runs: numbers of the model's layers in each run, by key.
+        runs: maps the key of a run to the indices of the run's layers in the model.
     """
 
     def __init__(
@@ -44,13 +45,17 @@ class PsPasses:
     def forward(
         self, run: int, batch: int, x: Tensor, beside: Sequence[Mapping[str, Tensor]]
     ) -> Tensor:
-        """Return a run's output, in fp32; `x` itself if the run does not exist.
+        """Run a forward pass, and retain its autograd graph for `backward`.
 
         Args:
             run: key of the run.
-            batch: number of the micro-batch.
-            x: input of the run.
-            beside: other tensor arguments (masks, position embeddings) of each layer of the model.
+            batch: index of the micro-batch.
+            x: input of the run's first layer.
+            beside: for each layer of the model, the tensor arguments other than `x` by name (masks,
+                position embeddings).
+
+        Returns:
+            The run's output in fp32; `x` itself if no run has this key.
         """
         if run not in self.runs:
             return x
@@ -63,11 +68,17 @@ class PsPasses:
         return y.detach().float()
 
     def backward(self, run: int, batch: int, dy: Tensor) -> Tensor:
-        """Return the gradient of a run's input; accumulate those of its parameters.
+        """Run the backward pass for an earlier call of `forward`.
+
+        The parameter gradients are accumulated for `add_gradients`.
 
         Args:
-            run, batch: run and micro-batch of a forward pass.
+            run: key of the run.
+            batch: index of the micro-batch.
             dy: gradient of the run's output.
+
+        Returns:
+            The gradient of the run's input; `dy` itself if no run has this key.
         """
         if run not in self.runs:
             return dy
@@ -80,17 +91,20 @@ class PsPasses:
         return dx
 
     def add_gradients(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Add the gradients accumulated since `forget` to `found`, and return `found`.
+        """Add the parameter gradients accumulated since the last `forget` to `found`.
 
         Args:
-            found: gradients by the `id` of their parameter.
+            found: maps the `id` of a parameter to the parameter's gradient. It is changed in place.
+
+        Returns:
+            `found`.
         """
         for key, gradient in self._gradients.items():
             self._add(found, key, gradient)
         return found
 
     def forget(self) -> None:
-        """Discard all gradients and unfinished passes."""
+        """Discard the accumulated gradients, and forward passes without a backward pass."""
         self._gradients.clear()
         self._under_way.clear()
 
@@ -99,6 +113,7 @@ class PsPasses:
         found[key] = found[key] + gradient if key in found else gradient
 
     def trained(self, run: int) -> Sequence[Tensor]:
+        """Return the trained parameters of a run; empty if no run has this key."""
         layers = (self._calls[number].layer for number in self.runs.get(run, ()))
         return trained_parameters(layers)
 
@@ -110,7 +125,11 @@ def trained_parameters(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:
-    """Return the layers without graphs as runs; see `PsPasses`."""
+    """Group the layers without graphs into runs.
+
+    Returns:
+        The layer indices of each run by the run's key; see `PsPasses`.
+    """
     runs: dict[int, list[int]] = {}
     for number in sorted(graphs.refused):
         before = sum(part.layer < number for part in graphs.parts)
@@ -119,7 +138,10 @@ def runs_of(graphs: ModelGraphs) -> dict[int, list[int]]:
 
 
 def described_refusals(graphs: ModelGraphs) -> str:
-    """Return a sentence about the layers that the PS computes and why; empty if there are none."""
+    """Return a sentence that lists the layers on the PS, and the reason for each layer.
+
+    The text is empty if every layer has a graph.
+    """
     by_reason: dict[str, list[int]] = {}
     for number, reason in sorted(graphs.refused.items()):
         by_reason.setdefault(reason, []).append(number + 1)

@@ -1,4 +1,4 @@
-"""Setup of a job that may train by stages."""
+"""Setup of a training job whose method is `stages` or `auto`."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ def staged_model(
     presence: Callable[[FleetPresence], None],
     own_products: Callable[[Set[int]], AbstractContextManager[None]],
 ) -> StagedModel | None:
-    """Make the graphs of a model's layers, and the object that trains it by stages.
+    """Export the layers of a model as graphs, and return a `StagedModel` that uses the graphs.
 
     Args:
-        job: job with `--method stages` or `auto`.
-        model: the model, as made by transformers.
+        job: settings of the job; the method is `stages` or `auto`.
+        model: causal language model of transformers.
         fleet: the fleet that trains the model.
-        ps: speed of the PS.
-        tiles: forecasts a step by tiles, for comparison with `auto`.
+        ps: measured speed of the PS.
+        tiles: forecasts the duration of a step by tiles. It is used only by the method `auto`,
+            which compares stages with tiles.
         stop, note, presence, own_products: see `StagedModel`.
 
     Returns:
-        The staged model; None with `--method auto` if no layer can become a graph.
+        The staged model. It is None if the method is `auto` and no layer can be exported.
 
     Raises:
-        LayerGraphError: with `--method stages`, when no layer can become a graph.
+        LayerGraphError: the method is `stages`, and no layer can be exported.
     """
     auto = job.method == Method.AUTO.value
     packed = packed_by(model) if job.packing == Packing.SEPARATE.value else None

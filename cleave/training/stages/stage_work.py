@@ -1,4 +1,4 @@
-"""Conversion between a model's tensors and the work and results of steps by stages."""
+"""Conversion of a model's tensors to the inputs of steps by stages, and of results to gradients."""
 
 from __future__ import annotations
 
@@ -38,20 +38,22 @@ from cleave.training.lora.quantized import matrix_shapes
 from cleave.training.stages.ps_passes import runs_of
 
 _FP32_BYTES: Final = 4
-_MESSAGE_BYTES: Final = 255 * 2**20  # largest array that fits one message of the protocol
-_PART_BYTES: Final = 64 * 2**20  # larger arrays are sent in such parts, to not block messages
+_MESSAGE_BYTES: Final = 255 * 2**20  # largest array that fits in one message of the protocol
+# An array above `_MESSAGE_BYTES` is sent in parts of this size, so that other messages can pass.
+_PART_BYTES: Final = 64 * 2**20
 _TORCH: Final = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
 _INDICES: Final = {torch.int64: "int64", torch.bool: "bool", torch.uint8: "uint8"}
 
 
 class Sent:
-    """Caches graphs and frozen parameters in the form in which they travel.
+    """Cache of the graphs and frozen parameters in their wire format.
 
-    Devices keep an array while steps refer to the same object.
+    Devices retain an array as long as steps contain the same `StageArray` object. So the cache
+    returns one object for each unchanged parameter.
 
     Args:
-        changing: whether frozen parameters may change between steps without notice. If so, every
-            step reads all of them to detect changes.
+        changing: whether the caller may change frozen parameters between steps without notice. If
+            so, every step hashes all frozen parameters to detect changes.
     """
 
     def __init__(self, *, changing: bool = False) -> None:
@@ -60,7 +62,7 @@ class Sent:
         self._frozen: dict[tuple[int, DType, HeadSlice | None], _Frozen] = {}
 
     def graph(self, model: bytes) -> StageGraph:
-        """Return the cached graph of a serialized ONNX model."""
+        """Return the cached `StageGraph` of a serialized ONNX model; parse the model if new."""
         if model not in self._graphs:
             graph = onnx.load_model_from_string(model).graph
             inputs = tuple(one.name for one in graph.input)
@@ -76,14 +78,16 @@ class Sent:
         values: Tensor,
         make: Callable[[Tensor], StageArray],
     ) -> StageArray:
-        """Return the cached array of a frozen parameter; make it if it is new or has changed.
+        """Return the cached wire array of a frozen parameter.
+
+        A new array is created if the parameter is not cached, or has changed since.
 
         Args:
-            tensor: the parameter.
-            dtype: dtype in which tensors travel.
-            part: slice of the parameter's rows that is sent; None for all.
-            values: the rows that are sent.
-            make: makes the array from `values`.
+            tensor: the whole parameter.
+            dtype: dtype of tensors on the wire.
+            part: slice of the LM head to which the sent rows belong; None if all rows are sent.
+            values: the rows of `tensor` that are sent.
+            make: converts `values` to an array.
         """
         key = id(tensor), dtype, part
         known = self._frozen.get(key)
@@ -93,30 +97,32 @@ class Sent:
         return known.array
 
     def keep_only(self, tensors: Iterable[Tensor]) -> None:
-        """Drop all other parameters from the cache."""
+        """Remove all frozen parameters except `tensors` from the cache."""
         those = {id(tensor) for tensor in tensors}
         self._frozen = {key: held for key, held in self._frozen.items() if key[0] in those}
 
 
 @dataclass(frozen=True, slots=True)
 class _Frozen:
-    tensor: Tensor  # held so that no other tensor gets its `id`
+    tensor: Tensor  # this reference ensures that no other tensor gets the same `id`
     digest: bytes
     array: StageArray
 
 
 class ModelWork:
-    """Makes the work of steps from a model, and gradients from the results.
+    """Creates the inputs of a model's steps by stages, and converts the results to gradients.
 
-    Frozen parameters, graphs and other arguments of layers (masks, position embeddings) are the
-    same objects in every step, so that devices keep them.
+    The graphs, frozen parameters and unchanged keyword arguments of layers (masks, position
+    embeddings) are the same objects in every step. So devices retain these objects between steps.
 
     Args:
-        model: the model.
-        graphs: graphs of the model.
-        dtype: dtype in which parameters and activations travel.
-        message_bytes: size of the largest parameter that travels in one message.
-        sent: cache to share with other work of the same model; None for a new one.
+        model: causal language model of transformers.
+        graphs: graphs of the model's layers and loss.
+        dtype: dtype of parameters and activations on the wire.
+        message_bytes: maximum bytes of a parameter that is sent in one message. A larger parameter
+            is sent in parts.
+        sent: cache of wire arrays, which several `ModelWork` objects of one model may share; None
+            for a new cache.
     """
 
     def __init__(
@@ -140,15 +146,17 @@ class ModelWork:
         self._held = [part.held for part in graphs.parts]
         self._held_by_loss = tensors_of(model)
         self._slice_graphs: dict[int, SliceGraphs] = {}
-        # Arrays of this step and the previous one, by digest; masks of older batches may not recur.
+        # Keyword arguments of this step and the previous step, by digest. Masks of earlier batches
+        # may never occur again, so they are dropped.
         self._beside: dict[bytes, StageArray] = {}
         self._beside_before: dict[bytes, StageArray] = {}
 
     def layers(self, embedded: Sequence[Embedded]) -> list[LayerWork]:
-        """Return the work of the layers, with their current parameters.
+        """Return the graphs, current parameters and costs of each layer for one step.
 
         Args:
-            embedded: inputs of the first layer, by micro-batch.
+            embedded: for each micro-batch, the first layer's input and the layers' keyword
+                arguments.
         """
         found = []
         tokens = embedded[0].x.shape[1]
@@ -194,11 +202,14 @@ class ModelWork:
         return found
 
     def loss(self, targets: Sequence[Tensor], scale: float) -> LossWork:
-        """Return the work after the last layer, including the loss.
+        """Return the graph, parameters and targets of the computation after the last layer.
+
+        This computation consists of the modules after the last layer, such as the LM head, and the
+        loss.
 
         Args:
             targets: target tokens of each micro-batch, shape (batch, tokens).
-            scale: factor of each token's loss.
+            scale: factor by which each token's loss is multiplied.
         """
         held, graphs = self._held_by_loss, self.graphs.loss
         assert graphs is not None
@@ -211,11 +222,11 @@ class ModelWork:
         )
 
     def slices(self, targets: Sequence[Tensor], scale: float, count: int) -> list[SliceWork]:
-        """Return the slices of a vocabulary-parallel loss.
+        """Return the graphs, parameters and targets of each slice of a vocabulary-parallel loss.
 
         Args:
             targets, scale: see `loss`.
-            count: number of slices; may be 0.
+            count: number of slices; 0 if the loss is not vocabulary-parallel.
         """
         if not count:
             return []
@@ -226,7 +237,7 @@ class ModelWork:
     def _slice(
         self, part: HeadSlice, targets: Sequence[StageArray], scale: StageArray
     ) -> SliceWork:
-        """Return the work of one slice."""
+        """Return the graphs, parameters and targets of slice `part` of the loss."""
         held, graphs = self._held_by_loss, self._graphs_of_slice(part)
         first, stop = part.rows(self.vocabulary)
         parameters = {
@@ -248,7 +259,7 @@ class ModelWork:
         )
 
     def _graphs_of_slice(self, part: HeadSlice) -> SliceGraphs:
-        """Return the graphs of a slice of the loss; slices of equal size share them."""
+        """Return the graphs of a slice of the loss. Slices with equally many rows share graphs."""
         first, stop = part.rows(self.vocabulary)
         if (rows := stop - first) not in self._slice_graphs:
             assert self.graphs.slice_of_loss is not None
@@ -257,14 +268,17 @@ class ModelWork:
 
     @property
     def vocabulary(self) -> int:
-        """Return the number of rows of the LM head."""
+        """Return the number of rows of the LM head, which is the size of the vocabulary."""
         model: Any = self.model
         rows: int = model.get_output_embeddings().out_features
         return rows
 
     @property
     def loss_flops(self) -> int:
-        """Return the FLOPs per token of the loss and its gradients."""
+        """Return the FLOPs per token of the logits and the backward pass through the LM head.
+
+        It is 0 if the caller computes the loss.
+        """
         held, loss = self._held_by_loss, self.graphs.loss
         if loss is None:
             return 0
@@ -273,25 +287,29 @@ class ModelWork:
 
     @property
     def loss_forward_flops(self) -> int:
-        """Return the FLOPs per token of the logits."""
+        """Return the FLOPs per token of the logits; 0 if the caller computes the loss."""
         parameters = self.graphs.loss.parameters if self.graphs.loss is not None else ()
         held = (self._held_by_loss[n] for n in parameters)
         return sum(2 * tensor.numel() for tensor in held if tensor.dim() > 1)
 
     def activation(self, tensor: Tensor) -> StageArray:
-        """Return activations, or their gradients, in the dtype in which they travel."""
+        """Convert activations or activation gradients to a wire array in the wire dtype."""
         matrix = tensor.detach().reshape(-1, tensor.shape[-1]).to(_TORCH[self.dtype]).contiguous()
         return _array(matrix, self.dtype)
 
     def of_slices(
         self, payloads: Sequence[Any], targets: Tensor, scale: float
     ) -> tuple[float, StageArray]:
-        """Return a micro-batch's loss, and the log-sum-exp that its slices need for backward.
+        """Combine the forward results of all slices of the loss for one micro-batch.
 
         Args:
-            payloads: results of the slices, in order.
+            payloads: forward result of each slice, in the order of the slices.
             targets: target tokens of the micro-batch.
-            scale: factor of each token's loss.
+            scale: factor by which each token's loss is multiplied.
+
+        Returns:
+            The micro-batch's loss, and the log-sum-exp over the whole vocabulary, which every slice
+            needs for its backward pass.
         """
         shape = targets.numel(), names.SLICE_COLUMNS
         found = [arrays.unpack(each, *shape, DType.FP32).float32() for each in payloads]
@@ -299,7 +317,7 @@ class ModelWork:
         return loss, _floats(total)
 
     def tensor(self, payload: Any, shape: Sequence[int], dtype: DType) -> Tensor:
-        """Return a device's payload as an fp32 tensor."""
+        """Convert a device's payload of dtype `dtype` to an fp32 tensor of shape `shape`."""
         rows = int(np.prod(shape[:-1]))
         values = arrays.unpack(payload, rows, shape[-1], dtype).float32()
         return torch.from_numpy(np.array(values, copy=True)).reshape(tuple(shape))
@@ -310,19 +328,22 @@ class ModelWork:
         dtype: DType,
         slices: int = 0,
     ) -> dict[int, Tensor]:
-        """Return the gradients of a step by the `id` of their parameter.
+        """Return the parameter gradients of a step.
 
         Args:
-            gradients: gradients of a `StepResult`.
-            dtype: dtype in which the gradients travelled.
-            slices: number of slices of the loss.
+            gradients: the `gradients` of a `StepResult`.
+            dtype: dtype of the gradients on the wire.
+            slices: number of slices of the loss; 0 if the loss is not vocabulary-parallel.
+
+        Returns:
+            Mapping from the `id` of a parameter to the parameter's fp32 gradient.
         """
         found: dict[int, Tensor] = {}
         for (layer, name), groups in gradients.items():
             held = self._held_by_loss if layer <= LOSS_LAYER else self._held[layer]
             parameter = mine = held[name]
             number = slice_of_layer(layer)
-            if number is not None:  # each slice adds to its rows of the gradient
+            if number is not None:  # a slice contributes only to its rows of the LM head's gradient
                 mine = found.setdefault(id(parameter), torch.zeros_like(parameter))
                 part = HeadSlice(number, slices)
                 if name in self._graphs_of_slice(part).cut:
@@ -338,12 +359,12 @@ class ModelWork:
         return found
 
     def costs(self, tokens: Sequence[int], sequence: int, gradients: DType) -> StageModel:
-        """Return the costs of the layers for the planner.
+        """Return the planner's cost model: FLOPs, bytes and memory of the layers and the loss.
 
         Args:
-            tokens: tokens of each micro-batch.
+            tokens: number of tokens in each micro-batch.
             sequence: tokens per sequence.
-            gradients: dtype in which gradients travel.
+            gradients: dtype of parameter gradients on the wire.
         """
         width = self.graphs.calls[0].x.shape[-1]
         layers = []
@@ -378,7 +399,7 @@ class ModelWork:
         in_parts = not all(part.is_whole for part in self.graphs.parts)
         each = self.dtype.itemsize
         here = [self._ps_layers(*run, sequence) for run in sorted(runs_of(self.graphs).items())]
-        # If the PS computes layers after the last stage, the loss must follow them.
+        # If the PS runs layers after the last stage, the loss must follow these layers.
         cut = self.graphs.slice_of_loss is not None and all(p.before < len(layers) for p in here)
         slices = self.vocabulary if cut else 1
         return StageModel(
@@ -387,7 +408,7 @@ class ModelWork:
         )  # fmt: skip
 
     def _head_cost(self, gradients: DType) -> LayerCost:
-        """Return the cost of the loss; zero if the caller computes it."""
+        """Return the cost of the loss; all values are 0 if the caller computes the loss."""
         loss = self.graphs.loss
         if loss is None:
             return LayerCost(0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -397,7 +418,10 @@ class ModelWork:
         return LayerCost(*cost, self.loss_flops, self.loss_forward_flops, working, largest)
 
     def _mask_bytes(self) -> float:
-        """Return the bytes per token of arguments that differ between sequences, such as masks."""
+        """Return the bytes per token of keyword arguments that differ between sequences.
+
+        A padding mask is an example of such an argument.
+        """
         found: dict[int, Tensor] = {}
         for number, part in enumerate(self.graphs.parts):
             forward, *_ = self._layers[number]
@@ -410,7 +434,13 @@ class ModelWork:
         return sum(self._beside_array(t).nbytes for t in found.values()) / (samples * tokens)
 
     def _ps_layers(self, before: int, numbers: Sequence[int], sequence: int) -> PsLayers:
-        """Return the cost of a run of layers on the PS; only the active experts count."""
+        """Return the FLOPs of a run of consecutive layers on the PS, with only the active experts.
+
+        Args:
+            before: key of the run; see `PsPasses`.
+            numbers: indices of the run's layers in the model.
+            sequence: tokens per sequence.
+        """
         experts: int = getattr(self.model.config, "num_experts_per_tok", 0)
         forward = flops = 0.0
         for number in numbers:
@@ -447,11 +477,12 @@ class ModelWork:
     def _parameter(
         self, tensor: Tensor, of: Tensor | None = None, part: HeadSlice | None = None
     ) -> StageArray:
-        """Return the array of a parameter; that of a frozen one is the same object every time.
+        """Convert a parameter to a wire array. A frozen parameter's array is cached.
 
         Args:
-            tensor: the parameter, or some of its rows.
-            of, part: the whole parameter and the slice, if `tensor` has only some rows.
+            tensor: a whole parameter, or the rows of the parameter that a slice of the loss uses.
+            of: the whole parameter if `tensor` has only a slice's rows; else None.
+            part: the slice if `tensor` has only a slice's rows; else None.
         """
         if tensor.dtype in (torch.int64, torch.bool):
             return self._beside_array(tensor)
@@ -461,7 +492,7 @@ class ModelWork:
         return self._sent.frozen(tensor if of is None else of, self.dtype, part, tensor, make)
 
     def _dtype_of(self, tensor: Tensor) -> DType:
-        """Return the dtype in which a parameter travels; frozen bf16 parameters are not upcast."""
+        """Return a parameter's dtype on the wire. Frozen bf16 parameters are never upcast."""
         narrow = tensor.dtype is torch.bfloat16 and not tensor.requires_grad
         return DType.BF16 if narrow else self.dtype
 
@@ -481,7 +512,10 @@ class ModelWork:
         return replace(whole, parts=tuple(parts))
 
     def _beside_array(self, tensor: Tensor) -> StageArray:
-        """Return an array; the same object as before if this or the last step had equal values."""
+        """Convert a keyword argument of a layer to a wire array.
+
+        If this step or the previous step had an array with equal values, that array is returned.
+        """
         tensor = tensor.detach()
         if tensor.is_floating_point():
             matrix = tensor.float().reshape(-1, tensor.shape[-1]).contiguous()
@@ -496,11 +530,12 @@ class ModelWork:
 
 
 def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
-    """Add gradients to the `grad` of a model's parameters.
+    """Accumulate gradients in the `grad` attributes of a model's parameters.
 
     Args:
         model: the model.
-        found: gradients by the `id` of their parameter.
+        found: maps the `id` of a parameter to the parameter's gradient. Parameters without an entry
+            are left unchanged.
     """
     for parameter in model.parameters():
         mine = found.get(id(parameter))
@@ -509,7 +544,7 @@ def add_gradients(model: nn.Module, found: Mapping[int, Tensor]) -> None:
 
 
 def _floats(matrix: Any) -> StageArray:
-    """Return a matrix as an fp32 array."""
+    """Convert a matrix to an fp32 wire array."""
     rows, columns = matrix.shape
     held = Buffer(np.ascontiguousarray(matrix, np.float32), DType.FP32)
     return StageArray(rows, columns, "fp32", held)
@@ -521,12 +556,12 @@ def _array(matrix: Tensor, dtype: DType, kind: TrafficKind = TrafficKind.ACTIVAT
 
 
 def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Tensor:
-    """Return the sum of several devices' gradients.
+    """Add up the gradient sums that several devices computed for one parameter.
 
     Args:
-        groups: parts of each device's gradient, which are consecutive rows.
-        shape: shape of the sum.
-        dtype: dtype in which the gradients travelled.
+        groups: for each device, the payloads of its gradient sum, cut into consecutive rows.
+        shape: shape of the whole gradient.
+        dtype: dtype of the gradients on the wire.
     """
     total = (np.empty if groups else np.zeros)((shape.rows, shape.columns), np.float32)
     for number, parts in enumerate(groups):
@@ -536,7 +571,7 @@ def _total(groups: Sequence[Sequence[Any]], shape: SumShape, dtype: DType) -> Te
             values = arrays.unpack(part, rows, shape.columns, dtype).float32()
             if number:
                 total[first : first + rows] += values
-            else:  # saves the pass over memory that adding to zeros takes
+            else:  # faster than adding to zeros, which would read and write the memory once more
                 total[first : first + rows] = values
             first += rows
         assert first == shape.rows
@@ -556,18 +591,18 @@ def _indices(tensor: Tensor) -> StageArray:
 
 
 def _codes(tensor: Tensor) -> StageArray:
-    """Return the codes of a quantized weight as an array, without copying."""
+    """Return the codes of a quantized weight as a wire array that shares the tensor's memory."""
     payload = memoryview(tensor.contiguous().numpy().data).cast("B")
     return StageArray(1, tensor.numel(), _INDICES[tensor.dtype], payload, TrafficKind.WEIGHTS)
 
 
 def _forward_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token of a layer's forward pass.
+    """Return the FLOPs per token of the forward pass of a layer or of a part of a layer.
 
-    It assumes that all attention heads together are as wide as the activations.
+    The attention FLOPs assume that number of heads times head size is the width of the activations.
 
     Args:
-        part: the layer, or a part of one.
+        part: the layer or the part of a layer.
         tokens: tokens per sequence.
     """
     products = sum(rows * columns for rows, columns in matrix_shapes(part.held).values())
@@ -575,12 +610,13 @@ def _forward_flops(part: LayerPart, tokens: int) -> int:
 
 
 def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) -> int:
-    """Return the FLOPs per token of a layer's backward pass, including a repeated forward pass.
+    """Return the FLOPs per token of a layer's backward pass, including recomputation.
 
-    See `cleave.workload.stages.LayerSizes.backward_flops`.
+    The backward pass recomputes the forward pass. `cleave.workload.stages.LayerSizes` counts the
+    same FLOPs from a model's configuration.
 
     Args:
-        part: the layer, or a part of one.
+        part: the layer or the part of a layer.
         trainable: names of the trained parameters.
         tokens: tokens per sequence.
     """
@@ -589,10 +625,16 @@ def _backward_flops(part: LayerPart, trainable: Collection[str], tokens: int) ->
 
 
 def _spared_flops(part: LayerPart, tokens: int) -> int:
-    """Return the FLOPs per token that kept activations save: the forward pass without scores."""
+    """Return the FLOPs per token that a backward pass saves if it uses retained activations.
+
+    Then the device recomputes only the attention scores of the forward pass.
+    """
     return _forward_flops(part, tokens) - _attention_flops(part, tokens) // 2
 
 
 def _attention_flops(part: LayerPart, tokens: int) -> int:
-    """Return the forward FLOPs per token of the two attention products; 0 without attention."""
+    """Return the FLOPs per token of attention's two matrix multiplications in a forward pass.
+
+    It is 0 if the layer or the part of a layer has no attention.
+    """
     return 4 * tokens * part.x.shape[-1] if part.attends else 0

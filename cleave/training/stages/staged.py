@@ -1,4 +1,4 @@
-"""Gradients of a model whose layers a fleet trains by stages."""
+"""Computation of a batch's loss and gradients by stages on a fleet."""
 
 from __future__ import annotations
 
@@ -40,23 +40,31 @@ from cleave.training.stages.stage_work import ModelWork, add_gradients
 from cleave.training.stages.suspicion import examined
 
 MOST_TRIES: Final = 3
-"""Attempts at a step by stages before training fails, if the caller has no alternative."""
+"""Maximum attempts at a step by stages before training fails.
+
+It applies only if the caller cannot compute the step itself.
+"""
 
 RETRY_S: Final = 10.0
-"""Seconds before a step is retried with the same devices."""
+"""Seconds to wait before a failed step is retried on the same devices."""
 
 RESTING_STEPS: Final = 10
-"""Steps that the caller computes after a failure, while the same devices are connected."""
+"""Number of steps that the caller computes itself after a step by stages has failed.
+
+If the set of connected devices changes, the next step runs by stages again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Sequences of a batch.
+    """Token sequences of a batch or a micro-batch.
 
     Attributes:
-        ids: tokens, shape (rows, tokens).
-        targets: target tokens, same shape; -100 for positions without loss.
-        mask, positions: see `cleave.graphs.packed.called_with`.
+        ids: token IDs, shape (rows, tokens).
+        targets: target token IDs, shape (rows, tokens); -100 for positions without loss.
+        mask: attention mask; see `cleave.graphs.packed.called_with`.
+        positions: position of each token in its document, shape (rows, tokens); None if each row is
+            one document.
     """
 
     ids: Tensor
@@ -65,7 +73,7 @@ class Rows:
     positions: Tensor | None = None
 
     def cut(self, parts: int) -> list[Rows]:
-        """Split the sequences into `parts` groups."""
+        """Split the sequences into `parts` groups of nearly equal size."""
         cut = [
             [None] * parts if each is None else each.tensor_split(parts)
             for each in (self.mask, self.positions)
@@ -76,40 +84,46 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NotByStages:
-    """The fleet did not compute a step by stages, so the caller computes it.
+    """Returned instead of a result when the caller must compute a step without stages.
 
     Attributes:
-        reason: why.
+        reason: why the fleet does not compute the step by stages.
     """
 
     reason: str
 
 
 class StagedModel:
-    """Computes the gradients of a model's batches by stages, on a fleet.
+    """Computes the loss and gradients of a model's batches by stages on a fleet.
 
     Args:
-        work: the model, its graphs, and the dtype in which parameters and activations travel.
+        work: the model, its graphs, and the wire dtype of parameters and activations.
         runtime: runtime of the fleet.
-        planner: chooses the stages.
+        planner: plans the stages for the connected devices.
         ps: speed of the PS.
-        gradients: dtype in which gradients travel; that of `work` by default.
-        tiles: forecasts a step by tiles. The caller computes the step if tiles or the PS alone are
-            faster than stages; None to always train by stages.
-        auditor: audits some of the devices' work; None to check only suspicious results.
-        in_parts: makes the work with attention and MLP apart if layers do not fit; may be None.
-        local_after_s: seconds without devices before the caller computes a step; None to wait.
-        stop: returns whether to stop training; the current step then gets `STEP_END_S` seconds.
+        gradients: wire dtype of parameter gradients; the wire dtype of `work` by default.
+        tiles: forecasts the duration of a step by tiles. If tiles or the PS alone is faster than
+            stages, the caller must compute the step. None to always train by stages.
+        auditor: audits a random selection of device results. If it is None, only suspicious results
+            are checked.
+        in_parts: returns a replacement of `work` in which the attention and the MLP of a layer are
+            separate. This function is called if whole layers do not fit in the devices' memory.
+            None to never split layers.
+        local_after_s: seconds without devices before the caller must compute a step; None to wait
+            for devices without limit.
+        stop: returns whether training must stop. The current step then gets `STEP_END_S` seconds to
+            finish.
         note: called with messages for the user.
-        presence: called when no device can do a step, and when one can again.
-        own_products: makes the context manager for the PS's part of a step, given its devices.
+        presence: called when no device can run a step, and when devices can run a step again.
+        own_products: returns the context manager in which the PS's part of a step runs. The
+            argument of this function is the set of IDs of the devices in the plan.
 
     Attributes:
-        plan: plan of the last step.
-        work: the current work, which may have replaced the argument; see `in_parts`.
+        plan: plan for the connected devices; None until there is a plan.
+        work: the current `ModelWork`, which is the result of `in_parts` if layers were split.
         runtime: runtime of the fleet.
-        passes: passes of the layers that devices cannot compute.
-        gradients_dtype: dtype in which gradients travel.
+        passes: runs the layers without graphs on the PS.
+        gradients_dtype: wire dtype of parameter gradients.
     """
 
     def __init__(
@@ -138,10 +152,10 @@ class StagedModel:
         self._tiles = tiles
         self._auditor = auditor or Auditor(0.0)
         self._step_work: StepWork | None = None
-        self._proven: set[int] = set()  # devices that returned something wrong in this step
+        self._proven: set[int] = set()  # devices that returned a wrong result in this step
         self._in_parts = in_parts
         self._local_after_s = 0.0 if tiles is not None else local_after_s
-        # During a step the devices may soon be back, so wait a little longer.
+        # Devices that leave during a step may reconnect soon, so the step waits longer.
         self._left_after_s = STEP_END_S if local_after_s is None else local_after_s
         self._stop = stop
         self._note = note
@@ -153,18 +167,22 @@ class StagedModel:
         self._parts = 1
         self._said = ""
         self._worth = True
-        self._resting: tuple[int, tuple[int, ...]] = 0, ()  # remaining steps, devices that failed
-        self._waited = False  # waited for devices in vain, so that the next step does not wait
+        # Number of further steps that the caller computes, and the devices that failed.
+        self._resting: tuple[int, tuple[int, ...]] = 0, ()
+        self._waited = False  # the last step waited in vain for devices; the next does not wait
 
     def close(self) -> None:
-        """Release what devices hold for the model."""
+        """End the current step, and let devices drop the arrays that they retain for the model."""
         self.runtime.end_steps()
 
     def predicted_s(self, batch: Rows) -> float | NotByStages:
-        """Return the forecast seconds of a step on the connected devices.
+        """Forecast the duration of a step by stages on the connected devices.
+
+        Args:
+            batch: a batch with the shape of the step's batch.
 
         Returns:
-            The seconds; or why the step would not be done by stages.
+            The duration in seconds, or `NotByStages` if the step would not run by stages.
         """
         plan = self._plan_for(batch)
         if plan is None or not self._worth:
@@ -172,20 +190,22 @@ class StagedModel:
         return plan.step_s
 
     def gradients(self, batch: Rows, learned: int | None = None) -> float | NotByStages:
-        """Add the gradients of a batch's mean loss to the parameters; return the loss.
+        """Compute a batch's loss, and accumulate its gradients in the parameters' `grad`.
 
         Args:
             batch: sequences of the batch.
-            learned: number of tokens that the loss is divided by; those of the batch by default.
-                With several servers it covers the whole step, and the loss is this batch's share.
+            learned: number of target tokens by which the summed loss is divided; by default the
+                number in the batch. With several servers, it is the number in the batches of all
+                servers, and the returned loss is this batch's share of the mean.
 
         Returns:
-            The loss; or why the caller must compute the step: no device is connected, the connected
-            devices failed in this or an earlier step, or another method is faster.
+            The loss. It is `NotByStages` if the caller must compute the step: no device can train
+            layers, the connected devices failed in this or an earlier step, or another method is
+            faster.
 
         Raises:
-            AbandonedError: when training must stop.
-            FleetError: when the fleet cannot do the step.
+            AbandonedError: training must stop, and the step was abandoned.
+            FleetError: the fleet cannot complete the step.
         """
         counted = int((batch.targets >= 0).sum()) if learned is None else learned
         scale = 1.0 / max(1, counted)
@@ -210,23 +230,30 @@ class StagedModel:
             faults = self._auditor.faults(work, result, self._proven)
             if not faults:
                 return self._take(result, embedded, losses, len(work.slices))
-            for fault in faults:  # no result was used yet, so the step can be repeated
+            for fault in faults:  # no result of the step has been used, so it can be repeated
                 self._note(f"device {fault.device} is quarantined: {fault.reason}")
                 self.runtime.quarantine(fault.device, fault.reason)
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """Discard the plan and the gradients of a failed step."""
+        """Discard the plan of a failed step, and the gradients of all parameters."""
         self.plan = None
         for parameter in self.work.model.parameters():
             parameter.grad = None
 
     def _tries_again(self, reason: str, failed: int) -> bool:
-        """Wait before a retry, and return True; return False if the caller must compute the step.
+        """Decide whether to retry a failed step, and wait before the retry.
+
+        Args:
+            reason: why the last attempt failed.
+            failed: number of failed attempts at the step.
+
+        Returns:
+            True to retry by stages; False if the caller must compute the step.
 
         Raises:
-            AbandonedError: when training must stop meanwhile.
-            FleetError: when the step failed too often.
+            AbandonedError: training must stop.
+            FleetError: the number of failed attempts reached `MOST_TRIES`.
         """
         there = self.runtime.stage_devices().keys()
         if self._local_after_s is not None:
@@ -242,13 +269,17 @@ class StagedModel:
                 raise AbandonedError("training is to stop")
             try:
                 self.runtime.next_outcome(LOOK_S)
-            except FleetError as error:  # in virtual time, no event is left to wait for
+            except FleetError as error:  # in virtual time: no future event can help
                 raise FleetError(f"{error}: {reason}") from error
             waited_s += LOOK_S
         return True
 
     def first_inputs(self, embedded: Sequence[Embedded]) -> list[Embedded]:
-        """Return the first stage's inputs, after the layers that the PS computes before it."""
+        """Run the PS's layers before the first stage, and return the first stage's inputs.
+
+        Args:
+            embedded: for each micro-batch, the input of the model's first layer.
+        """
         self.passes.forget()
         if 0 not in self.passes.runs:
             return list(embedded)
@@ -266,13 +297,13 @@ class StagedModel:
         embedded: Sequence[Embedded],
         scale: float,
     ) -> StepWork:
-        """Return the fleet's work for a step.
+        """Return the `StepWork` with which the fleet can run a step.
 
         Args:
-            plan: plan with the stages.
+            plan: the plan with the step's stages.
             parts: the micro-batches.
-            embedded: inputs of the first stage, by micro-batch.
-            scale: factor of each token's loss.
+            embedded: for each micro-batch, the input of the first stage.
+            scale: factor by which each token's loss is multiplied.
         """
         targets = [part.targets for part in parts]
         inner = self.passes.runs.keys() - {0, len(self.work.graphs.parts)}
@@ -305,7 +336,17 @@ class StagedModel:
         embedded: Sequence[Embedded],
         scale: float,
     ) -> tuple[StepResult, dict[int, float]]:
-        """Do a step on the fleet; return its result, and the losses computed locally."""
+        """Run a step on the fleet.
+
+        Args:
+            work: inputs of the step for the fleet.
+            parts: the micro-batches.
+            embedded: for each micro-batch, the input of the first stage.
+            scale: factor by which each token's loss is multiplied.
+
+        Returns:
+            The fleet's result, and the losses of the micro-batches whose loss the PS computed.
+        """
         self.runtime.begin_step(work)
         losses: dict[int, float] = {}
         while True:
@@ -340,12 +381,12 @@ class StagedModel:
         work: StepWork,
         embedded: Sequence[Embedded],
     ) -> None:
-        """Compute the PS's layers between two stages, and give the fleet the result.
+        """Run a pass of the PS's layers between two stages, and pass the output to the fleet.
 
         Args:
-            wanted: request of the fleet, for a forward or backward pass.
-            work: the step.
-            embedded: inputs of the first stage, by micro-batch.
+            wanted: the fleet's request for a forward or backward pass.
+            work: the current step.
+            embedded: for each micro-batch, the input of the first stage.
         """
         number, run = wanted.batch, work.stages[wanted.stage].stop
         one = embedded[number]
@@ -363,7 +404,14 @@ class StagedModel:
         losses: dict[int, float],
         slices: int,
     ) -> float:
-        """Add the gradients of a finished step to the parameters; return its loss."""
+        """Accumulate a finished step's gradients in the parameters, and return the step's loss.
+
+        Args:
+            result: the fleet's result.
+            embedded: for each micro-batch, the input of the model's first layer.
+            losses: losses of the micro-batches whose loss the PS computed.
+            slices: number of slices of the loss.
+        """
         for number, payload in sorted(result.dx.items()):
             x = embedded[number].x
             dx = self.work.tensor(payload, x.shape, self.work.dtype)
@@ -378,11 +426,14 @@ class StagedModel:
 
     @property
     def calls(self) -> Sequence[LayerCall]:
-        """Return how the model calls its layers."""
+        """Return one record per layer that describes how the model calls the layer."""
         return self.work.graphs.calls
 
     def trained_parameters(self) -> list[Tensor]:
-        """Return the parameters of the layers that get a gradient, each once."""
+        """Return the layers' trained parameters, without duplicates.
+
+        Layers on devices come first, followed by layers on the PS.
+        """
         graphs = self.work.graphs
         found: list[Tensor] = []
         for part, of_part in zip(graphs.parts, graphs.layers, strict=True):
@@ -392,10 +443,10 @@ class StagedModel:
         return list(dict.fromkeys(found))
 
     def refuse_faults(self, work: StepWork, result: StepResult) -> None:
-        """Audit a step that cannot be repeated.
+        """Audit a step that cannot be repeated. Quarantine each device with a wrong result.
 
         Raises:
-            FleetError: when a device returned wrong results; it is quarantined.
+            FleetError: a device returned a wrong result.
         """
         faults = self._auditor.faults(work, result, self._proven)
         for fault in faults:
@@ -407,16 +458,27 @@ class StagedModel:
             )
 
     def embed(self, part: Rows) -> Embedded:
-        """Compute the inputs of the model's first layer."""
+        """Run the model up to its first layer, and return the first layer's input."""
         with self.autocast():
             return self._outside.embed(part.ids, part.mask, part.positions)
 
     def autocast(self) -> torch.autocast:
-        """Return a context manager for local passes in the dtype in which activations travel."""
+        """Return an autocast context manager in which local passes use the wire dtype."""
         return torch.autocast("cpu", torch.bfloat16, enabled=self.work.dtype is DType.BF16)
 
     def _loss(self, y: Tensor, targets: Tensor, scale: float) -> tuple[float, Tensor]:
-        """Compute a micro-batch's loss and gradients locally; return the loss and dy."""
+        """Compute a micro-batch's loss and its gradients on the PS.
+
+        Gradients of parameters after the last layer are accumulated in `grad`.
+
+        Args:
+            y: output of the last layer.
+            targets: target tokens.
+            scale: factor by which each token's loss is multiplied.
+
+        Returns:
+            The loss and the gradient of `y`.
+        """
         y.requires_grad_()
         held: dict[str, Any] = dict(self.work.model.named_parameters())
         with self.autocast():
@@ -430,13 +492,13 @@ class StagedModel:
         return float(loss.detach()), y.grad
 
     def planned(self, batch: Rows) -> StagePlan | NotByStages:
-        """Return the plan for the connected devices; wait for devices while no plan fits.
+        """Return the plan for the connected devices. While there is no plan, wait for devices.
 
         Returns:
-            The plan; or why the caller must compute the step.
+            The plan, or `NotByStages` if the caller must compute the step.
 
         Raises:
-            AbandonedError: when training must stop meanwhile.
+            AbandonedError: training must stop.
         """
         waited_s = 0.0
         while True:
@@ -461,7 +523,10 @@ class StagedModel:
             waited_s += LOOK_S
 
     def _plan_for(self, batch: Rows) -> StagePlan | None:
-        """Return the plan for the connected devices; plan again if they or the shape changed."""
+        """Return the current plan, or None if the connected devices cannot run the step.
+
+        A new plan is made if the connected devices or the shape of the batch changed.
+        """
         devices = self.runtime.stage_devices()
         wanted = (tuple(sorted(devices)), tuple(batch.ids.shape))
         if self.plan is None or wanted != self._planned_for:
@@ -470,7 +535,11 @@ class StagedModel:
         return self.plan
 
     def _new_plan(self, batch: Rows, devices: Sequence[DeviceRates]) -> StagePlan | None:
-        """Plan stages for these devices, and report the plan; return None if no plan fits."""
+        """Plan stages for the given devices, and report the plan to the user.
+
+        Returns:
+            The plan; None if the devices cannot run the step.
+        """
         if not devices:
             then = "training waits" if self._local_after_s != 0.0 else "no stages"
             self._say(f"{then}: {self.runtime.why_no_stages()}")
@@ -490,7 +559,8 @@ class StagedModel:
                 self._say(f"layers are cut in parts, attention and MLP apart, for {error}")
                 self.runtime.end_steps()
                 self.work, self._in_parts = self._in_parts(), None
-                self.passes = PsPasses(self.work.graphs, self.autocast)  # runs are numbered by part
+                # The key of a run counts parts of layers, so the keys have changed.
+                self.passes = PsPasses(self.work.graphs, self.autocast)
                 return self._new_plan(batch, devices)
             self._say(f"there is no plan for stages: {error}")
             return None
@@ -511,34 +581,40 @@ class StagedModel:
         return plan
 
     def _note_presence(self, *, there: bool) -> None:
-        """Report whether devices can do a step, if that has changed."""
+        """Call `presence` if `there` differs from the last report.
+
+        Args:
+            there: whether devices can run a step now.
+        """
         if there != self._present:
             self._present = there
             self._presence(FleetPresence.PRESENT if there else FleetPresence.ABSENT)
 
     def _say(self, text: str) -> None:
-        """Report a message, unless it equals the last one."""
+        """Report a message to the user, unless it equals the last message."""
         if text != self._said:
             self._said = text
             self._note(text)
 
     def cut(self, batch: Rows) -> list[Rows]:
-        """Split a batch into the plan's micro-batches."""
+        """Split a batch into as many micro-batches as the plan has."""
         return batch.cut(self._parts)
 
     def next_outcome(self) -> StageOutcome:
-        """Return the next outcome of the step.
+        """Wait for the next request or result of the current step, and return it.
+
+        Suspicious results are checked here and never returned.
 
         Raises:
-            AbandonedError: when training must stop.
-            StageFailedError: when all devices left, and the caller can compute the step.
+            AbandonedError: training must stop, and the step was abandoned.
+            StageFailedError: all devices left, and the caller can compute the step.
         """
         stopping_s = left_s = 0.0
         local = self._local_after_s is not None
         while True:
             try:
                 outcome = self.runtime.next_outcome(LOOK_S)
-            except FleetError as error:  # in virtual time, no event is left to wait for
+            except FleetError as error:  # in virtual time: no future event can help
                 if not local:
                     raise
                 self.runtime.end_steps()
@@ -561,7 +637,10 @@ class StagedModel:
                     raise AbandonedError("training is to stop")
 
     def _examine(self, suspect: Suspect) -> None:
-        """Check suspicious results, and tell the fleet whether they are right."""
+        """Check a suspicious result, and tell the fleet whether it is right.
+
+        The device is quarantined if the check proves that the device is faulty.
+        """
         assert self._step_work is not None
         found = examined(self._step_work, suspect, self._auditor)
         if found.proven:

@@ -1,10 +1,11 @@
 """`cleave.offload(model, fleet, method="stages")`: stages in the caller's own training loop.
 
-A forward pass records the arguments of the layers, sends the batch through all layers on the fleet,
-and computes the rest of the model locally. The backward pass is similar, and returns all gradients.
+A forward pass records the keyword arguments of the layers, runs all layers on the fleet, and
+computes the rest of the model locally. The backward pass returns the gradients of all layers at
+once.
 
-The caller may change the model between passes. So every pass checks whether the model still matches
-its graphs, and makes new graphs if it does not.
+The caller may change the model between passes. So every forward pass checks whether the model still
+matches its graphs. If it does not, new graphs are exported.
 """
 
 from __future__ import annotations
@@ -59,18 +60,22 @@ _OF_THE_MODEL: Final = ("input_ids", "attention_mask", "position_ids", "labels",
                         "output_hidden_states", "num_items_in_batch")  # fmt: skip
 _NO_OUTPUTS: Final = ("output_attentions", "output_hidden_states")
 _MOST_KEPT: Final = 8
-"""Maximum number of model states with cached graphs, such as with and without adapters."""
+"""Maximum number of cached sets of graphs.
+
+A model needs several sets if it is used, for example, with and without adapters.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """Key of the graphs that a pass needs.
+    """Cache key of the graphs that a forward pass needs.
 
     Attributes:
         tokens: tokens per sequence.
-        padded, packed: whether the pass has a padding mask, or positions of packed documents.
-        dtype: dtype in which tensors travel.
-        state: state of the model; see `model_state`.
+        padded: whether the pass has a padding mask.
+        packed: whether the pass has position IDs of packed documents.
+        dtype: dtype of tensors on the wire.
+        state: digest of the model's structure; see `model_state`.
     """
 
     tokens: int
@@ -81,13 +86,14 @@ class _Called:
 
 
 class StagedForward:
-    """Computes the forward passes of a model by stages.
+    """Callable that replaces a model's forward pass, and runs the layers on a fleet by stages.
 
     Args:
         model: a causal language model of transformers.
-        fleet: fleet that computes the layers.
-        audit: probability that a device's part of a step is audited.
-        local_after_s: seconds without devices before layers are computed locally; None to wait.
+        fleet: fleet that runs the layers.
+        audit: probability of an output audit, per device, stage and step.
+        local_after_s: seconds without devices before the layers run locally; None to wait for
+            devices without limit.
     """
 
     def __init__(
@@ -103,21 +109,25 @@ class StagedForward:
         self._speeds: dict[DType, PsCompute] = {}
         self._staged: OrderedDict[_Called, StagedModel] = OrderedDict()  # least recent first
         self._under_way: _Pass | None = None
-        self._here = False  # whether the log says that layers are computed locally
+        self._here = False  # whether the last log message said that layers run locally
 
     def close(self) -> None:
-        """Release what devices hold for the model."""
+        """End the current step, and let devices drop the arrays that they retain for the model."""
         self._fleet.runtime.end_steps()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the model's forward pass with its layers on the fleet."""
-        # The plan already decides where devices recompute forward passes.
+        """Run the model's forward pass with the layers on the fleet, or locally as a fallback."""
+        # The plan already decides which activations devices recompute.
         with _without_checkpointing(self._model):
             found = self._forward(args, kwargs)
         return self._plain_forward(*args, **kwargs) if found is None else found
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the model's output with layers on the fleet; None to compute it locally."""
+        """Run the model's forward pass with the layers on the fleet.
+
+        Returns:
+            The model's output; None if the caller must run the whole pass locally.
+        """
         given = self._signature.bind(*args, **kwargs).arguments
         given |= given.pop("kwargs", {})
         unknown = [n for n, v in given.items() if n not in _OF_THE_MODEL and v is not None]
@@ -135,11 +145,11 @@ class StagedForward:
         if positions is not None:
             positions = positions.expand(ids.shape)
             if bool((positions == torch.arange(ids.shape[1])).all()):
-                positions = None  # these are the default positions
+                positions = None  # the model's default positions are the same
             elif mask is None and self._keeps(given.get("use_cache")):
                 mask = torch.ones_like(ids)
         if mask is not None and positions is None and bool(mask.all()):
-            mask = None  # transformers ignores such a mask as well
+            mask = None  # transformers also ignores a mask without padding
         try:
             staged = self._of(ids.shape[1], padded=mask is not None, packed=positions is not None)
             one = _Pass(self, staged, Rows(ids, ids, mask, positions), torch.is_grad_enabled())
@@ -177,20 +187,29 @@ class StagedForward:
         )
 
     def _asks(self, output: str) -> bool:
-        """Return whether the model's configuration asks for an output."""
+        """Return whether the model's configuration sets an option such as `output_attentions`."""
         config: Any = self._model.config
         return bool(getattr(config, output, False))
 
     def _keeps(self, use_cache: bool | None) -> bool:
-        """Return whether the model would use a key-value cache, and so ignore document boundaries.
+        """Return whether a local forward pass would create a key-value cache.
 
-        Stages have no cache, so the caller passes a mask that makes a sequence one document.
+        A model with a key-value cache ignores document boundaries. Stages have no such cache. To
+        get the same output, the caller then passes a mask without padding, with which each sequence
+        is one document.
+
+        Args:
+            use_cache: the argument of the forward pass; None for the configuration's setting.
         """
         config: Any = self._model.config
         return bool(getattr(config, "use_cache", False) if use_cache is None else use_cache)
 
     def tell(self, why_here: str) -> None:
-        """Log why layers are computed locally, or that they no longer are; only when it changes."""
+        """Log a change between layers on the fleet and layers on this machine.
+
+        Args:
+            why_here: why the layers run on this machine; empty if they run on the fleet.
+        """
         if bool(why_here) == self._here:
             return
         self._here = bool(why_here)
@@ -219,8 +238,8 @@ class StagedForward:
         return self._staged[called]
 
     def _new(self, called: _Called) -> StagedModel:
-        """Make the graphs of the model's current state, and the `StagedModel` that uses them."""
-        # The model itself decides what positions mean, as in a local forward pass.
+        """Export the current layers as graphs, and return a `StagedModel` that uses the graphs."""
+        # The model itself interprets the position IDs, as in a local forward pass.
         by = PackedBy.POSITIONS if called.packed else None
         cache = GraphCache.of_user()
         # Graphs compute in fp32.
@@ -248,23 +267,26 @@ class StagedForward:
         )
 
     def begin(self, one: _Pass) -> None:
-        """Note that a forward pass begins; abandon the last one if it had no backward pass."""
+        """Record that a forward pass begins.
+
+        A previous forward pass whose backward pass has not run is abandoned.
+        """
         if self._under_way is not None:
             self._under_way.given_up = True
             self._fleet.runtime.withdraw_step()
         self._under_way = one
 
     def end(self, one: _Pass) -> None:
-        """Note that a pass is over."""
+        """Record that `one` is complete, so that no backward pass will follow."""
         if self._under_way is one:
             self._under_way = None
 
 
 @contextmanager
 def _without_checkpointing(model: nn.Module) -> Iterator[None]:
-    """Return a context manager that disables activation checkpointing."""
+    """Return a context manager that disables transformers' activation checkpointing."""
     those = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
-    # Checkpointing also installs a hook that makes the embedding's output require gradients.
+    # Checkpointing also installs a hook that sets `requires_grad` of the embedding's output.
     hooks = [
         (m, key, hook)
         for m in model.modules()
@@ -285,18 +307,18 @@ def _without_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def _plan_layers(model: StageModel, devices: Sequence[DeviceRates], ps: PsCompute) -> StagePlan:
-    """Plan stages without a vocabulary-parallel loss, as the caller computes the loss."""
+    """Plan stages without a vocabulary-parallel loss, because the caller computes the loss."""
     return plan_stages(replace(model, most_slices=1), devices, ps)
 
 
 @dataclass(eq=False)
 class _Pass:
-    """A forward pass of the layers, and its backward pass."""
+    """One forward pass of all layers, and the backward pass that follows."""
 
     owner: StagedForward
     staged: StagedModel
     batch: Rows
-    trains: bool  # whether a backward pass may come
+    trains: bool  # whether gradients are enabled, so that a backward pass may follow
     done: bool = False
     given_up: bool = False
     parts: Sequence[Rows] = ()
@@ -307,15 +329,26 @@ class _Pass:
     values: Mapping[int, bytes] = field(default_factory=dict)  # digests of tensors by `id`
 
     def prepare(self) -> None:
-        """Plan the pass, and record the arguments of the layers."""
+        """Plan the stages, and record the keyword arguments of the layers."""
         plan = self.staged.planned(self.batch)
         self.plan = plan if isinstance(plan, StagePlan) else None
         self.parts = self.staged.cut(self.batch)
-        with torch.set_grad_enabled(self.trains):  # to notice which inputs require gradients
+        with torch.set_grad_enabled(self.trains):  # records which inputs require gradients
             self.embedded = [self.staged.embed(part) for part in self.parts]
 
     def forward(self, x: Tensor, *, backward: bool) -> Tensor:
-        """Return the output of the last layer."""
+        """Run all layers.
+
+        Args:
+            x: input of the first layer.
+            backward: whether a backward pass will follow.
+
+        Returns:
+            The output of the last layer.
+
+        Raises:
+            StageFailedError: the fleet cannot complete the pass.
+        """
         self.owner.begin(self)
         assert self.plan is not None
         self.x = x.detach()
@@ -357,7 +390,20 @@ class _Pass:
         return torch.cat([outputs[number] for number in range(len(self.parts))])
 
     def backward(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the gradient of the layers' input, and those of the parameters by `id`."""
+        """Run the backward pass of all layers.
+
+        Args:
+            dy: gradient of the last layer's output.
+
+        Returns:
+            The gradient of the first layer's input, and the parameter gradients by the `id` of the
+            parameter.
+
+        Raises:
+            UsageError: the backward pass was already run, the forward pass was abandoned, or a
+                weight has changed since the forward pass.
+            FleetError: the fleet cannot complete the pass, or a device returned a wrong result.
+        """
         if self.done:
             raise UsageError("by stages, a forward pass has one backward pass, and this was done")
         self.done = True
@@ -396,15 +442,15 @@ class _Pass:
         return torch.cat(dx), self.staged.passes.add_gradients(found)
 
     def _values(self) -> dict[int, bytes]:
-        """Return digests of the layers' tensors by `id`."""
+        """Return the digest of each parameter and buffer of the layers, by the tensor's `id`."""
         held = (t for call in self.staged.calls for t in tensors_of(call.layer).values())
         return {id(tensor): content(tensor) for tensor in held}
 
     def _result(self, dy: Tensor) -> StepResult:
-        """Give the fleet the gradient of the layers' output, and wait for the result.
+        """Pass the gradient of the last layer's output to the fleet, and wait for the result.
 
         Raises:
-            StageFailedError: when the fleet cannot complete the backward pass.
+            StageFailedError: the fleet cannot complete the backward pass.
         """
         assert self.work is not None
         rows, last = [len(part.ids) for part in self.parts], len(self.work.layers)
@@ -421,7 +467,7 @@ class _Pass:
                     return result
 
     def _backward_here(self, dy: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the result of `backward`, computed locally with a repeated forward pass."""
+        """Compute the result of `backward` on this machine by recomputing the forward pass."""
         assert self.x is not None
         calls, trained = self.staged.calls, self.staged.trained_parameters()
         rows = [len(part.ids) for part in self.parts]
@@ -446,7 +492,7 @@ class _Pass:
 
 
 class _Layers(torch.autograd.Function):
-    """All layers of a model, on a fleet."""
+    """Autograd function that runs all layers of a model on a fleet."""
 
     @staticmethod
     def forward(ctx: Any, one: _Pass, x: Tensor, *trained: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Replacement of a model's forward pass by one in stages, through a subclass of its class.
+"""Replacement of a model's forward pass by a forward pass by stages.
 
-A later wrapper of the model's `forward` therefore wraps the passes on the fleet, and stays in place
-when the model is restored.
+The class of the model object is replaced by a subclass. The `forward` of the subclass runs on the
+fleet. So if a library later wraps the object's `forward`, the wrapper calls the fleet. The wrapper
+stays in place when the model is restored.
 """
 
 from __future__ import annotations
@@ -24,38 +25,44 @@ _HOOKS: Final = (
 
 
 class Passes(Protocol):
-    """Computes the forward passes of a model."""
+    """Callable that replaces a model's forward pass."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute a forward pass."""
+        """Run a forward pass with the arguments of the model's own `forward`."""
         ...
 
     def close(self) -> None:
-        """Release what devices hold for the model."""
+        """Let devices drop the weights and activations that they hold for the model."""
         ...
 
 
 def passes_of(model: nn.Module) -> Passes | None:
-    """Return the object that computes a model's passes by stages; None without stages."""
+    """Return the object that runs a model's forward passes by stages.
+
+    It is None if the model is not offloaded by stages.
+    """
     found: Passes | None = vars(model).get(ATTRIBUTE)
     return found
 
 
 def go_by_stages(model: nn.Module, passes: Passes) -> None:
-    """Compute a model's forward passes by stages from now on."""
+    """Replace a model's `forward` by `passes`, until `go_plainly` is called."""
     object.__setattr__(model, ATTRIBUTE, passes)
     model.__class__ = _staged_class(type(model))
 
 
 def go_plainly(model: nn.Module) -> None:
-    """Undo `go_by_stages`."""
+    """Undo `go_by_stages`: restore the model's class."""
     object.__delattr__(model, ATTRIBUTE)
     model.__class__ = type(model).__mro__[1]
 
 
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
-    """Return a context manager that disables a model's stages, forward wrappers and hooks."""
+    """Return a context manager that restores a model's original forward pass within the context.
+
+    Stages, wrappers of `forward`, and the model's own hooks are disabled.
+    """
     held, staged = vars(model), type(model)
     aside: Sequence[str] = (ATTRIBUTE, "forward", *_HOOKS)
     before = {name: held.pop(name) for name in aside if name in held}
@@ -69,19 +76,20 @@ def plain(model: nn.Module) -> Iterator[None]:
 
 
 def _staged_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a model's class that computes forward passes by stages."""
+    """Return a subclass of a model's class whose `forward` calls the model's `Passes`."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # A wrapper may still call this function after the model is restored.
+        # A forward wrapper may still call this function after the model is restored.
         passes = passes_of(self) or kind.forward.__get__(self)
         return passes(*args, **kwargs)
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:  # noqa: N807
-        """Make copies and pickles plain models."""
+        """Copy or pickle the model as an object of its original class, without stages."""
         held = {name: value for name, value in vars(self).items() if name != ATTRIBUTE}
         return copyreg._reconstructor, (kind, object, None), held  # type: ignore[attr-defined]
 
-    # Libraries inspect the signature, but must not unwrap the function to the plain forward.
+    # Libraries inspect the signature of `forward`. With the `__wrapped__` of `functools.wraps`,
+    # libraries would unwrap `forward` and bypass the fleet.
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
     forward.__doc__ = kind.forward.__doc__
     same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}

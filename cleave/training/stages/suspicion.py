@@ -1,15 +1,17 @@
-"""Check of suspicious results of devices, by repeating the work before the results are used.
+"""Check of suspicious device results: the PS recomputes a result before the result is used.
 
-`cleave.scheduler.stages.step` holds back results that are not finite or much larger than usual, or
-whose usual size is unknown. An honest device is never blamed; all of this must hold to blame one:
+`cleave.scheduler.stages.step` holds back a result that is not finite, is much larger than usual, or
+has no known usual magnitude. An honest device is never blamed. A device is blamed only if all of
+these conditions hold:
 
-- The device's inputs and weights are finite, and too small for the order of summation to decide
-  whether a product overflows.
+- The device's inputs and weights are finite. They are so small that the order of summation cannot
+  decide whether a matrix multiplication overflows.
 - The local result is finite.
-- The device's result is not finite, or off by more than half of the largest element, while
-  repetitions with coarser rounding agree with the local result.
+- The device's result is not finite, or its error is more than half of the largest element.
+- If the device's result is finite: coarser rounding changes the local result by much less than the
+  device's error.
 
-If inputs or the local result are not finite, the run diverges, and no device is to blame.
+If an input or the local result is not finite, the training run diverges, and no device is blamed.
 """
 
 from __future__ import annotations
@@ -32,29 +34,39 @@ from cleave.training.stages.audits import Auditor
 from cleave.training.stages.honest_error import MOST_REPEATS, error_of
 
 LARGEST_INPUT: Final = 2.0**20
-"""No device is blamed if an input or weight is larger, as products of a few may overflow."""
+"""Largest magnitude of an input or weight for which a device may be blamed.
+
+Products of several larger values may overflow in an honest device.
+"""
 
 _GROSS: Final = 0.5
-"""Smaller errors, as a fraction of the largest element, are left to audits."""
+"""Smallest error that this check treats as wrong, as a fraction of the largest element.
+
+Only audits find smaller errors.
+"""
 
 _STEADY: Final = 0.1
-"""Results that rounding changes by more than this fraction of the largest element prove nothing."""
+"""Maximum effect of coarser rounding on a result whose error proves that the device is faulty.
+
+The effect is the largest change of an element, as a fraction of the largest element.
+"""
 
 _BEYOND: Final = 1000.0
-"""They do if the error is this many times larger than the change that rounding makes."""
+"""The effect of rounding may exceed `_STEADY` if the error is at least this many times the effect.
+"""
 
 _OTHERS: Final = 10.0
-"""Factor by which the gradient of one micro-batch may exceed that of another."""
+"""Maximum plausible ratio between the gradient magnitudes of two micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check.
+    """Outcome of checking a suspicious result.
 
     Attributes:
-        right: whether to use the device's result; if not, another device repeats the work.
-        reason: what is wrong with the result; empty if it is right.
-        proven: whether the device is to blame.
+        right: whether training uses the device's result. If not, another device recomputes it.
+        reason: description of the error; empty if `right` is True.
+        proven: whether the check proves that the device is faulty.
     """
 
     right: bool
@@ -66,12 +78,12 @@ _RIGHT: Final = Finding(True)
 
 
 def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
-    """Repeat a device's work, and return whether its result is right.
+    """Check a suspicious result by recomputing it on the PS.
 
     Args:
-        work: the step.
-        suspect: inputs and result of the device.
-        auditor: repeats passes.
+        work: the current step.
+        suspect: the device's inputs and result.
+        auditor: runs the local passes.
     """
     largest_input = _largest_input(work, suspect)
     if not math.isfinite(largest_input):
@@ -116,7 +128,11 @@ def examined(work: StepWork, suspect: Suspect, auditor: Auditor) -> Finding:
 def _repeater(
     work: StepWork, suspect: Suspect, auditor: Auditor
 ) -> tuple[Callable[[np.random.Generator | None], dict[Place, Array]], int]:
-    """Return a function that repeats the suspicious work, and its number of passes."""
+    """Return a function that recomputes a suspicious result, and the passes that one call takes.
+
+    The argument of the function is the random number generator for coarser rounding; None means
+    normal rounding. The number of passes is the number of micro-batches that one call recomputes.
+    """
     record, places = suspect.record, list(suspect.sizes)
 
     def sums_again(random: np.random.Generator | None) -> dict[Place, Array]:
@@ -139,7 +155,11 @@ def _repeater(
 def _is_like_one_batch(
     work: StepWork, suspect: Suspect, sums: SumsRecord, auditor: Auditor
 ) -> bool:
-    """Return whether one random micro-batch's gradients explain the sums' size, by one pass."""
+    """Return whether the gradients of one micro-batch explain the magnitude of gradient sums.
+
+    One randomly selected micro-batch of the sums is recomputed. The magnitudes are plausible if
+    every sum is at most `_OTHERS` times the recomputed gradient times the number of micro-batches.
+    """
     count = len(sums.batches)
     if count == 1 or not all(map(math.isfinite, suspect.sizes.values())):
         return False
@@ -153,7 +173,7 @@ def _is_like_one_batch(
 
 
 def _found(work: StepWork, suspect: Suspect, wanted: Mapping[Place, Array]) -> dict[Place, Array]:
-    """Return the device's results in fp32, in the shapes of the local results."""
+    """Return the device's results as fp32 arrays in the shapes of the local results, `wanted`."""
     record, found = suspect.record, {}
     for place, each in wanted.items():
         parts: list[Any]
@@ -183,13 +203,16 @@ def _sum_name(place: Place) -> SumName:
 
 
 def _largest_input(work: StepWork, suspect: Suspect) -> float:
-    """Return the largest magnitude of the device's inputs; NaN or infinity if one has any."""
+    """Return the largest magnitude of all elements of the device's inputs.
+
+    It is NaN if an element is NaN, else infinity if an element is infinite.
+    """
     sizes = [_array_size(array) for array in _inputs(work, suspect)]
     return math.nan if any(map(math.isnan, sizes)) else max(sizes)
 
 
 def _inputs(work: StepWork, suspect: Suspect) -> Iterator[StageArray]:
-    """Yield the device's inputs: activations, gradients and weights."""
+    """Yield the arrays that the device received: activations, output gradients and weights."""
     record, plan = suspect.record, suspect.record.plan
     yield from record.x.values()
     if not record.y:
@@ -203,7 +226,7 @@ def _inputs(work: StepWork, suspect: Suspect) -> Iterator[StageArray]:
 
 
 def _array_size(array: StageArray) -> float:
-    """Return the largest magnitude of an array; 0 if it holds indices or codes."""
+    """Return the largest magnitude of an array's elements; 0 for indices and quantized codes."""
     if array.dtype not in {dtype.value for dtype in DType}:
         return 0.0
     payload: Any = array.payload
@@ -216,7 +239,7 @@ def _size(values: Array) -> float:
 
 
 def _words(place: Place, suspect: Suspect) -> str:
-    """Return a description of a result."""
+    """Return a phrase that names a suspicious result in an error message."""
     what, parameter, layer = place
     if what is Returned.SUM:
         of = f"layer {layer}'s " if layer > LOSS_LAYER else ""

@@ -1,1 +1,1 @@
-"""Linear layers whose products are computed on devices."""
+"""Linear layers whose matrix multiplications run on devices (tiles)."""

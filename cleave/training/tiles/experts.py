@@ -1,7 +1,8 @@
-"""Mixture-of-experts modules of transformers, whose experts are slices of 3-D parameters.
+"""Offloading of transformers' mixture-of-experts modules.
 
-Their eager forward multiplies by one expert after another, with `F.linear` or `@`. An offloaded
-module runs the eager forward, and sends these products to the fleet.
+The weights of all experts are slices of 3-D parameters. The eager forward pass of such a module
+multiplies by the slice of one expert after another, with `F.linear` or `@`. An offloaded module
+runs the eager forward pass, and sends these matrix multiplications to the fleet.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ _DIMENSIONS: Final = 3  # experts, outputs, inputs
 _PRODUCTS: Final = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 Product = Callable[[Tensor, Tensor, "Tensor | None", bool], Tensor]
-"""Multiplies x by a weight, of shape (in, out) if the last argument is True, and adds a bias."""
+"""Function of x, weight, bias and `transposed` that computes a linear layer on the fleet.
+
+The weight has shape (in, out) if `transposed` is True, else shape (out, in). The bias may be None.
+"""
 
 
 def auxiliary_weight(model: nn.Module) -> float:
-    """Return the weight of the load-balancing loss of experts; 0 if the model does not use it.
+    """Return the weight of a mixture-of-experts model's load-balancing loss.
 
-    A model of transformers uses that loss if its config sets `output_router_logits`.
+    The weight is 0 if the model does not use this loss. A model of transformers uses it if the
+    configuration sets `output_router_logits`.
 
     Raises:
-        UsageError: when the config asks for the loss and the model does not name its weight.
+        UsageError: the configuration sets `output_router_logits`, but the model has no attribute
+            with the weight.
     """
     config: Any = getattr(model, "config", None)
     if not getattr(config, "output_router_logits", False):
@@ -43,14 +49,19 @@ def auxiliary_weight(model: nn.Module) -> float:
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Return whether a module is a transformers module of experts that can be offloaded."""
+    """Return whether a module is a mixture-of-experts module that can be offloaded."""
     own = module.parameters(recurse=False)
     forward = type(module).forward
     return any(p.dim() == _DIMENSIONS for p in own) and hasattr(forward, "__wrapped__")
 
 
 class _Products(TorchFunctionMode):
-    """Sends products by slices of the given parameters to a fleet."""
+    """Redirects multiplications by expert weights to a fleet while the mode is active.
+
+    Args:
+        parameters: 3-D parameters whose slices are the expert weights.
+        product: computes a linear layer on the fleet.
+    """
 
     def __init__(self, parameters: Sequence[Tensor], product: Product) -> None:
         super().__init__()
@@ -77,11 +88,12 @@ class _Products(TorchFunctionMode):
 
 
 def offloaded_experts(base: type[nn.Module], product: Callable[..., Tensor]) -> type[nn.Module]:
-    """Return the class of an offloaded module of experts.
+    """Return a subclass of a mixture-of-experts class that multiplies on a fleet.
 
     Args:
         base: original class of the module.
-        product: called with the module, x, weight, bias, and whether the weight is (in, out).
+        product: function that computes a linear layer. The arguments of the function are the
+            module, x, weight, bias, and whether the weight has shape (in, out).
     """
     eager: Callable[..., Any] = base.forward.__wrapped__  # type: ignore[attr-defined]
 

@@ -1,8 +1,8 @@
-"""`offload` sends a model's multiplications to a fleet; `restore` undoes it.
+"""`offload` sends a model's matrix multiplications or whole layers to a fleet; `restore` undoes it.
 
-By tiles, `offload` changes the class of linear layers to a subclass, and keeps the module objects
-and parameters. The subclass sends its three GEMMs (forward, input gradient, weight gradient) to
-the fleet.
+With the method `tiles`, `offload` changes the class of each linear layer to a subclass. The module
+objects and parameters stay the same. The subclass sends the layer's three GEMMs (forward, input
+gradient, weight gradient) to the fleet.
 """
 
 from __future__ import annotations
@@ -43,36 +43,47 @@ def offload(
     fallback: str = "wait",
     fallback_after_s: float = 30.0,
 ) -> OffloadReport:
-    """Compute a model's linear layers (tiles), or whole layers (stages), on a fleet from now on.
+    """Run a model's linear layers (tiles) or whole decoder layers (stages) on a fleet.
 
-    By tiles, every `nn.Linear`, and transformers' `Conv1D` and mixture-of-experts modules, are
-    changed in place. Objects, parameters, hooks and state dict stay the same; the caller's loop,
-    optimizer and autocast work as before. Subclasses of these layers keep their own forward.
-    LoRA adapters of `peft` stay local, but their base layers go to the fleet.
+    With the method `tiles`, every `nn.Linear`, and transformers' `Conv1D` and mixture-of-experts
+    modules, are changed in place. The module objects, parameters, hooks and state dict stay the
+    same. The caller's training loop, optimizer and autocast work as before. Subclasses of
+    `nn.Linear` and `Conv1D` are not offloaded. LoRA adapters of `peft` stay local, but their base
+    layers are offloaded.
 
-    By stages, the `forward` of a causal language model of transformers is replaced. Devices compute
-    the forward and backward passes of its layers, and this process the rest. Each forward pass must
-    be followed by its backward pass before the next one. All gradients arrive in the backward pass.
+    With the method `stages`, the `forward` of a causal language model of transformers is replaced.
+    Devices run the forward and backward passes of the decoder layers, and this process computes the
+    rest. The backward pass of each forward pass must run before the next forward pass. All
+    gradients of the layers arrive in the backward pass.
+
+    Example:
+        cleave.offload(model, cleave.emulated(8))
 
     Args:
-        model: model on the CPU with float32, bfloat16 or float16 weights. Stages need float32;
-            under autocast their tensors travel in bfloat16.
-        fleet: fleet from `cleave.emulated`, or of a server from `cleave.serve`.
+        model: model on the CPU. With tiles, its weights are float32, bfloat16 or float16. With
+            stages, its weights are float32; under autocast, tensors are sent in bfloat16.
+        fleet: fleet from `cleave.emulated`, or the `fleet` of a server from `cleave.serve`.
         method: `tiles` or `stages`.
-        audit: with stages, probability that a device's part of a step is repeated here to check it.
-        include: with tiles, patterns of the names of modules to offload, such as `model.layers.*`.
-        exclude: with tiles, patterns of the names of modules that stay local in any case.
-        min_flops: with tiles, products of fewer floating-point operations are computed locally.
-        fallback: `wait` for a device, or compute `local` until one connects. Both are logged.
-        fallback_after_s: seconds without devices, on the fleet's clock, before `local` begins.
+        audit: with stages, the probability that this process checks a device in a step by
+            recomputing one of the device's results.
+        include: with tiles, patterns for the names of modules to offload, such as `model.layers.*`.
+            An empty list includes all modules.
+        exclude: with tiles, patterns for the names of modules that stay local. They take precedence
+            over `include`.
+        min_flops: with tiles, GEMMs with fewer floating-point operations run locally.
+        fallback: what happens while no device is connected. With `wait`, training waits for a
+            device. With `local`, this process computes until a device connects. The change is
+            logged, except with `wait` if the method is `stages` or the fleet is emulated.
+        fallback_after_s: with `fallback="local"`, seconds without devices before this process
+            computes, on the fleet's clock.
 
     Returns:
-        Which modules went to the fleet and which stayed local. If less than 90 % of the
-        multiplying parameters went, a Python warning is issued as well.
+        A report of the offloaded modules and the local modules. If less than 90 % of the parameters
+        that multiply activations are offloaded, a Python warning is also issued.
 
     Raises:
-        UsageError: when an argument is invalid, or the model has no suitable layer, is already
-            offloaded, is not on the CPU, or has weights of another dtype.
+        UsageError: an argument is invalid, or the model has no suitable layer, is already
+            offloaded, is not on the CPU or has weights of an unsupported dtype.
     """
     report = send(
         model,
@@ -102,7 +113,7 @@ def send(
     fallback: str = "wait",
     fallback_after_s: float = 30.0,
 ) -> OffloadReport:
-    """Offload a model without a warning; see `offload`."""
+    """Offload a model like `offload`, but never issue a Python warning."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"offload takes a torch module, not {_kind(model)}, as its first argument")
     if not callable(getattr(fleet, "submit", None)):
@@ -159,13 +170,22 @@ def _refuse_offloaded(model: nn.Module) -> None:
 
 
 def _with_fallback(fleet: Multiplier, fallback: str, after_s: float) -> Multiplier:
-    """Return a fleet that logs when no device is connected, and falls back to local products."""
+    """Wrap a fleet so that it logs the absence of devices, and can then multiply locally.
+
+    Args:
+        fleet: the fleet.
+        fallback: `wait` or `local`; see `offload`.
+        after_s: seconds without devices before the wrapper multiplies locally.
+
+    Returns:
+        The wrapper; `fleet` itself if it handles missing devices on its own.
+    """
     local = fallback == FallbackMode.LOCAL.value
     if not isinstance(fleet, Fleet):
         if local:
             raise UsageError(f"fallback 'local' needs a fleet of devices, not {_kind(fleet)}")
         return fleet  # other multipliers handle missing devices themselves
-    if not local and fleet.clock == "virtual":  # knows when no more devices are due
+    if not local and fleet.clock == "virtual":  # this fleet knows when no device will join
         return fleet
     here = Fallback(TorchBackend(), after_s) if local else None
     return FallbackFleet(fleet, _tell, here, say=_log.warning)
@@ -184,7 +204,7 @@ _PRESENCE: Final = {
 
 
 def _kind(value: object) -> str:
-    """Return the name of a value's type with its article."""
+    """Return the name of a value's type with an indefinite article."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
@@ -192,7 +212,7 @@ def _kind(value: object) -> str:
 def _offload_by_stages(
     model: nn.Module, fleet: Multiplier, audit: float, local_after_s: float | None
 ) -> OffloadReport:
-    """Replace a model's forward pass by one in stages."""
+    """Replace a model's forward pass by a `StagedForward`; see `offload`."""
     from transformers import PreTrainedModel
 
     from cleave.training.stages.staged_forward import StagedForward  # imports ONNX, transformers
@@ -224,7 +244,7 @@ def _offload_by_stages(
 
 
 def _without_wrapper(model: Any) -> nn.Module:
-    """Return the model inside a wrapper of `peft`, or the model itself."""
+    """Return the model inside `peft`'s wrapper; `model` itself if it has no wrapper."""
     inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
     return inner
 
@@ -242,14 +262,9 @@ def offloaded(
     fallback: str = "wait",
     fallback_after_s: float = 30.0,
 ) -> Iterator[nn.Module]:
-    """Return a context manager that offloads a model and restores it at the end.
+    """Return a context manager that offloads a model on entry and restores it on exit.
 
-    Args:
-        model, fleet, method, audit, include, exclude, min_flops, fallback, fallback_after_s: see
-            `offload`.
-
-    Raises:
-        UsageError: see `offload`.
+    Arguments and errors are those of `offload`. The context manager yields the model.
     """
     offload(
         model,
@@ -269,7 +284,7 @@ def offloaded(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `offload`; do nothing to a model that is not offloaded.
+    """Undo `offload`. A model that is not offloaded stays unchanged.
 
     Returns:
         `model` itself.
@@ -286,9 +301,12 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 class hold_weights:  # noqa: N801 - reads as a statement
-    """Context manager for gradient accumulation, in which devices keep the weights sent to them.
+    """Context manager for gradient accumulation: devices retain the weights sent to them.
 
-    The weights must not change inside: leave it before the optimizer steps.
+    The weights must not change within the context. Leave the context before the optimizer step.
+
+    Args:
+        model: a model that is offloaded by tiles.
     """
 
     def __init__(self, model: nn.Module) -> None:

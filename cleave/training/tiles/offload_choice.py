@@ -1,4 +1,4 @@
-"""Choice of the modules that go to a fleet, with the reasons why others stay local."""
+"""Selection of the modules that run on a fleet, and the reason why each other module is local."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cleave.training.tiles.offloaded_linear import (
 
 
 class OffloadChoice:
-    """Chooses the modules of a model that go to a fleet, and reports why others do not.
+    """Selects the modules of a model to offload, and reports why other modules stay local.
 
     Args:
         model: the model.
-        include, exclude: see `cleave.training.tiles.offload.offload`.
+        include, exclude: patterns for module names; see `cleave.training.tiles.offload.offload`.
     """
 
     def __init__(self, model: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> None:
@@ -35,10 +35,13 @@ class OffloadChoice:
         self._conv1d = conv1d()
 
     def found(self) -> dict[str, tuple[nn.Module, type[nn.Module]]]:
-        """Return the modules that go to the fleet by name, each with its new class.
+        """Select the modules to offload.
+
+        Returns:
+            For each module name, the module and the class that it gets when offloaded.
 
         Raises:
-            UsageError: when a module's weights have another dtype or are not on the CPU.
+            UsageError: a module's weights have an unsupported dtype or are not on the CPU.
         """
         found = {}
         classes: dict[type[nn.Module], type[nn.Module]] = {}
@@ -60,7 +63,11 @@ class OffloadChoice:
         return found
 
     def report(self, found: Mapping[str, tuple[nn.Module, type[nn.Module]]]) -> OffloadReport:
-        """Return which modules went to the fleet and which stayed local."""
+        """Return the report of offloaded and local modules.
+
+        Args:
+            found: the result of `found`.
+        """
         counted: set[int] = set()
 
         def own(module: nn.Module) -> int:
@@ -71,7 +78,7 @@ class OffloadChoice:
                 size += module.in_features * module.out_features
             return size
 
-        # Sent modules are counted first, so that a tied LM head counts as sent.
+        # Count offloaded modules first, so that a tied LM head counts as offloaded.
         sent = {name: own(module) for name, (module, _) in found.items()}
         stayed = {}
         for name, module in self._model.named_modules():
@@ -104,10 +111,14 @@ class OffloadChoice:
 
 
 def _check_weight(layer: str, weight: Tensor) -> None:
-    """Check that the parameter server can send a weight.
+    """Check that a weight can be sent to devices.
+
+    Args:
+        layer: name of the module, for the error message.
+        weight: the weight.
 
     Raises:
-        UsageError: when the weight has another dtype or is not on the CPU.
+        UsageError: the weight has an unsupported dtype or is not on the CPU.
     """
     if weight.device.type != "cpu":
         raise UsageError(
@@ -121,7 +132,7 @@ def _check_weight(layer: str, weight: Tensor) -> None:
 
 
 def _adapters(model: nn.Module) -> set[nn.Module]:
-    """Return the modules of `peft`'s LoRA adapters, whose small products are faster locally."""
+    """Return the modules of `peft`'s LoRA adapters, whose small GEMMs are faster locally."""
     return {
         small
         for module in model.modules()

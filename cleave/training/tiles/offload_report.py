@@ -1,4 +1,4 @@
-"""Report of the modules that went to a fleet, and of those that stayed local and why."""
+"""Report of the modules that run on a fleet, and of the modules that run locally."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from typing import Final
 
 LEAST_SHARE: Final = 0.9
-"""Fraction of the multiplying parameters on the fleet below which `offload` warns."""
+"""Fraction of offloaded parameters below which `offload` warns.
 
-_LISTED: Final = 8  # local modules that a report lists
+Only parameters that multiply activations count.
+"""
+
+_LISTED: Final = 8  # maximum number of local modules that a report lists
 
 
 @dataclass(frozen=True, slots=True)
 class Stayed:
-    """A module that stayed local.
+    """A module that is not offloaded.
 
     Attributes:
-        parameters: number of parameters, without those of its submodules.
-        reason: why the module stayed.
-        multiplies: whether the module multiplies by its parameters.
+        parameters: number of the module's own parameters, without the parameters of submodules.
+        reason: why the module is not offloaded.
+        multiplies: whether the module multiplies activations by its parameters.
     """
 
     parameters: int
@@ -29,14 +32,14 @@ class Stayed:
 
 @dataclass(frozen=True, slots=True)
 class OffloadReport:
-    """Result of `cleave.offload`; `print` shows it as text.
+    """Result of `cleave.offload`. `print` shows the report as text.
 
     Attributes:
         method: `tiles` or `stages`.
-        sent: number of parameters by name of the module on the fleet. Empty with stages, where
-            the layers are known only at the first forward pass.
-        stayed: other modules with parameters, by name; empty with stages.
-        min_flops: products of fewer floating-point operations are computed locally.
+        sent: for the name of each offloaded module, its number of parameters. It is empty with
+            stages, because the layers are not known before the first forward pass.
+        stayed: the other modules that have parameters, by name; empty with stages.
+        min_flops: GEMMs with fewer floating-point operations run locally.
     """
 
     method: str
@@ -46,14 +49,17 @@ class OffloadReport:
 
     @property
     def share(self) -> float:
-        """Return the fraction of multiplying parameters on the fleet; 1 if none multiply."""
+        """Return the offloaded fraction of the parameters that multiply activations.
+
+        It is 1 if the model has no such parameters.
+        """
         sent = sum(self.sent.values())
         missed = sum(each.parameters for each in self.stayed.values() if each.multiplies)
         return sent / (sent + missed) if sent + missed else 1.0
 
     @property
     def shortfall(self) -> str:
-        """Return a sentence if `share` is below `LEAST_SHARE`; else an empty text."""
+        """Return a warning if `share` is below `LEAST_SHARE`; else an empty text."""
         missed = {n: each for n, each in self.stayed.items() if each.multiplies}
         if self.share >= LEAST_SHARE or not missed:
             return ""

@@ -1,4 +1,4 @@
-"""Forward and backward passes of linear layers whose multiplications run on a fleet."""
+"""Forward and backward passes of linear layers whose matrix multiplications run on a fleet."""
 
 from __future__ import annotations
 
@@ -24,41 +24,51 @@ _UNSUPPORTED: Final = (
 
 
 class Operands:
-    """Maps tensors to operands of a fleet; a tensor that is used twice has one operand.
+    """Maps tensors to operands of a fleet. A tensor that is used twice has only one operand.
 
-    An operand must not outlive the need for its tensor's values, or activation checkpointing would
-    save nothing. An activation (a tensor with a `grad_fn`) holds its operand itself. A leaf (a
-    weight or input) may change through `.data` or numpy without autograd's knowledge. So a leaf's
-    operand lives only from a layer's forward to its backward.
+    An operand must be freed as soon as its tensor's values are no longer needed. Otherwise,
+    activation checkpointing would save no memory. An activation (a tensor with a `grad_fn`) has a
+    reference to its operand, so both are freed together. A leaf tensor (a weight or model input)
+    may change through `.data` or numpy without autograd's knowledge. So the operand of a leaf
+    exists only from a layer's forward pass to the layer's backward pass.
 
-    Weights that are gathered for each pass have different memory each time. They are identified by
-    parameter, from one update to the next; see `bind`.
+    Weights that are gathered for each pass get different memory in every pass. The operand of such
+    a weight belongs to the parameter, and exists until the next weight update; see `bind`.
+
+    Args:
+        fleet: computes the GEMMs.
+        min_flops: GEMMs with fewer floating-point operations run locally.
     """
 
     def __init__(self, fleet: Multiplier, min_flops: float = 0.0) -> None:
         self.fleet, self.min_flops = fleet, min_flops
-        self.held: list[Operand] = []  # keeps weights on devices during gradient accumulation
+        # References that make devices retain weights during gradient accumulation.
+        self.held: list[Operand] = []
         self.holding = False
         self._leaves: weakref.WeakValueDictionary[tuple[Any, ...], Operand] = (
             weakref.WeakValueDictionary()
         )
-        self._whole: dict[int, nn.Parameter] = {}  # gathered weights, by their address now
-        self._gathered: weakref.WeakValueDictionary[int, Operand] = (  # by the parameter's id
+        self._whole: dict[int, nn.Parameter] = {}  # gathered weights, by current memory address
+        self._gathered: weakref.WeakValueDictionary[int, Operand] = (  # by `id` of the parameter
             weakref.WeakValueDictionary()
         )
 
     def bind(self, weight: nn.Parameter) -> None:
-        """Note that a weight has been gathered. Its values are the same until `updated`."""
+        """Record that a weight has been gathered into new memory.
+
+        The values of the weight must not change before the next call of `updated`.
+        """
         self._whole[weight.data_ptr()] = weight
         if (operand := self._gathered.get(id(weight))) is not None:
             operand.bind(self._view(weight))
 
     def unbind(self, weight: nn.Parameter, *, done: bool) -> None:
-        """Note that a gathered weight is about to be freed.
+        """Record that the memory of a gathered weight is about to be freed.
 
         Args:
             weight: the weight.
-            done: whether all its products are complete; pending ones keep its memory.
+            done: whether all GEMMs with the weight are complete. A running GEMM keeps a reference
+                to the memory.
         """
         self._whole.pop(weight.data_ptr(), None)  # empty weights share one address
         operand = self._gathered.get(id(weight))
@@ -70,11 +80,11 @@ class Operands:
             del self._gathered[id(weight)]
 
     def updated(self) -> None:
-        """Note that weights have new values."""
+        """Record that the optimizer changed the weights. Gathered weights get new operands."""
         self._gathered.clear()
 
     def of(self, tensor: Tensor) -> Operand:
-        """Return the operand of a tensor; its leading dimensions become rows."""
+        """Return the operand of a tensor, flattened to a matrix with the same last dimension."""
         if tensor.is_inference():  # inference tensors have no version counter
             return self._new(tensor)
         version = tensor._version
@@ -91,7 +101,7 @@ class Operands:
             tensor.stride(),
         ):
             return self._of_gathered(weight)
-        # An operand that outlives the backward pass is identified by its values as well.
+        # With `holding`, an operand may outlive the backward pass. So the key includes the values.
         values = content(tensor) if self.holding else b""
         key = (
             tensor.data_ptr(),
@@ -117,7 +127,7 @@ class Operands:
         return operand
 
     def _new(self, tensor: Tensor) -> Operand:
-        """Make an operand that shares a tensor's memory."""
+        """Create an operand that shares the tensor's memory."""
         return self.fleet.operand(self._view(tensor))
 
     @staticmethod
@@ -146,7 +156,7 @@ class _LinearFunction(torch.autograd.Function):
         operands: Operands,
         weight_transposed: bool,
     ) -> Tensor:
-        """Return y; the fleet writes into its memory."""
+        """Compute y. The fleet writes the blocks of y directly into the tensor's memory."""
         x_operand, w_operand = operands.of(x), operands.of(weight)
         width = weight.shape[1] if weight_transposed else weight.shape[0]
         # y must not be a view, as autograd forbids in-place changes of returned views.
@@ -166,7 +176,7 @@ class _LinearFunction(torch.autograd.Function):
             weight_transposed,
             bias is not None,
         )
-        # Leaves have no other owner of their operands until backward; see `Operands`.
+        # Only these references keep the operands of leaf tensors alive until the backward pass.
         ctx.leaves = [
             operand
             for tensor, operand in ((x, x_operand), (weight, w_operand))
@@ -177,7 +187,10 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients; the fleet writes those of x and the weight into their memory."""
+        """Return the gradients of the arguments of `forward`.
+
+        The fleet writes the gradients of x and the weight directly into the returned tensors.
+        """
         (dy,) = grads
         x, weight = ctx.saved_tensors
         operands: Operands = ctx.operands
@@ -191,7 +204,7 @@ class _LinearFunction(torch.autograd.Function):
         else:
             x_side, w_side = Side(operands.of(x)), Side(operands.of(weight), ctx.weight_transposed)
             dy_operand = operands.fleet.operand(arrays.from_torch(dy2))
-            # Both products are in flight before the wait for either.
+            # Submit both GEMMs before waiting, so that they run concurrently.
             if need_x:
                 dx = torch.empty(x.shape, dtype=x.dtype)
                 dx2 = dx.view(-1, x.shape[-1])
@@ -203,7 +216,7 @@ class _LinearFunction(torch.autograd.Function):
                     (x_turned, Side(dy_operand)) if ctx.weight_transposed else (dy_turned, x_side)
                 )
                 futures.append(_multiply(operands.fleet, left, right, dw))
-            # The PS computes this while the fleet multiplies.
+            # The PS computes the bias gradient while the fleet multiplies.
             dbias = dy2.sum(0) if ctx.has_bias and need_bias else None
             for future in futures:
                 future.result()
@@ -214,20 +227,34 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Refuse forward-mode AD."""
+        """Raise UsageError, because forward-mode automatic differentiation is not supported."""
         raise UsageError(f"forward-mode AD {_UNSUPPORTED}")
 
 
 def _multiply(fleet: Multiplier, a: Side, b: Side, out: Tensor) -> Pending:
-    """Start out = a @ b; the fleet writes the result into `out`'s memory."""
+    """Start out = a @ b without waiting. The fleet writes the result into the memory of `out`."""
     return fleet.submit(a, b, arrays.from_torch(out))
 
 
 def product(
     module: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_transposed: bool
 ) -> Tensor:
-    """Return x @ W^T + bias, or x @ W + bias if `weight_transposed`; cast inputs under autocast."""
-    if torch.compiler.is_compiling():  # a compiled graph cannot contain the fleet, so it breaks
+    """Compute a linear layer with the GEMMs on the fleet.
+
+    Under autocast, x, weight and bias are cast first.
+
+    Args:
+        module: an offloaded module.
+        x: input, shape (..., in).
+        weight: shape (out, in); shape (in, out) if `weight_transposed`.
+        bias: shape (out,); may be None.
+        weight_transposed: whether the weight has shape (in, out).
+
+    Returns:
+        x @ W^T + bias; x @ W + bias if `weight_transposed`. The shape is (..., out).
+    """
+    # A compiled graph cannot contain calls of the fleet, so this causes a graph break.
+    if torch.compiler.is_compiling():
         outside: Callable[..., Tensor] = torch.compiler.disable(_product)  # type: ignore[no-untyped-call]
         return outside(module, x, weight, bias, weight_transposed)
     return _product(module, x, weight, bias, weight_transposed)
@@ -239,7 +266,7 @@ def _product(
     operands: Operands = module._cleave
     if 2 * x.numel() * weight.shape[1 if weight_transposed else 0] < operands.min_flops:
         return nn.functional.linear(x, weight.T if weight_transposed else weight, bias)
-    if torch.is_autocast_enabled("cpu"):  # as F.linear is cast under autocast
+    if torch.is_autocast_enabled("cpu"):  # autocast casts the arguments of F.linear, too
         dtype = torch.get_autocast_dtype("cpu")
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -258,17 +285,20 @@ def _product(
 
 
 class OffloadedLinear(nn.Linear):
-    """An `nn.Linear` that multiplies on a fleet."""
+    """An `nn.Linear` whose GEMMs run on a fleet."""
 
     _cleave: Operands
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return y of shape (..., out_features) for an input of shape (..., in_features)."""
+        """Map an input of shape (..., in_features) to an output of shape (..., out_features)."""
         return product(self, input, self.weight, self.bias, weight_transposed=False)
 
 
 def conv1d() -> type[nn.Module] | None:
-    """Return transformers' Conv1D (GPT-2's linear layer); None without transformers."""
+    """Return the class of transformers' Conv1D, which is GPT-2's linear layer.
+
+    It is None if transformers is not installed.
+    """
     try:
         from transformers.pytorch_utils import Conv1D
     except ImportError:
@@ -278,7 +308,7 @@ def conv1d() -> type[nn.Module] | None:
 
 
 def offloaded_conv1d(base: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of offloaded Conv1D layers, whose weights have shape (in, out)."""
+    """Return a subclass of Conv1D whose GEMMs run on a fleet. The weight has shape (in, out)."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return product(self, x, self.weight, self.bias, weight_transposed=True)
