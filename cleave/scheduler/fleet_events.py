@@ -23,11 +23,11 @@ class EventKind(Enum):
     """A device became overdue, or an overdue device answered."""
 
     ASIDE = "aside"
-    """A device was set aside because all its tasks fail, or it passed a trial and gets tasks
+    """A device was set aside because all its runs failed, or a device passed a trial and gets tasks
     again."""
 
     REISSUE = "reissue"
-    """Tasks were given to other devices. The first device may keep its copies of the tasks."""
+    """Tasks were reassigned to other devices, or duplicated on other devices."""
 
     WRONG = "wrong"
     JOB = "job"
@@ -36,15 +36,15 @@ class EventKind(Enum):
 
 
 class EventListener(Protocol):
-    """A callback for fleet events. The server's event loop calls it when an event happens."""
+    """A callback that the server's event loop calls for each fleet event."""
 
     def __call__(self, kind: EventKind, session: Session | None, text: str) -> None:
         """Handle an event.
 
         Args:
             kind: the kind of event.
-            session: the device session that the event is about, in its state at that time; None for
-                an event about no session.
+            session: the device session that the event concerns, in its state at the time of the
+                event; None if the event concerns no session.
             text: a description for people.
         """
         ...

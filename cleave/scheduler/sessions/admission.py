@@ -144,9 +144,9 @@ class Authenticator(Protocol):
 class SharedSecretAuth:
     """An authenticator with one credential for all devices and one credential for operators.
 
-    A program uses it for its own fleet. The credentials are long and random, so the number of
-    guesses is not limited. The authenticator cannot tell devices apart. Every device with the
-    credential counts as the operator's own device.
+    It is meant for a program that manages its own fleet. The credentials are long and random, so
+    the number of guesses is not limited. The authenticator cannot tell devices apart. Every device
+    with the credential counts as the operator's own device.
 
     Args:
         credential: the credential that a device's `hello` must contain; empty to admit all devices.
@@ -162,7 +162,7 @@ class SharedSecretAuth:
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
         """Admit every device that has the credential, as the operator's own device."""
-        # A device may send another server's credential, kept for this address, and ours as a code.
+        # A device may send a stored credential of another server, and ours as its join code.
         keys = (hello.credential, hello.join_code) if hello.join_code else (hello.credential,)
         if one_is(keys, self._credential):
             return Admission(own=True)

@@ -44,8 +44,9 @@ class _Departure:
     def flops_per_s(self, claimed: float) -> float | None:
         """Return the speed of a returning device; None if the speed must be measured again.
 
-        A device that did not reach its claimed speed keeps its measured speed if its new claim is
-        similar. Its new claim counts if the claim is not above the measured speed.
+        A claim is accepted if the device reached its previous claim, or if the new claim does not
+        exceed the measured speed. Otherwise, a claim similar to the previous claim yields the
+        measured speed, and a different claim requires a new measurement.
 
         Args:
             claimed: the speed that the device claims now, in FLOP/s.
@@ -97,7 +98,7 @@ class DeviceHistory:
         if session.identity is None:
             return
         self._credit(session, now_s)
-        if session.rates is not None and session.probe is None:  # its link rates are known
+        if session.rates is not None and session.probe is None:  # the link rates are known
             self._departed[session.identity] = _Departure(
                 now_s, session.address, session.rates, session.claimed_flops_per_s
             )

@@ -1,14 +1,14 @@
 """Compares a device's measured pace with its rates, and corrects the rates for planning. No I/O.
 
-A sample starts when an idle device gets a request, and ends when the device is idle again. It
+A sample starts when an idle device gets a request, and ends when the device is idle again. A sample
 contains the time that the device's rates predict, and the measured time from the PS's first send to
 the device's last answer. Time that the PS spends on processing answers is not included. Delays of
 the PS affect every sample, so each device is compared with the fleet. The median delay of all
-devices is attributed to the PS. A device is slow if most of its samples take much longer than
-predicted plus this median.
+devices is attributed to the PS. A device is slow if most of its samples take much longer than the
+predicted time plus this median.
 
-A slow device either takes longer by a factor for everything, or delays each answer by some time.
-The explanation that matches the samples better corrects the device's rates, so the planner assigns
+A slow device either slows everything down by a factor, or delays each answer by some time. The
+explanation that matches the samples better corrects the device's rates, so the planner assigns
 fewer tasks or none to the device. A device without tasks is tested from time to time, so that it
 gets tasks again after it recovers. A device that measured a large latency when it joined is tested
 in the same way.
@@ -114,7 +114,7 @@ class _Burst:
     """The requests that a device received since it was last idle."""
 
     asked_s: float
-    begun_s: float | None = None  # when the PS began to send
+    begun_s: float | None = None  # time when the PS began to send
     runs: set[int] = field(default_factory=set)
     down_bytes: float = 0.0
     flops: int = 0
@@ -240,8 +240,8 @@ class Pace:
     def due(self, rates: DeviceRates, now_s: float) -> bool:
         """Return whether a trial of the device is due.
 
-        A trial is due if the device is slow or has a large latency, and the time of its next trial
-        has come.
+        Only a device that is slow or has a large latency needs trials. Samples and trials postpone
+        the next trial.
         """
         far = rates.latency_s >= LEAST_LATE_S
         return (self.estimate.slow or far) and now_s >= self.trial_s

@@ -52,16 +52,16 @@ class Rounding:
     The server computes a few elements of each 16-bit result exactly. On an honest device, an
     element is misrounded only if its fp32 sum falls on the other side of a rounding boundary. This
     happens to fewer than one element in a thousand, in any order of summation. A device that adds a
-    small amount to many elements, within the tolerance of the check, misrounds many of them.
+    small amount to many elements, within the tolerance of the check, misrounds many elements.
 
-    A cumulative sum of the evidence (CUSUM, Page 1954) distinguishes the two cases. Each element
-    adds the logarithm of a likelihood ratio. The ratio compares a device that changes a sixth of
-    all elements with a device that misrounds a hundredth. The sum never falls below zero, so
-    correct results cannot offset later wrong results.
+    A cumulative sum of the evidence (CUSUM, Page 1954) distinguishes honest devices from such
+    devices. Each element adds the logarithm of a likelihood ratio. The ratio compares a device that
+    changes a sixth of all elements with a device that misrounds a hundredth. The sum never falls
+    below zero, so correct results cannot offset later wrong results.
 
     Attributes:
         spots: number of elements that the server computed exactly.
-        misrounded: number of these elements that the device misrounded.
+        misrounded: number of exactly computed elements that the device misrounded.
         evidence: the cumulative sum, in nats.
     """
 
@@ -73,7 +73,7 @@ class Rounding:
     def biased(self) -> bool:
         """Return whether the evidence has reached `EVIDENCE`.
 
-        An honest device almost never reaches it.
+        An honest device almost never reaches this limit.
         """
         return self.evidence >= EVIDENCE
 
@@ -82,7 +82,7 @@ class Rounding:
 
         Args:
             spots: number of elements that the server computed exactly.
-            misrounded: number of these elements that the device misrounded.
+            misrounded: number of exactly computed elements that the device misrounded.
         """
         self.spots += spots
         self.misrounded += misrounded

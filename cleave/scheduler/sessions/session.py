@@ -65,7 +65,7 @@ class Session:
     id: int
     opened_s: float
     address: str = ""
-    identity: int | None = None  # see `Admission`
+    identity: int | None = None  # see `Admission.identity`
     known_as: int | None = None  # see `Admission.known_as`
     state: DeviceState = DeviceState.JOINING
     reason: str = ""
@@ -85,10 +85,10 @@ class Session:
     noted_s: float | None = None  # time when a failure was last reported
     rates: DeviceRates | None = None
     claimed_flops_per_s: float = 0.0  # stated speed; `rates` has the measured one
-    features: frozenset[Feature] = frozenset()  # supported by both sides
+    features: frozenset[Feature] = frozenset()  # protocol features that both sides support
     may_code: bool = False  # the device was told that it may compress results
     measure: bool = False  # the device joined only for a link measurement
-    measured_by: str = ""  # see `Admission`
+    measured_by: str = ""  # see `Admission.measured_by`
     own: bool = False  # the device is the operator's own
     telemetry: dict[str, float] = field(default_factory=dict)
     expected: dict[int, Task] = field(default_factory=dict)  # key: run in flight
@@ -96,7 +96,7 @@ class Session:
     allowance: Allowance | None = None  # set when the device is welcomed
     probe: Probe | None = None
     probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
-    trial: Trial | None = None  # in progress
+    trial: Trial | None = None  # the trial in progress
 
     @property
     def codes_puts(self) -> bool:

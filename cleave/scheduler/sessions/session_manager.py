@@ -68,7 +68,7 @@ MOVED: Final = "another server needs it more"
 """The reason in the `bye` message to a device that moves to another server of the same training
 job."""
 
-_MOST_NAMED: Final = 3  # devices named in one sentence
+_MOST_NAMED: Final = 3  # maximum number of devices named in one message
 
 STUCK_S: Final = 60.0
 """Minimum seconds between two reports that a job is stuck."""
@@ -85,15 +85,15 @@ class SessionManager:
         verify: which results are verified before use: a value of `--verify`, or True for `auto`.
         crossed: whether results cross a process boundary. The mode `auto` verifies results only in
             that case.
-        rng: secret random generator. It selects the results to verify, and the numbers in probes.
+        rng: secret random generator that selects the results to verify and the numbers in probes.
         auth: decides which devices may join.
         max_devices: maximum number of connected devices; None for no limit.
         observe: whether plans use each device's measured pace (`cleave.scheduler.sessions.pace`).
         stages_on: which devices may train whole layers: a value of `--stages-on`.
         coding: which links compress payloads: a value of `--coding`.
         card: rates of the server's network card, which all devices share; None for no limit.
-        expected_devices: minimum number of devices that are assumed to share the network card, even
-            before they join.
+        expected_devices: minimum number of devices that share the network card, counting devices
+            that have not joined yet.
         story: the log of the scheduler's events and instructions.
     """
 
@@ -242,7 +242,7 @@ class SessionManager:
     def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
         """End the session of a device that sent too much.
 
-        The device may rejoin only after a wait.
+        The device must wait before it can rejoin.
         """
         if (session := self.sessions.get(session_id)) is not None:
             self._joining.rest(session, now_s)
@@ -276,7 +276,7 @@ class SessionManager:
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
         instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
-        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # otherwise the PS ended it
+        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # for other codes, the PS ended it
         return instructions + self.closed(session_id, reason, now_s, lost=lost)
 
     def refuse_identity(
@@ -298,7 +298,7 @@ class SessionManager:
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
     ) -> list[ForRuntime]:
-        """Record the end of a session. Other devices get the device's unfinished tasks.
+        """Record the end of a session, and reassign the device's unfinished tasks.
 
         Args:
             reason: a description for people.
@@ -481,10 +481,7 @@ class SessionManager:
         return self._do(events.OperandReleased(operand), now_s)
 
     def unbind(self, operand: int) -> None:
-        """Release an operand's memory on the PS.
-
-        The next GEMM that uses the operand supplies it again.
-        """
+        """Release an operand's memory on the PS until `submit` passes the operand again."""
         self._buffers.pop(operand, None)
 
     def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
@@ -496,7 +493,10 @@ class SessionManager:
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
-        """Start a stage-wise step. Until it ends, planned devices have no memory for GEMM tiles."""
+        """Start a stage-wise step.
+
+        Until the step ends, its devices have no memory for GEMM tiles.
+        """
         planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
         return reserved + self._carry_out(self.stages.begin(work), now_s)
@@ -549,7 +549,7 @@ class SessionManager:
         done: list[ForRuntime] = []
         for decision in decisions:
             match decision:
-                case events.ResultArrived():  # the most frequent case
+                case events.ResultArrived():  # first, because it is the most frequent
                     done += self._do(decision, now_s)
                 case Refuse(session, code, reason):
                     done += self.refuse(session, code, reason, now_s)

@@ -1,8 +1,8 @@
 """Sets aside devices whose runs keep failing, and schedules trials at growing intervals. No I/O.
 
-A failed run is not a wrong result and adds no penalty points. But another device must repeat its
-task, so a device on which every run fails slows training down. A device on which a run fails
-occasionally is still useful because only the failed run is repeated.
+A failed run is not a wrong result and adds no penalty points. But another device must repeat the
+task of the run, so a device on which every run fails slows training down. A device on which a run
+fails occasionally is still useful because only the failed run is repeated.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class StageDevice:
         self._sent: dict[StageArray | StageGraph, int] = {}
         self._sizes: dict[int, int] = {}
         self._out: deque[SendStage] = deque()
-        self._asked: dict[int, SendStage] = {}  # orders in flight, by run
+        self._asked: dict[int, SendStage] = {}  # key: run of an order in flight
         self._careful_bytes: int | None = None  # the device's memory in careful mode
         self._done = 0  # consecutive completed orders
 
@@ -333,7 +333,7 @@ class StageDevice:
         self._careful_bytes, self._done = memory_bytes, 0
 
     def answered(self, run: int) -> None:
-        """Record a completed order."""
+        """Record that the device completed an order."""
         if self._asked.pop(run, None) is not None:
             self._done += 1
             if self._done >= STEADY_AFTER:

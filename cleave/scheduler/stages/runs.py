@@ -65,7 +65,7 @@ class StageRuns:
     @property
     def repeated(self) -> int:
         """Return the number of passes that were repeated after a device was lost or failed."""
-        step = self._step  # the training thread asks as well
+        step = self._step  # a copy, because the training thread also calls this
         return self._repeated + (step.repeated if step is not None else 0)
 
     @property
@@ -77,7 +77,7 @@ class StageRuns:
         """
         return {
             s.id: s.rates.for_graphs
-            for s in list(self._sessions.values())  # the training thread asks as well
+            for s in list(self._sessions.values())  # the training thread also calls this
             if s.rates is not None
             and s.state is DeviceState.READY
             and not s.setbacks.aside

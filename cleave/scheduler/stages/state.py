@@ -17,23 +17,23 @@ from cleave.scheduler.stages.work import KeptLayer, SumName
 class StageState:
     """The state of one stage in a step.
 
-    A stage that lost all its devices may be divided into several `StageState` objects. All of them
-    process every micro-batch, but each object returns a different subset of the gradient sums.
+    A stage that lost all its devices may be divided into several `StageState` objects. Each object
+    processes every micro-batch, but returns a different subset of the gradient sums.
 
     Attributes:
         plan: the stage's layers.
         batches: number of micro-batches in the step.
         sums: names of the gradient sums that this object returns.
         passes: whether this object also returns activations and their gradients. In a divided
-            stage, exactly one object does.
+            stage, exactly one object has this flag.
         devices: devices that may run the stage's micro-batches now.
         x: maps a micro-batch to the stage's input, once available.
         dy: maps a micro-batch to the gradient of the stage's output, once available.
         forward: micro-batches whose forward pass is completed or in flight.
         backward: micro-batches whose gradients are in a generation or whose backward pass is in
             flight.
-        kept: maps a micro-batch to the device that retains arrays for the backward pass, and the
-            wire IDs of these arrays.
+        kept: maps a micro-batch to (device, wire IDs): the device that retains arrays for the
+            backward pass, and the wire IDs of these arrays.
         generations: the generations of gradient sums, oldest first.
         y, dx, forward_by, backward_by: see `StageRecord`.
     """
@@ -109,8 +109,8 @@ class StageState:
     def next_backward(self, device: int) -> int | None:
         """Return the next micro-batch for a device's backward pass; None if none is ready.
 
-        A micro-batch whose arrays the device retained comes first. Micro-batches whose arrays are
-        retained on other devices are excluded.
+        A micro-batch comes first if the device retained arrays of its forward pass. A micro-batch
+        is excluded if another device retained such arrays.
         """
         given = self.x if self.plan.loss else self.dy
         # Micro-batches without an input gradient come first because other stages wait for it.
@@ -144,7 +144,7 @@ class StageState:
         )
 
     def forget(self, device: int) -> int:
-        """Discard the state that was lost with a device.
+        """Discard everything that was lost with a device: retained arrays and gradient sums.
 
         Returns:
             The number of backward passes whose gradients were in the lost sums.

@@ -58,8 +58,9 @@ class StageStep:
 
     Args:
         work: the arrays, graphs and plan of the step.
-        stores: maps a device to the record of its arrays; records of further devices are added.
-        present: returns the devices that are available for tasks, mapped to their rates.
+        stores: maps a device to its `StageDevice`. The step adds an entry when it first uses a
+            device.
+        present: returns a map from each device that is available for tasks to the device's rates.
         ids: counters for new array and run IDs.
         usual: usual magnitudes of the values that devices return for this model.
     """
@@ -89,7 +90,7 @@ class StageStep:
         self._units: set[Unit] = set()
         self._taking: dict[Unit, Generation] = {}
         self._went_back: set[int] = set()  # devices whose latest unit was a backward pass
-        self._unit_s: dict[int, float] = {}  # key: device; seconds of a unit of its first stage
+        self._unit_s: dict[int, float] = {}  # key: device; value: seconds per unit
         self._failed: dict[int, str] = {}  # key: excluded device; value: reason
         self._losses: dict[int, Any] = {}
         self._dx: dict[int, Any] = {}
@@ -458,7 +459,7 @@ class StageStep:
     # --- scheduling ---
 
     def _go_on(self) -> list[ForSteps]:
-        """Request all passes that can start now. End the step if it is complete or has failed."""
+        """Request all passes that can start now. If the step is complete or has failed, end it."""
         if not self.ended and self.failures >= MAX_FAILURES:
             self._end_failed("too many devices failed")
         while not self.ended and self._ask_once():

@@ -97,18 +97,20 @@ class LayerWork:
 
     Attributes:
         forward, backward, from_activations: the layer's graphs (see `cleave.graphs.layer_graphs`).
-        parameters: maps a graph input to the layer's parameter.
-        sums: maps a trained parameter to the shape of its gradient sum.
-        beside: maps a graph input to a keyword argument of the layer that all micro-batches share.
+        parameters: maps the name of a graph input to the layer's parameter.
+        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum.
+        beside: maps the name of a graph input to a keyword argument of the layer that all
+            micro-batches share.
         forward_flops: FLOPs per token of the forward pass.
         backward_flops: FLOPs per token of the backward pass, including its recomputation of the
             forward pass.
-        activations: maps the name of an activation that a device can retain for the backward pass
-            to its bytes per sample.
+        activations: maps the name of an activation to its bytes per sample; contains the
+            activations that a device can retain for the backward pass.
         sample_tokens: number of tokens per sample.
         from_activations_flops: FLOPs per token of a backward pass that uses retained activations.
-        of_batch: for each micro-batch, the keyword arguments that differ between micro-batches,
-            such as masks, keyed by graph input; empty if no argument differs.
+        of_batch: for each micro-batch, a map from graph input to keyword argument. It contains the
+            arguments that differ between micro-batches, such as masks. Empty if no argument
+            differs.
     """
 
     forward: StageGraph
@@ -136,8 +138,8 @@ class LossWork:
 
     Attributes:
         graph: computes the loss and its gradients (see `cleave.graphs.loss_graph`).
-        parameters: maps a graph input to its array; includes the loss scale.
-        sums: maps a trained parameter to the shape of its gradient sum.
+        parameters: maps the name of a graph input to an array; includes the loss scale.
+        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum.
         targets: one array of targets for each micro-batch.
         flops: FLOPs per token.
     """
@@ -157,10 +159,10 @@ class SliceWork:
 
     Attributes:
         forward, backward: the slice's graphs.
-        parameters: maps a graph input to its array; includes the slice's first row and the loss
-            scale.
-        sums: maps a trained parameter to the shape of its gradient sum. The sum of the LM head
-            contains only the slice's rows.
+        parameters: maps the name of a graph input to an array; includes the slice's first row and
+            the loss scale.
+        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum. The
+            sum of the LM head contains only the slice's rows.
         targets: one array of targets for each micro-batch, shared by all slices.
         forward_flops: FLOPs per token of the forward pass.
         backward_flops: FLOPs per token of the backward pass, including its recomputation of the
@@ -190,8 +192,8 @@ class StepWork:
         stages: the planned stages, with their devices.
         gradients: dtype in which devices return gradient sums.
         embeds: whether the PS needs the gradient of the first layer's input.
-        kept_batches: maps a device to the number of micro-batches whose arrays it retains for the
-            backward pass. Other devices retain no arrays.
+        kept_batches: maps a device to the number of micro-batches whose arrays the device retains
+            for the backward pass. Devices that are not in the map retain no arrays.
         slices: the planned loss slices, with their devices; empty unless the loss is
             vocabulary-parallel.
         slice_works: for each loss slice, its arrays and graphs.

@@ -35,7 +35,7 @@ class DeviceMemory:
 
     @property
     def empty(self) -> bool:
-        """Return whether the record contains no arrays and no holders."""
+        """Return whether no array exists and no device holds an array."""
         return not self._arrays and not self._holders
 
     def devices_with(self, array: int) -> Set[int]:

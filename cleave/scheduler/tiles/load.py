@@ -15,7 +15,7 @@ from cleave.scheduler.tiles.tasks import ArrayRef, Task
 RETRY_S: Final = 2.0
 """Base of the wait before an overdue device that sends heartbeats gets tasks again. The first time
 there is no wait, because perhaps only an answer was lost. The second consecutive time, the wait is
-this many seconds. After that, it roughly doubles each time."""
+this many seconds. After that, the wait roughly doubles each time."""
 
 _MOST_DOUBLED: Final = 5
 
@@ -26,8 +26,9 @@ class DeviceLoad:
 
     Attributes:
         rates: the device's rates, as last stated or measured.
-        draining: whether the device will leave after its runs in flight. It gets no new tasks.
-        overdue: whether the device missed a deadline. It gets no new tasks until it answers.
+        draining: whether the device gets no new tasks and will leave once its runs in flight are
+            answered.
+        overdue: whether the device missed a deadline and gets no new tasks until it answers.
         aside: whether the device is excluded from plans; see `events.DeviceAside`.
         one_run: whether the device gets only one run at a time, until it returns a correct result.
         missed: number of times the device became overdue since its last answer.
@@ -91,9 +92,9 @@ class DeviceLoad:
         self.forget_bytes += array.nbytes
 
     def miss(self, now_s: float) -> None:
-        """Mark the device as overdue.
+        """Mark the device as overdue, and set its retry time.
 
-        Each consecutive time, its retry time is further in the future.
+        The wait grows each consecutive time.
         """
         self.overdue = True
         self.missed += 1

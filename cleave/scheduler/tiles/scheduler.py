@@ -510,9 +510,9 @@ class Scheduler:
             self._speculate(late, helpers)
 
     def _expected_since(self) -> dict[int, float]:
-        """Return a map from job to the time from which its results are expected.
+        """Return a map from job to the time from which the job's results are expected.
 
-        Jobs run one after another, so this is not before the previous job finished.
+        Jobs run one after another, so this time is not before the previous job finished.
         """
         return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
 

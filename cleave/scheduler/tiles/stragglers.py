@@ -18,9 +18,9 @@ for that long."""
 OVERDUE_SHARE: Final = 2.0
 
 SILENT_SHARE: Final = 0.25
-"""Silent devices get help before they are overdue, if at most this share of all devices is silent.
-A device is silent if its blocks take longer than predicted. If more devices are silent, the server
-is slow or the prediction is wrong."""
+"""A device is silent if it has returned nothing for longer than its blocks should take. If at most
+this share of all devices is silent, the silent devices get help before they are overdue. If more
+devices are silent, the server is slow or the prediction is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

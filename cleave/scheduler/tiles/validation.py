@@ -24,7 +24,7 @@ def broken_invariants(
     Args:
         devices: maps a device ID to the device's load.
         jobs: maps a job ID to the unfinished job.
-        copies: maps a duplicated task to the devices that have it.
+        copies: maps a duplicated task to the devices to which the task is assigned.
         kept_back: tasks that no device can run now.
         memory: the record of which devices hold which arrays.
     """
