@@ -16,7 +16,7 @@ QUARANTINE: Final = 3.0
 limit."""
 
 FORGIVEN_BY: Final = 10_000
-"""Number of verified correct results that cancel one penalty point. Memory without error correction
+"""Number of checked correct results that cancel one penalty point. Memory without error correction
 occasionally flips a bit, on honest devices too. Only whole points are cancelled. If fractions were
 cancelled, three faults would never quite reach three points."""
 
@@ -28,7 +28,7 @@ _FOR_A_RIGHT: Final = math.log((5 / 6) / 0.99)
 
 KNOWN_AFTER: Final = 16
 """Number of correct results after which a device is trusted enough to be sampled. All results of
-other devices are verified."""
+other devices are checked."""
 
 
 class Wrong(Enum):
@@ -95,8 +95,8 @@ class Reputation:
     """One device's record of correct and wrong results.
 
     Attributes:
-        right: number of verified results that were correct.
-        wrong: number of verified results that were wrong.
+        right: number of checked results that were correct.
+        wrong: number of checked results that were wrong.
         penalty: penalty points for wrong results, minus forgiven points.
         atoned: number of correct results since the first penalty point or since a point was last
             forgiven.
@@ -109,7 +109,7 @@ class Reputation:
 
     @property
     def known(self) -> bool:
-        """Return whether only a sample of the device's results needs to be verified.
+        """Return whether only a sample of the device's results needs to be checked.
 
         This requires at least `KNOWN_AFTER` correct results and no wrong result.
         """
@@ -121,7 +121,7 @@ class Reputation:
         return self.penalty >= QUARANTINE
 
     def was_right(self) -> None:
-        """Record that a verified result was correct."""
+        """Record that a checked result was correct."""
         self.right += 1
         if not self.penalty:
             return
@@ -131,7 +131,7 @@ class Reputation:
             self.penalty = max(0.0, self.penalty - 1)
 
     def was_wrong(self, how: Wrong) -> None:
-        """Record that a verified result was wrong, and add penalty points."""
+        """Record that a checked result was wrong, and add penalty points."""
         self.wrong += 1
         self.penalty += how.value
 

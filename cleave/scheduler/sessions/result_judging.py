@@ -1,4 +1,4 @@
-"""Decides what happens to verified results. Wrong results count against their devices. No I/O."""
+"""Decides what happens to checked results. Wrong results count against their devices. No I/O."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
 
 
 class ResultJudge:
-    """Accepts or rejects verified results, and counts wrong results against their devices.
+    """Accepts or rejects checked results, and counts wrong results against their devices.
 
     Args:
         auth: receives reports of wrong results, so that wrong results count in later sessions.
@@ -54,7 +54,7 @@ class ResultJudge:
         self._history = history
 
     def checked(self, session: Session, check: Check, judgement: Judgement) -> Sequence[Decision]:
-        """Return the decisions that follow from a verified result; see `SessionManager.checked`."""
+        """Return the decisions that follow from a checked result; see `SessionManager.checked`."""
         fault, rounding = judgement.fault, session.rounding
         rounding.saw(judgement.spots, judgement.misrounded)
         if fault is None and not rounding.biased:
