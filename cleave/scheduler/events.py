@@ -45,7 +45,7 @@ class DeviceRated:
 
 @dataclass(slots=True)
 class DeviceDraining:
-    """A device will leave after it finishes the runs in flight. It gets no new tasks."""
+    """A device will leave after it finishes its runs in flight. The device gets no new tasks."""
 
     device: int
 
@@ -116,7 +116,10 @@ class Paused:
 
 @dataclass(slots=True)
 class Tick:
-    """Time passed. The scheduler looks for overdue devices and retries tasks that it held back."""
+    """Time passed.
+
+    The scheduler looks for overdue devices and retries tasks that were held back.
+    """
 
 
 @dataclass(slots=True)

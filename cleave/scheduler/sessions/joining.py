@@ -79,7 +79,7 @@ class Joining:
             self._short_stays.left(session.known_as, session.opened_s, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Forget expired waiting times of devices."""
+        """Forget waiting times that have expired, so that their devices may rejoin."""
         self._short_stays.tick(now_s)
         self._resting = {who: s for who, s in self._resting.items() if s > now_s}
 

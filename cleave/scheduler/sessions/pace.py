@@ -147,7 +147,11 @@ class Pace:
     # --- observations ---
 
     def array(self, nbytes: float) -> None:
-        """Count an array that was sent to the device for its next run, in bytes on the wire."""
+        """Record an array that was sent to the device for its next run.
+
+        Args:
+            nbytes: bytes of the array on the wire.
+        """
         self._waiting_bytes += nbytes
 
     def asked(self, run: int, flops: int, up_bytes: float, now_s: float) -> None:

@@ -98,8 +98,8 @@ class Reputation:
         right: number of checked results that were correct.
         wrong: number of checked results that were wrong.
         penalty: penalty points for wrong results, minus forgiven points.
-        atoned: number of correct results since the first penalty point or since a point was last
-            forgiven.
+        atoned: number of correct results since the device first got a penalty point, or since a
+            point was last forgiven.
     """
 
     right: int = 0

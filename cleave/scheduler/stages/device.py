@@ -251,7 +251,12 @@ class StageDevice:
     def sums(
         self, work: StepWork, unit: Unit, generation: Generation, wanted: Container[SumName]
     ) -> None:
-        """Request the wanted gradient sums of a generation in batches, and drop all other sums."""
+        """Request the wanted gradient sums of a generation, and drop the other sums.
+
+        Args:
+            wanted: names of the sums to request. Later calls of `more_sums` request the sums that
+                exceed the limit on bytes in flight.
+        """
         self._drop(array for what, array in generation.sums.items() if what not in wanted)
         generation.sums = {what: array for what, array in generation.sums.items() if what in wanted}
         for (layer, name), array in generation.sums.items():
@@ -372,7 +377,7 @@ class StageDevice:
         self.end(wanted)
 
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Forget all orders without cancelling them, and drop what is not in `wanted`."""
+        """Forget all orders without cancelling them, and drop arrays and graphs not in `wanted`."""
         self._asked = {}
         self._out = deque(sent for sent in self._out if sent.task is None)
         self.keep_only(wanted)
@@ -382,7 +387,7 @@ class StageDevice:
     def _forward(
         self, work: StepWork, layers: range, unit: Unit, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Run layers forward.
+        """Request the forward pass of layers.
 
         Returns:
             The wire ID of the last layer's output, and the wire IDs of each layer's retained
@@ -411,7 +416,7 @@ class StageDevice:
         dy: int,
         tokens: int,
     ) -> int:
-        """Run layers backward, from last to first, and add their weight gradients to the sums.
+        """Request the backward pass of layers, from last to first, which adds to the gradient sums.
 
         Returns:
             The wire ID of the gradient of the first layer's input.
@@ -456,7 +461,10 @@ class StageDevice:
     def _loss(
         self, work: StepWork, loss: LossWork, unit: Unit, generation: Generation, y: int
     ) -> tuple[int, int]:
-        """Run the loss. Return the wire IDs of the loss and of the gradient of the loss's input."""
+        """Request the loss computation.
+
+        Return the wire IDs of the loss and of its input gradient.
+        """
         feed = {names.X: y, names.TARGETS: self._put(loss.targets[unit.batch])}
         feed |= {name: self._put(array) for name, array in loss.parameters.items()}
         made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, unit.batch)}
@@ -476,9 +484,11 @@ class StageDevice:
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
-        """Run a graph that adds gradients to sums, and return the wire IDs of the graph's outputs.
+        """Request a graph run that adds gradients to sums.
 
-        A new sum reuses the wire ID of the old sum, unless careful mode keeps both.
+        Return the wire IDs of the graph's outputs.
+
+        A new sum reuses the wire ID of the old sum, unless careful mode keeps both sums.
         """
         before = {name: generation.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
@@ -587,9 +597,9 @@ class StageDevice:
         flops: int,
         held: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Run a graph, and return a map from output name to wire ID.
+        """Request a graph run. Return a map from output name to wire ID.
 
-        Outputs in `held` overwrite existing arrays; other outputs get new wire IDs.
+        Outputs in `held` overwrite existing arrays. All other outputs get new wire IDs.
         """
         id = self._put_graph(graph)
         new = {n: self._next_array(nbytes) for n, nbytes in made.items() if n not in (held or {})}

@@ -106,8 +106,8 @@ class StageStep:
     def begin(self) -> list[ForSteps]:
         """Start the step.
 
-        Devices drop unneeded arrays. Devices of the first stage get their first passes, and devices
-        of later stages get their parameters.
+        Devices drop the arrays that this step does not need. Devices of the first stage get their
+        first passes, and devices of later stages get their parameters.
         """
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:

@@ -49,7 +49,8 @@ class UsualSizes:
     def explains(self, place: Place, size: float) -> bool:
         """Return whether a magnitude is at most `FAR` times the usual magnitude.
 
-        False if unknown.
+        Returns:
+            False if the usual magnitude is unknown.
         """
         usual = self.of(place)
         return usual is not None and size <= FAR * usual

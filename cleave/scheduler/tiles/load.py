@@ -39,13 +39,13 @@ class DeviceLoad:
         needed: maps an array to the number of queued and running tasks that use the array.
         occupied_bytes: bytes of the arrays on the device and of the results in flight.
         forget: IDs of dropped arrays about which the device has not been told.
-        forget_bytes: bytes of these dropped arrays.
-        since_s: time when the device was last idle.
-        heard_s: time of the device's last answer.
-        sent_tasks: number of tasks sent since the device was last idle.
-        sent_bytes: bytes on the wire of the arrays sent for these tasks.
-        sent_flops: FLOPs of these tasks.
-        asked_bytes: bytes on the wire of the results of these tasks.
+        forget_bytes: total bytes of the arrays in `forget`.
+        since_s: time when the device was last sent a task while no run was in flight.
+        heard_s: time of the device's last answer, or `since_s` if that is later.
+        sent_tasks: number of tasks sent since `since_s`.
+        sent_bytes: bytes on the wire of the input arrays sent since `since_s`.
+        sent_flops: FLOPs of the tasks sent since `since_s`.
+        asked_bytes: bytes on the wire of the results requested since `since_s`.
     """
 
     rates: DeviceRates
