@@ -149,9 +149,10 @@ class SharedSecretAuth:
     with the credential counts as the operator's own device.
 
     Args:
-        credential: the credential that a device's `hello` must contain; empty to admit all devices.
-        operator_credential: the credential that an operator's `hello` must contain; empty to admit
-            all operators.
+        credential: the credential that a device's `hello` must contain; empty if devices
+            need no credential.
+        operator_credential: the credential that an operator's `hello` must contain; empty if
+            operators need no credential.
     """
 
     server = ""

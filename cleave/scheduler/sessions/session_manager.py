@@ -80,8 +80,8 @@ class SessionManager:
     The session manager is the PS without sockets, threads and clock.
 
     Args:
-        credential: the credential that a device's `hello` must contain; empty to admit all devices.
-            Ignored if `auth` is given.
+        credential: the credential that a device's `hello` must contain; empty if devices
+            need no credential. Ignored if `auth` is given.
         verify: which results are verified before use: a value of `--verify`, or True for `auto`.
         crossed: whether results cross a process boundary. The mode `auto` verifies results only in
             that case.
