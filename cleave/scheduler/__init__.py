@@ -1,1 +1,1 @@
-"""The server's core: sessions, tasks and arrays. Events in, instructions out; no I/O."""
+"""The core of the server, without I/O. It receives events and returns instructions."""

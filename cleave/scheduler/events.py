@@ -1,4 +1,4 @@
-"""Events that the scheduler handles. Its answers are in `cleave.scheduler.instructions`."""
+"""Events that the scheduler handles. The scheduler answers with `cleave.scheduler.instructions`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from cleave.scheduler.tiles.gemm_job import GemmJob
 
 @dataclass(slots=True)
 class DeviceReady:
-    """A device may be given work; if `careful`, one run at a time until it does one right."""
+    """A device became available for tasks.
+
+    Attributes:
+        careful: send the device one run at a time until it returns a correct result.
+    """
 
     rates: DeviceRates
     careful: bool = False
@@ -19,14 +23,14 @@ class DeviceReady:
 
 @dataclass(slots=True)
 class DeviceAside:
-    """A device gets no new work for now. It keeps only the arrays that its runs need."""
+    """A device gets no new tasks for now. It keeps only the arrays that its current runs need."""
 
     device: int
 
 
 @dataclass(slots=True)
 class DeviceBack:
-    """A device that was set aside may be given work again. `careful` is as in `DeviceReady`."""
+    """A device that was set aside gets tasks again. `careful` is as in `DeviceReady`."""
 
     rates: DeviceRates
     careful: bool = False
@@ -41,21 +45,21 @@ class DeviceRated:
 
 @dataclass(slots=True)
 class DeviceDraining:
-    """A device finishes the runs it was sent and gets no new work."""
+    """A device will leave after it finishes its runs in flight. The device gets no new tasks."""
 
     device: int
 
 
 @dataclass(slots=True)
 class DeviceLost:
-    """A device left, and every array it held is lost."""
+    """A device left, and every array on the device is lost."""
 
     device: int
 
 
 @dataclass(slots=True)
 class Submitted:
-    """A new job was submitted."""
+    """A job was submitted to the scheduler."""
 
     job: GemmJob
 
@@ -71,7 +75,12 @@ class ResultArrived:
 
 @dataclass(slots=True)
 class RunFailed:
-    """A run failed or its result was invalid. If `invalidated`, the inputs must be sent again."""
+    """A run failed or its result was invalid.
+
+    Attributes:
+        reason: a description for people.
+        invalidated: the device's copies of the run's inputs may be corrupt and must be sent again.
+    """
 
     device: int
     run: int
@@ -81,38 +90,41 @@ class RunFailed:
 
 @dataclass(slots=True)
 class LateAnswer:
-    """A device answered a run whose answer is no longer awaited."""
+    """A device answered a run that was already cancelled or answered."""
 
     device: int
 
 
 @dataclass(slots=True)
 class OperandReleased:
-    """An operand will not be used again, so devices may drop its arrays."""
+    """No later job uses this operand, so devices may drop the operand's arrays."""
 
     operand: int
 
 
 @dataclass(slots=True)
 class Alive:
-    """An overdue device reported that it is still connected."""
+    """A heartbeat arrived from an overdue device."""
 
     device: int
 
 
 @dataclass(slots=True)
 class Paused:
-    """No more jobs are coming for now. Devices are told at once which arrays to drop."""
+    """No jobs will be submitted for now. The scheduler sends all pending drop messages at once."""
 
 
 @dataclass(slots=True)
 class Tick:
-    """Time passed."""
+    """Time passed.
+
+    The scheduler looks for overdue devices and retries tasks that were held back.
+    """
 
 
 @dataclass(slots=True)
 class Withdrawn:
-    """A job is no longer wanted. It fails unless it has already finished."""
+    """The caller no longer needs a job. An unfinished job fails; a finished job is not affected."""
 
     job: int
 
@@ -120,7 +132,8 @@ class Withdrawn:
 FleetChange: TypeAlias = (
     DeviceReady | DeviceAside | DeviceBack | DeviceRated | DeviceDraining | DeviceLost
 )
-"""Events that change the available devices or their rates, and so begin a new epoch."""
+"""Events that change the set of available devices or their rates. Each such event starts a new
+epoch."""
 
 Event: TypeAlias = (
     FleetChange

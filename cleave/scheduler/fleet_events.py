@@ -1,4 +1,7 @@
-"""Fleet events for observers. Nothing in the fleet depends on them."""
+"""Events that are reported to observers of the fleet.
+
+The fleet works the same without observers.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +12,39 @@ from cleave.scheduler.sessions.session import Session
 
 
 class EventKind(Enum):
-    """Kinds of events. Users see the values."""
+    """The kind of a fleet event. The user interface shows the enum values."""
 
     JOIN = "join"
     LEAVE = "leave"
     QUARANTINE = "quarantine"
-    """A device was disconnected or refused because its results were wrong."""
+    """A device was disconnected or refused because it returned wrong results."""
 
     OVERDUE = "overdue"
-    """A device is overdue, or an overdue device has answered."""
+    """A device became overdue, or an overdue device answered."""
 
     ASIDE = "aside"
-    """A device was set aside because all its tasks fail, or it passed a trial and is back."""
+    """A device was set aside because all its runs failed, or a device passed a trial and gets tasks
+    again."""
 
     REISSUE = "reissue"
-    """Tasks were given to other devices, in place of or in addition to the first device."""
+    """Tasks were reassigned to other devices, or duplicated on other devices."""
 
     WRONG = "wrong"
     JOB = "job"
     PAUSE = "pause"
-    """Training has no device that can multiply matrices, or has one again."""
+    """The last device that can multiply matrices left, or such a device joined again."""
 
 
 class EventListener(Protocol):
-    """A callback that the server's event loop calls as soon as an event happens."""
+    """A callback that the server's event loop calls for each fleet event."""
 
     def __call__(self, kind: EventKind, session: Session | None, text: str) -> None:
         """Handle an event.
 
         Args:
             kind: the kind of event.
-            session: the session concerned, as it was at the event; None if the event concerns no
-                session.
+            session: the device session that the event concerns, in its state at the time of the
+                event; None if the event concerns no session.
             text: a description for people.
         """
         ...

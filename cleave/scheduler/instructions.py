@@ -1,8 +1,8 @@
 """Instructions from the scheduler and its helpers to the session manager and the runtime.
 
-The scheduler's instructions name arrays and runs; the session manager turns them into messages.
-The session manager also carries out its helpers' decisions about sessions. A runtime
-(`cleave.fleet.runtime`) carries out only the instructions of the last section.
+The scheduler's instructions name arrays and runs. The session manager turns these instructions into
+protocol messages. It also applies its helpers' decisions about sessions. A runtime
+(`cleave.fleet.runtime`) receives only the instructions in the last section of this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cleave.scheduler.traffic import TrafficKind
 
 @dataclass(slots=True)
 class SendArray:
-    """Extract this array from its operand and send it."""
+    """Cut this array out of its operand and send the array to the device."""
 
     device: int
     array: ArrayRef
@@ -30,7 +30,7 @@ class SendArray:
 
 @dataclass(slots=True)
 class SendRun:
-    """Ask the device to do this task under this run number."""
+    """Ask the device to run this task. `run` identifies the request."""
 
     device: int
     run: int
@@ -39,7 +39,7 @@ class SendRun:
 
 @dataclass(slots=True)
 class SendDrop:
-    """Tell the device to drop these arrays."""
+    """Tell the device to drop the arrays with these IDs."""
 
     device: int
     ids: tuple[int, ...]
@@ -55,25 +55,31 @@ class SendCancel:
 
 @dataclass(slots=True)
 class Drained:
-    """A draining device has answered every run; its session may end."""
+    """A draining device has answered every run, so its session may end."""
 
     device: int
 
 
 @dataclass(slots=True)
 class Stuck:
-    """For information: no connected device can do this job or part of it, so it waits."""
+    """Report that no connected device can run some tasks of this job.
+
+    The tasks wait for a device.
+    """
 
     job: int
     reason: str
 
 
-# --- from a step by stages to the session manager ---
+# --- from a stage-wise step to the session manager ---
 
 
 @dataclass(slots=True)
 class SendStage:
-    """Send this message of a step by stages. With a task, the device must answer."""
+    """Send this message of a stage-wise step.
+
+    If `task` is set, the device must answer the message.
+    """
 
     device: int
     message: Message
@@ -86,7 +92,7 @@ class SendStage:
 
 @dataclass(slots=True)
 class Refuse:
-    """End this session with an error, unless it has already ended."""
+    """End this session with an error message. Do nothing if the session has already ended."""
 
     session: int
     code: ErrorCode
@@ -95,7 +101,7 @@ class Refuse:
 
 @dataclass(slots=True)
 class Dismiss:
-    """End this session with a `bye`, without an error."""
+    """End this session with a `bye` message instead of an error."""
 
     session: int
     code: ByeCode
@@ -106,7 +112,11 @@ class Dismiss:
 
 @dataclass(slots=True)
 class Send:
-    """Send this message on this session, in order. `kind` is its traffic category."""
+    """Send this message on this session. Messages of a session are sent in order.
+
+    Attributes:
+        kind: the message's traffic category.
+    """
 
     session: int
     message: Message
@@ -115,14 +125,14 @@ class Send:
 
 @dataclass(slots=True)
 class Close:
-    """End this session."""
+    """Close the connection of this session."""
 
     session: int
 
 
 @dataclass(slots=True)
 class Check:
-    """Check this device's result, then call `SessionManager.checked`."""
+    """Verify this device's result, then call `SessionManager.checked` with the outcome."""
 
     session: int
     run: int
@@ -132,7 +142,7 @@ class Check:
 
 @dataclass(slots=True)
 class Place:
-    """Write this result into its job's output at once."""
+    """Write this result into the output matrix of its job immediately."""
 
     task: Task
     payload: Any
@@ -140,14 +150,14 @@ class Place:
 
 @dataclass(slots=True)
 class Done:
-    """All results of this job are written."""
+    """Report that all results of this job have been written."""
 
     job: int
 
 
 @dataclass(slots=True)
 class Failed:
-    """This job cannot be completed."""
+    """Report that this job cannot be completed."""
 
     job: int
     reason: str
@@ -155,7 +165,7 @@ class Failed:
 
 @dataclass(slots=True)
 class TellStep:
-    """Report the outcome of a step by stages to the thread that waits for it."""
+    """Report the outcome of a stage-wise step to the training thread that waits for it."""
 
     outcome: StageOutcome
     work: StepWork | None = None
@@ -163,14 +173,14 @@ class TellStep:
 
 @dataclass(slots=True)
 class Joined:
-    """For information: this device may be given work from now on."""
+    """Report that this device is now available for tasks."""
 
     session: int
 
 
 @dataclass(slots=True)
 class Overdue:
-    """For information: a device is overdue, or an overdue device has answered."""
+    """Report that a device became overdue, or that an overdue device answered."""
 
     session: int
     overdue: bool
@@ -178,7 +188,7 @@ class Overdue:
 
 @dataclass(slots=True)
 class Aside:
-    """For information: a device was set aside, and why, or it gets work again."""
+    """Report that a device was set aside, with the reason, or that it gets tasks again."""
 
     session: int
     aside: bool
@@ -187,7 +197,7 @@ class Aside:
 
 @dataclass(slots=True)
 class Note:
-    """For information: something that an operator should know."""
+    """Report a text to the operator."""
 
     text: str
 
@@ -198,7 +208,8 @@ ForRuntime: TypeAlias = (
 )
 Instruction: TypeAlias = ForSessions | ForRuntime
 ForSteps: TypeAlias = SendStage | TellStep | Note
-"""Instructions that a step by stages can return."""
+"""Instructions that a stage-wise step can return."""
 
 Decision: TypeAlias = Refuse | Dismiss | Event | SendStage | ForRuntime
-"""Decisions of the session manager's helpers. The events go to the scheduler."""
+"""Decisions of the session manager's helpers. The session manager passes events to the
+scheduler."""

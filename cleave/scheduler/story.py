@@ -1,7 +1,7 @@
-"""A bounded log of the scheduler's events and instructions, by device, job and run.
+"""A bounded log of the scheduler's events and instructions, searchable by device, job and run.
 
-The log keeps names and numbers but no payloads, so it costs almost nothing. People read it in a
-debugger, in a failing test, and in the server's log after a fault.
+The log stores names and numbers but no payloads, so it uses little memory. Developers read the log
+in a debugger, in a failing test, or in the server's log file after a fault.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from cleave.scheduler.instructions import Instruction, Place
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 LENGTH: Final = 10_000
-"""Maximum number of events and instructions kept. The oldest are removed first; the latest event
-always stays."""
+"""Maximum number of events and instructions in the log. The oldest are removed first. The latest
+event is never removed."""
 
 _PLAIN: Final = (bool, int, float, str, tuple)
 
 
 class Story:
-    """The scheduler's latest events, each with its instructions, oldest first."""
+    """A log of the scheduler's latest events and the instructions for each event, oldest first."""
 
     def __init__(self, length: int = LENGTH) -> None:
         self._most = length
@@ -31,10 +31,10 @@ class Story:
         self._said: deque[tuple[float, Event, Sequence[Instruction | Task]]] = deque()
 
     def add(self, at_s: float, event: Event, instructions: Sequence[Instruction]) -> None:
-        """Log an event and its instructions, without their payloads."""
+        """Log an event and its instructions, without payloads."""
         if isinstance(event, ResultArrived):  # a payload may be a hundred megabytes
             event = ResultArrived(event.device, event.run, None)
-            # A `Place` has a payload too; its task is kept.
+            # A `Place` also has a payload, so only its task is logged.
             kept: Sequence[Instruction | Task] = [
                 i.task if isinstance(i, Place) else i for i in instructions
             ]
@@ -48,10 +48,10 @@ class Story:
     def tell(
         self, *, device: int | None = None, job: int | None = None, run: int | None = None
     ) -> list[str]:
-        """Return the log, one line per event or instruction.
+        """Return the log, with one line per event or instruction.
 
         Args:
-            device, job, run: if given, return only lines about this device, job or run.
+            device, job, run: if given, return only the lines about this device, job or run.
         """
         return [
             _line(at_s, said)

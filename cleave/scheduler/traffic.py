@@ -1,4 +1,4 @@
-"""Network traffic, counted by what it carries."""
+"""Counters of network traffic, one for each kind of message content."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from enum import StrEnum
 
 
 class TrafficKind(StrEnum):
-    """What a message carries. The values are the field names of `BytesByKind`."""
+    """The kind of data in a message. The enum values are the field names of `BytesByKind`."""
 
     WEIGHTS = "weights"
     """Parameters of layers that train on devices."""
 
     ACTIVATIONS = "activations"
-    """A micro-batch's inputs and outputs of layers, and their gradients."""
+    """A micro-batch's layer inputs and outputs, and their gradients."""
 
     GRADIENTS = "gradients"
     """Accumulated weight gradients."""
 
     GRAPHS = "graphs"
-    """Layers and losses, as graphs."""
+    """Layers and losses, exported as ONNX graphs."""
 
     TILES = "tiles"
-    """Parts of operands, and blocks of their products."""
+    """Parts of GEMM operands, and computed output blocks."""
 
     OTHER = "other"
-    """Orders and answers without an array, measurements, and session control."""
+    """Requests and answers without an array, measurements, and session control messages."""
 
 
 @dataclass(slots=True)
 class BytesByKind:
-    """Bytes of encoded messages in one direction, one field per `TrafficKind`."""
+    """Encoded message bytes in one direction, with one field per `TrafficKind`."""
 
     weights: int = 0
     activations: int = 0
@@ -41,11 +41,11 @@ class BytesByKind:
 
     @property
     def total(self) -> int:
-        """Return the total bytes of all kinds."""
+        """Return the number of bytes of all kinds together."""
         return sum(getattr(self, f.name) for f in fields(self))
 
     def count(self, kind: TrafficKind, nbytes: int) -> None:
-        """Add a message of `nbytes` bytes."""
+        """Add `nbytes` bytes to the counter of this kind."""
         setattr(self, kind, getattr(self, kind) + nbytes)
 
     def __add__(self, more: BytesByKind) -> BytesByKind:
@@ -59,7 +59,14 @@ class BytesByKind:
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of encoded messages, PS to devices and back; subtract two snapshots for a step."""
+    """Encoded message bytes in both directions.
+
+    Subtract two snapshots to get the traffic of a step.
+
+    Attributes:
+        down: bytes from the PS to devices.
+        up: bytes from devices to the PS.
+    """
 
     down: BytesByKind = field(default_factory=BytesByKind)
     up: BytesByKind = field(default_factory=BytesByKind)

@@ -1,4 +1,4 @@
-"""The authenticator interface, and an authenticator with one credential for all devices."""
+"""The authenticator interface, and an authenticator that uses one credential for all devices."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ class Admission:
     """Permission for a device to join.
 
     Attributes:
-        identity: the device's identity, the same in all its sessions; None if none is recorded.
-        name: the device's recorded name; empty to use the name in its `hello`.
-        credential: a new credential for the device to keep; empty if it has one.
+        identity: the device's ID, the same in all its sessions; None if the authenticator records
+            no identities.
+        name: the device's recorded name; empty to use the name in the device's `hello`.
+        credential: a new credential for the device to store; empty if the device already has one.
         faults: number of wrong results that still count against the device.
-        penalty: the sum of their points (`cleave.scheduler.sessions.reputation`).
+        penalty: sum of the penalty points for these wrong results
+            (`cleave.scheduler.sessions.reputation`).
         conduct: the device's behavior in its last session.
-        measured_by: for a link measurement only, the credential or code that admitted the device;
-            empty if any number of devices may use it.
+        measured_by: the credential or join code of a device that joins only for a link measurement;
+            empty if any number of devices may use the credential at the same time.
         at_once: maximum number of devices that may use `measured_by` at the same time.
-        measures: the identity, if known, of a device that only has its link measured. Such a
-            session has no `identity` because it does no work.
-        own: whether the device is the operator's own, and may train whole layers.
+        measures: the recorded ID of a device that joins only for a link measurement; None if
+            unknown. The `identity` of such a session is None because the device runs no tasks.
+        own: whether the device belongs to the operator, and may therefore train whole layers.
     """
 
     identity: int | None = None
@@ -49,16 +51,17 @@ class Admission:
 
     @property
     def known_as(self) -> int | None:
-        """Return the device's identity, whether it works or only has its link measured."""
+        """Return the device's recorded ID, also for a link measurement; None if unknown."""
         return self.identity if self.identity is not None else self.measures
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Refusal of a peer; the reason says what is wrong and what to do.
+    """A refusal to admit a device, operator or viewer.
 
     Attributes:
-        retry_after_s: seconds after which the same peer may be admitted, if known; 0 otherwise.
+        reason: what is wrong and what to do about it.
+        retry_after_s: seconds after which the same client may be admitted; 0 if unknown.
     """
 
     code: ErrorCode
@@ -67,58 +70,70 @@ class Refusal:
 
 
 class AccessLevel(Enum):
-    """Access level of a client that is not a device."""
+    """The access level of a client that is not a device."""
 
     OPERATOR = "operator"
-    """May do everything."""
+    """The client may view and change everything."""
 
     VIEWER = "viewer"
-    """May only watch the fleet."""
+    """The client may only view the fleet."""
 
 
 AdmissionResult: TypeAlias = Admission | Refusal
 
 
 class Authenticator(Protocol):
-    """Decides who may join, and records facts about devices. The server's event loop calls it.
+    """Decides which clients may join, and records facts about devices.
+
+    The server's event loop calls all methods.
 
     Attributes:
-        server: the server's id, sent to devices; empty if devices keep no credential for it.
+        server: the server's ID, which devices receive; empty if devices store no credential for
+            this server.
     """
 
     server: str
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Admit a device or refuse it with a reason. This may use up a join code.
+        """Admit a device or refuse it with a reason. A call may consume a join code.
 
         Args:
-            hello: the device's first message, whose other fields have been checked.
-            address: the address that it connects from; empty without a network.
+            hello: the device's first message. All fields except the credentials have been checked.
+            address: the device's network address; empty without a network.
         """
         ...
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Admit an operator or a viewer, or refuse them with a reason."""
+        """Admit an operator or a viewer, or refuse the client with a reason."""
         ...
 
     def failed(self, address: str) -> bool:
-        """Count an attempt that sent no `hello`; return whether the address had an attempt left."""
+        """Count a connection attempt without a valid `hello`.
+
+        Returns:
+            False if the address had no attempt left.
+        """
         ...
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Record that a device's session ended, intentionally or because the device was lost."""
+        """Record the end of a device's session.
+
+        Args:
+            reason: a description for people.
+            lost: whether the session ended unintentionally.
+        """
         ...
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Add a device's contribution since the last call."""
+        """Add the tasks, bytes and energy that a device contributed since the previous call."""
         ...
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """Remember a device's behavior for its next session."""
+        """Store a device's behavior for its next session."""
         ...
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Record a wrong result of a device and its penalty points."""
+        """Record a wrong result from a device, and the penalty points for that result."""
         ...
 
     def quarantined(self, identity: int, reason: str) -> None:
@@ -127,15 +142,17 @@ class Authenticator(Protocol):
 
 
 class SharedSecretAuth:
-    """One credential for all devices, without identities, and one for operators.
+    """An authenticator with one credential for all devices and one credential for operators.
 
-    A program's own fleet uses it. Its credentials are random and long, so guesses need no limit.
-    Devices cannot be told apart; every device with the credential is the operator's own.
+    It is meant for a program that manages its own fleet. The credentials are long and random, so
+    the number of guesses is not limited. The authenticator cannot tell devices apart. Every device
+    with the credential counts as the operator's own device.
 
     Args:
-        credential: the credential that a device's `hello` must carry; empty if none is needed.
-        operator_credential: the credential that an operator's `hello` must carry; empty if none is
-            needed.
+        credential: the credential that a device's `hello` must contain; empty if devices
+            need no credential.
+        operator_credential: the credential that an operator's `hello` must contain; empty if
+            operators need no credential.
     """
 
     server = ""
@@ -145,8 +162,8 @@ class SharedSecretAuth:
         self._operator_credential = operator_credential
 
     def admit(self, hello: Hello, address: str) -> AdmissionResult:
-        """Admit every device with the credential as the operator's own."""
-        # A device may send another server's credential, kept for this address, and ours as a code.
+        """Admit every device that has the credential, as the operator's own device."""
+        # A device may send a stored credential of another server, and ours as its join code.
         keys = (hello.credential, hello.join_code) if hello.join_code else (hello.credential,)
         if one_is(keys, self._credential):
             return Admission(own=True)
@@ -154,47 +171,47 @@ class SharedSecretAuth:
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def admit_operator(self, credential: str, address: str) -> AccessLevel | Refusal:
-        """Admit every client with the operator's credential as an operator."""
+        """Admit every client that has the operator credential, as an operator."""
         if same_secret(credential, self._operator_credential):
             return AccessLevel.OPERATOR
         reason = "the credential is not valid; use the operator's URL that the server printed"
         return Refusal(ErrorCode.CREDENTIAL, reason)
 
     def failed(self, address: str) -> bool:
-        """Return True; attempts are not counted."""
+        """Return True because this authenticator does not limit attempts."""
         return True
 
     def departed(self, identity: int, reason: str, *, lost: bool) -> None:
-        """Do nothing; no device is recorded."""
+        """Do nothing because this authenticator keeps no device records."""
 
     def contributed(self, identity: int, done: DeviceCounters) -> None:
-        """Do nothing; no device is recorded."""
+        """Do nothing because this authenticator keeps no device records."""
 
     def conducted(self, identity: int, conduct: Conduct) -> None:
-        """Do nothing; no device is recorded."""
+        """Do nothing because this authenticator keeps no device records."""
 
     def faulted(self, identity: int, fault: str, penalty: float) -> None:
-        """Do nothing; no device is recorded."""
+        """Do nothing because this authenticator keeps no device records."""
 
     def quarantined(self, identity: int, reason: str) -> None:
-        """Do nothing; no device is recorded."""
+        """Do nothing because this authenticator keeps no device records."""
 
 
 def one_is(keys: Iterable[str], secret: str) -> bool:
-    """Return whether any key is the secret, comparing all of them."""
+    """Return whether any key equals the secret. Compare every key, so the time reveals nothing."""
     return sum([same_secret(key, secret) for key in keys]) > 0
 
 
 def clean_name(name: str) -> str:
-    """Return a device's name, safe to print: printable, on one line, not too long."""
+    """Return a device name that is safe to print: one line, at most `MAX_NAME` characters."""
     return clean_text(name, MAX_NAME)
 
 
 def clean_text(text: str, most: int) -> str:
-    """Return a device's text, safe to print: at most `most` characters, no terminal codes."""
+    """Return a device's text without terminal control codes, cut to at most `most` characters."""
     return clean(text)[:most].strip()
 
 
 def same_secret(one: str, other: str) -> bool:
-    """Return whether two secrets are equal, in a time independent of where they differ."""
+    """Return whether two secrets are equal, in a time that does not reveal where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())

@@ -1,4 +1,4 @@
-"""A device's behavior, remembered from one session to the next."""
+"""A device's behavior, stored between its sessions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ class Conduct:
     """A device's behavior in its last session.
 
     Attributes:
-        setbacks: number of times it was set aside since it last completed a run
+        setbacks: number of times the device was set aside since it last completed a run
             (`cleave.scheduler.sessions.setbacks`).
-        failure: the device's own reason for its last failure; empty if it never failed.
-        slowness: factor by which its work took longer than its rates predict
+        failure: the error text that the device sent with its last failed run; empty if no run
+            failed.
+        slowness: factor by which the device's tasks take longer than its rates predict
             (`cleave.scheduler.sessions.pace`).
-        late_s: delay of each of its answers, in seconds.
+        late_s: delay of each answer beyond the predicted time, in seconds.
     """
 
     setbacks: int = 0

@@ -1,7 +1,7 @@
-"""Records of devices beyond one session: contributions, behavior, rounding and link rates.
+"""Device records that outlive a session: contributions, behavior, rounding and link rates.
 
-A device with an identity is known by it. For other devices, only their behavior is remembered, by
-address and name, and only while the server runs.
+A device with an identity is recognized by its identity. A device without an identity is recognized
+by its address and name. Only its behavior is remembered, and only while the server runs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from cleave.scheduler.sessions.reputation import Rounding
 from cleave.scheduler.sessions.session import Session
 
 CREDIT_S: Final = 15.0
-"""Seconds between two reports of devices' contributions to the authenticator."""
+"""Seconds between two reports of device contributions to the authenticator."""
 
 GRACE_S: Final = 60.0
-"""Seconds within which a returning device keeps its measured link rates and speed."""
+"""A device that rejoins within this many seconds keeps its measured link rates and speed."""
 
 SAME_CLAIM: Final = 2.0
-"""Claimed speeds within this factor count as the same processor's, because a device may measure
-itself again each time it starts."""
+"""Two speed claims within this factor count as claims of the same processor. A device may benchmark
+its speed at each start, and the results vary."""
 
 MAX_STRANGERS: Final = 1000
-"""Maximum number of devices without an identity that are remembered, most recent first."""
+"""Maximum number of devices without an identity whose behavior is remembered. The least recently
+updated device is forgotten first."""
 
 MAX_CREDIT: Final = 1e12
-"""Maximum compute seconds believed of a session, so that sums stay finite."""
+"""Maximum compute seconds credited to one session. The limit keeps the totals finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,14 @@ class _Departure:
     claimed_flops_per_s: float
 
     def flops_per_s(self, claimed: float) -> float | None:
-        """Return the device's speed, given its claim; None if it must be measured again.
+        """Return the speed of a returning device; None if the speed must be measured again.
 
-        A device that did not reach its claimed speed, and claims about the same now, would not
-        reach it now either.
+        A claim is accepted if the device reached its previous claim, or if the new claim does not
+        exceed the measured speed. Otherwise, a claim similar to the previous claim yields the
+        measured speed, and a different claim requires a new measurement.
+
+        Args:
+            claimed: the speed that the device claims now, in FLOP/s.
         """
         if self.rates.flops_per_s >= self.claimed_flops_per_s or claimed <= self.rates.flops_per_s:
             return claimed
@@ -55,27 +60,27 @@ class _Departure:
 
 
 class DeviceHistory:
-    """Reports devices to the authenticator, and remembers devices that left.
+    """Reports device records to the authenticator, and remembers devices that left.
 
     Args:
-        auth: receives reports about devices that have an identity.
+        auth: receives the records of devices that have an identity.
     """
 
     def __init__(self, auth: Authenticator) -> None:
         self._auth = auth
         self._credited_s = 0.0
         self._departed: dict[int, _Departure] = {}
-        self._strangers: dict[tuple[str, str], Conduct] = {}  # by address and name
-        self._rounding: dict[int, Rounding] = {}  # by identity, across sessions
+        self._strangers: dict[tuple[str, str], Conduct] = {}  # key: (address, name)
+        self._rounding: dict[int, Rounding] = {}  # key: identity, across sessions
 
     def tick(self, sessions: Iterable[Session], now_s: float) -> None:
-        """Report the sessions' contributions, at most once every `CREDIT_S` seconds."""
+        """Report contributions to the authenticator, at most once every `CREDIT_S` seconds."""
         if now_s - self._credited_s < CREDIT_S:
             return
         self.credit(sessions, now_s)
 
     def credit(self, sessions: Iterable[Session], now_s: float) -> None:
-        """Report the sessions' contributions since the last report."""
+        """Report each device's contribution since the last report to the authenticator."""
         self._credited_s = now_s
         for session in sessions:
             self._credit(session, now_s)
@@ -87,20 +92,20 @@ class DeviceHistory:
         """Record the end of a session.
 
         Args:
-            session: the session, in its last state.
-            lost: whether it ended unintentionally.
+            session: the session in its final state.
+            lost: whether the session ended unintentionally.
         """
         if session.identity is None:
             return
         self._credit(session, now_s)
-        if session.rates is not None and session.probe is None:  # its link rates are known
+        if session.rates is not None and session.probe is None:  # the link rates are known
             self._departed[session.identity] = _Departure(
                 now_s, session.address, session.rates, session.claimed_flops_per_s
             )
         self._auth.departed(session.identity, reason, lost=lost)
 
     def remember(self, session: Session) -> None:
-        """Remember a device's changed behavior for its next session."""
+        """Store a device's current behavior for its next session."""
         if session.identity is not None:
             self._auth.conducted(session.identity, session.conduct)
             return
@@ -112,29 +117,33 @@ class DeviceHistory:
                 del self._strangers[next(iter(self._strangers))]
 
     def conduct_before(self, session: Session, known: Conduct) -> Conduct:
-        """Return a device's behavior in its last session.
+        """Return a device's behavior in its previous session.
 
         Args:
-            session: the new session, with the device's name.
-            known: the authenticator's record.
+            session: the new session. Its device name must be set.
+            known: the behavior that the authenticator recorded, used for a device with an identity.
         """
         if session.identity is not None:
             return known
         return self._strangers.get((session.address, session.name), known)
 
     def rounding_before(self, session: Session) -> Rounding:
-        """Return the evidence of how a device rounds, which its sessions share."""
+        """Return the evidence of how a device rounds, shared by all sessions of the device."""
         if session.identity is None:
             return session.rounding
         return self._rounding.setdefault(session.identity, session.rounding)
 
     def forget_rounding(self, session: Session) -> None:
-        """Forget a device's rounding evidence, so that it has none if released from quarantine."""
+        """Discard a device's rounding evidence, so the device starts fresh after a quarantine."""
         if session.identity is not None:
             self._rounding.pop(session.identity, None)
 
     def rates_before(self, session: Session, now_s: float) -> DeviceRates | None:
-        """Return the session's rates with earlier link rates and speed; None to measure."""
+        """Return a device's rates with the link rates and speed measured in its previous session.
+
+        Returns:
+            None if the rates must be measured again.
+        """
         if session.identity is None or session.rates is None:
             return None
         left = self._departed.pop(session.identity, None)

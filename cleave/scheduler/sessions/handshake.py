@@ -1,4 +1,4 @@
-"""Checks of a device's `hello`, and its initial rates. No I/O."""
+"""Checks a device's `hello` and returns the device's initial rates. No I/O."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from cleave.protocol import limits
 from cleave.protocol.messages import ErrorCode, Hello, Op
 from cleave.scheduler.sessions.admission import Refusal
 
-_MOST_VERSIONS: Final = 8  # in a text
+_MOST_VERSIONS: Final = 8  # protocol versions listed in one message
 
 FULL_RETRY_S: Final = 30.0
-"""Seconds after which a device should retry if the server is full."""
+"""Seconds that a device should wait before it retries to join a full server."""
 
 ASSUMED_FLOPS_PER_S: Final = 50e9
-"""Speed assumed for a device that states none: a modest laptop."""
+"""Assumed speed of a device that states no speed, in FLOP/s: a modest laptop."""
 
 
 def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
-    """Return why a device cannot take part, whatever its identity; None if it can.
+    """Return why a device cannot join, apart from its credentials; None if it can join.
 
     Args:
         full_with: the maximum number of devices if the server is full; None otherwise.
 
     Raises:
-        ProtocolError: the hello lacks an op or dtype that every device must support.
+        ProtocolError: the `hello` lacks an operation or dtype that every device must support.
     """
     if hello.version != limits.VERSION:
         return Refusal(ErrorCode.VERSION, other_version(hello))
@@ -47,7 +47,7 @@ def unfit(hello: Hello, full_with: int | None) -> Refusal | None:
 
 
 def other_version(hello: Hello) -> str:
-    """Return the message for a client whose `hello` has another protocol version."""
+    """Return the error message for a client whose `hello` uses another protocol version."""
     if limits.VERSION in hello.versions:
         return (
             f"this {hello.role.value} said hello in protocol version {hello.version}; this server "
@@ -61,7 +61,10 @@ def other_version(hello: Hello) -> str:
 
 
 def stated_rates(session: int, hello: Hello) -> DeviceRates:
-    """Return the rates that a device states, within bounds; assume a missing speed."""
+    """Return the rates stated in a `hello`, clipped to the protocol's limits.
+
+    A device without a stated speed gets `ASSUMED_FLOPS_PER_S`.
+    """
     return bounded(
         DeviceRates(
             device=session,

@@ -1,4 +1,4 @@
-"""How a device joins: admission, recognition, welcome, probe, ready for work. No I/O."""
+"""The steps of joining: admission, recognition, welcome, probe, ready for tasks. No I/O."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from profiles.device_profile import DeviceKind
 
 
 class Joining:
-    """Takes devices from their hello until they may be given work.
+    """Handles joining devices, from the `hello` message until a device is available for tasks.
 
     Args:
         auth: decides which devices may join.
         history: records of devices from earlier sessions.
-        rng: secret; draws the numbers of the arithmetic tests.
+        rng: secret random generator for the numbers of the arithmetic tests.
         max_devices: maximum number of connected devices; None for no limit.
-        observe: whether devices are planned with their measured pace.
-        coding: on which links payloads are compressed.
-        card: the server's network card; None for no limit.
-        expected: minimum number of devices that share the card.
+        observe: whether plans use each device's measured pace.
+        coding: which links compress payloads.
+        card: rates of the server's network card; None for no limit.
+        expected: minimum number of devices that share the network card.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class Joining:
         self._coding = coding
         self._card = card
         self._sharing = self._expected = expected
-        self._resting: dict[int, float] = {}  # by `known_as`, until when
+        self._resting: dict[int, float] = {}  # key: `known_as`; value: end of the wait
         self._short_stays = ShortStays()
 
     def rest(self, session: Session, now_s: float) -> None:
-        """Block a device that sent too much from rejoining too early."""
+        """Refuse a device that sent too much until `limits.REST_S` seconds have passed."""
         if session.known_as is not None:
             self._resting[session.known_as] = now_s + limits.REST_S
 
     def left(self, session: Session, now_s: float) -> None:
-        """Record that a device left or was lost."""
+        """Record that a device's session ended. Short stays delay the device's next admission."""
         if session.known_as is not None and not session.measure:
             self._short_stays.left(session.known_as, session.opened_s, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Forget the devices that may rejoin."""
+        """Forget waiting times that have expired, so that their devices may rejoin."""
         self._short_stays.tick(now_s)
         self._resting = {who: s for who, s in self._resting.items() if s > now_s}
 
@@ -87,11 +87,11 @@ class Joining:
         """Admit a device or refuse it with a reason.
 
         Args:
-            address: the address that the device connects from.
-            sessions: number of sessions, including the device's own.
+            address: the device's network address.
+            sessions: number of open sessions, including the device's own session.
 
         Raises:
-            ProtocolError: the hello lacks an op or dtype that every device must support.
+            ProtocolError: the `hello` lacks an operation or dtype that every device must support.
         """
         self._sharing = max(self._expected, sessions)
         full = self._max_devices is not None and sessions > self._max_devices
@@ -115,11 +115,12 @@ class Joining:
     def begin(
         self, session: Session, hello: Hello, admission: Admission, now_s: float, *, verify: bool
     ) -> Sequence[Decision]:
-        """Welcome an admitted device, and start a probe if there is anything to measure.
+        """Welcome an admitted device. Start a probe if the device must be measured or tested.
 
         Args:
             admission: the device's identity and record.
-            verify: whether results are checked; if so, the device's arithmetic is tested too.
+            verify: whether the server checks results. If so, the probe also tests the device's
+                arithmetic.
         """
         self._introduce(session, hello, admission)
         session.admitted_s = now_s
@@ -145,7 +146,10 @@ class Joining:
     def probed(
         self, session: Session, probe: Probe, message: messages.Result, now_s: float
     ) -> Sequence[Decision]:
-        """Handle an answer to the probe; the last one makes the device ready or measured."""
+        """Handle a probe result.
+
+        The last result makes the device ready or completes its measurement.
+        """
         sent = [Send(session.id, m) for m in probe.result(message, now_s)]
         if probe.fault:
             reason = f"it failed the test of its arithmetic: {probe.fault}"
@@ -168,7 +172,7 @@ class Joining:
         """Repeat a failed run of the probe.
 
         Raises:
-            ProtocolError: the device failed too many runs in a row, or the run was not awaited.
+            ProtocolError: too many consecutive runs failed, or the probe does not await this run.
         """
         again = probe.failed(message.id, now_s) if probe.awaits(message.id) else []
         if not again:
@@ -176,7 +180,7 @@ class Joining:
         return [Send(session.id, m) for m in again]
 
     def _introduce(self, session: Session, hello: Hello, admission: Admission) -> None:
-        """Record a device's identity, its statements and its remembered behavior."""
+        """Copy a device's identity, stated properties and stored behavior into the session."""
         session.measured_by = admission.measured_by
         session.name = admission.name or clean_name(hello.name)
         session.profile = clean_name(hello.profile)
@@ -212,10 +216,10 @@ class Joining:
 
 
 def superseded(admission: Admission, sessions: Iterable[Session]) -> Sequence[Decision]:
-    """End the earlier sessions of a device that joins again: the new session counts.
+    """Return the decisions that end a device's earlier sessions when the device joins again.
 
-    The PS may not have noticed that the old connection is dead, so it cannot refuse the new one. If
-    both are alive, the old one is told why and does not come back.
+    The PS cannot refuse the new session because the old connection may be dead without notice. If
+    both connections are alive, the old one receives the reason and does not reconnect.
     """
     if admission.measured_by:
         before = [s.id for s in sessions if s.measured_by == admission.measured_by]

@@ -1,15 +1,17 @@
-"""How a device's measured pace compares with its rates, and how to plan with it. No I/O.
+"""Compares a device's measured pace with its rates, and corrects the rates for planning. No I/O.
 
-A sample covers the requests from when a device leaves idle until it is idle again. It holds the
-time predicted by the device's rates, and the time from the PS's first send to the last answer.
-What the PS then does with the answers makes no difference. The PS's own delays are part of every
-sample, so a device is compared with the fleet. The median delay of all devices is nobody's fault;
-a device is slow if it takes much longer than that in most samples.
+A sample starts when an idle device gets a request, and ends when the device is idle again. A sample
+contains the time that the device's rates predict, and the measured time from the PS's first send to
+the device's last answer. Time that the PS spends on processing answers is not included. Delays of
+the PS affect every sample, so each device is compared with the fleet. The median delay of all
+devices is attributed to the PS. A device is slow if most of its samples take much longer than the
+predicted time plus this median.
 
-A slow device either takes some factor longer for everything or returns each answer some time
-late. It is planned with the one that explains its samples better, so the planner gives it less
-work or none. A device without work is tried from time to time, so that it returns when it has
-recovered. So is a device whose measured latency was large when it joined.
+A slow device either slows everything down by a factor, or delays each answer by some time. The
+explanation that matches the samples better corrects the device's rates, so the planner assigns
+fewer tasks or none to the device. A device without tasks is tested from time to time, so that it
+gets tasks again after it recovers. A device that measured a large latency when it joined is tested
+in the same way.
 """
 
 from __future__ import annotations
@@ -27,25 +29,29 @@ from cleave.scheduler.sessions.setbacks import trial_in_s
 
 SLOW: Final = 2.0
 """A device is slow if it takes this many times its predicted time plus the fleet's median delay,
-and also `LEAST_LATE_S` longer."""
+and is also at least `LEAST_LATE_S` late."""
 
 LEAST_LATE_S: Final = 0.05
-"""The shortest delay, in seconds, that makes a device slow; shorter delays depend on the PS."""
+"""The shortest delay, in seconds, that makes a device slow. The PS may cause shorter delays."""
 
 SAMPLES: Final = 8
-"""Number of latest samples kept. Their lower median counts, so one slow sample has no effect."""
+"""Number of samples stored for each device. The lower median of the samples is used, so one slow
+sample has no effect."""
 
 ENOUGH: Final = 2
-"""Number of new samples needed each time before a device is judged."""
+"""Number of new samples that a device needs before it is judged again."""
 
-_STEPS: Final = 2  # steps of an estimate per doubling: plans stay valid while it does not change
-_CLEARLY: Final = 0.8  # if lateness does not explain the samples clearly better, the device is slow
-_STILL: Final = 0.7  # share of the limits below which a slow device is no longer slow
-_CHANGE: Final = 1.5  # smaller changes of an estimate are ignored
+_STEPS: Final = 2  # estimates are rounded to this many steps per doubling, so plans rarely change
+_CLEARLY: Final = 0.8  # "late" must have at most this share of the misfit of "slow"
+_STILL: Final = 0.7  # a slow device recovers below this share of the limits
+_CHANGE: Final = 1.5  # an estimate must change by this factor to be replaced
 
 
 class Sample(NamedTuple):
-    """Predicted and measured seconds; if the work was given up, `took_s` is a lower bound."""
+    """The predicted and the measured seconds of a device's requests.
+
+    If the requests were cancelled, `took_s` is a lower bound.
+    """
 
     expected_s: float
     took_s: float
@@ -53,10 +59,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Corrections of a device's rates for planning.
+    """Corrections that are applied to a device's rates for planning.
 
     Attributes:
-        slowness: factor by which everything takes longer.
+        slowness: factor by which transfers and computation take longer than the rates predict.
         late_s: additional delay of each answer, in seconds.
     """
 
@@ -65,12 +71,12 @@ class Estimate:
 
     @property
     def slow(self) -> bool:
-        """Return whether the device is slower or later than its rates predict."""
+        """Return whether the estimate makes the device slower or later than its rates predict."""
         return self.slowness > 1 or self.late_s > 0
 
     @property
     def text(self) -> str:
-        """Return a description for people; empty if the device is not slow."""
+        """Return a description of the estimate for people; empty if the device is not slow."""
         if self.late_s:
             how = f"its answers come {self.late_s:.2g} s late"
         elif self.slowness > 1:
@@ -80,7 +86,7 @@ class Estimate:
         return f"{how}; it gets less work, or none, until that changes"
 
     def of(self, rates: DeviceRates) -> DeviceRates:
-        """Return the rates to plan with."""
+        """Return the corrected rates for planning."""
         if not self.slow:
             return rates
         return replace(
@@ -93,7 +99,7 @@ class Estimate:
         )
 
     def near(self, other: Estimate) -> bool:
-        """Return whether another estimate is too close to justify replanning."""
+        """Return whether another estimate is so similar that replanning is not worthwhile."""
         if (self.late_s > 0) != (other.late_s > 0) or self.slow != other.slow:
             return False
         pairs = (self.slowness, other.slowness), (self.late_s or 1.0, other.late_s or 1.0)
@@ -105,10 +111,10 @@ AS_STATED: Final = Estimate()
 
 @dataclass(slots=True)
 class _Burst:
-    """The requests to a device since it was last idle."""
+    """The requests that a device received since it was last idle."""
 
     asked_s: float
-    begun_s: float | None = None  # when the PS began to send
+    begun_s: float | None = None  # time when the PS began to send
     runs: set[int] = field(default_factory=set)
     down_bytes: float = 0.0
     flops: int = 0
@@ -118,14 +124,15 @@ class _Burst:
 
 @dataclass(slots=True)
 class Pace:
-    """One device's samples and the resulting estimate.
+    """One device's samples, and the estimate of its pace.
 
     Attributes:
-        estimate: the estimate that the device is planned with.
+        estimate: the estimate that corrects the device's rates in plans.
         samples: the latest samples.
-        fresh: number of new samples since the last judgement.
-        times: consecutive trials that it failed or that were followed by slow work.
-        trial_s: time of the next trial, if the device gets no work until then.
+        fresh: number of samples since the device was last judged.
+        times: number of consecutive trials that the device failed, or after which it was slow
+            again.
+        trial_s: earliest time of the next trial of a device without tasks.
     """
 
     estimate: Estimate = AS_STATED
@@ -134,17 +141,25 @@ class Pace:
     times: int = 0
     trial_s: float = 0.0
     _burst: _Burst | None = None
-    _wary: bool = False  # it passed a trial, but its pace is not confirmed yet
-    _waiting_bytes: float = 0.0  # arrays sent for the next run
+    _wary: bool = False  # the device passed a trial, but no sample has confirmed its pace
+    _waiting_bytes: float = 0.0  # bytes of arrays sent for the next run
 
     # --- observations ---
 
     def array(self, nbytes: float) -> None:
-        """Count the bytes on the wire of an array sent for the next run."""
+        """Record an array that was sent to the device for its next run.
+
+        Args:
+            nbytes: bytes of the array on the wire.
+        """
         self._waiting_bytes += nbytes
 
     def asked(self, run: int, flops: int, up_bytes: float, now_s: float) -> None:
-        """Count a run sent to the device, with the bytes on the wire of its result."""
+        """Record a run that was requested from the device.
+
+        Args:
+            up_bytes: predicted bytes of the run's result on the wire.
+        """
         burst = self._burst
         if burst is None:
             burst = self._burst = _Burst(now_s)
@@ -155,12 +170,12 @@ class Pace:
         self._waiting_bytes = 0.0
 
     def sending(self, now_s: float) -> None:
-        """Record that the PS begins to send requests to the device."""
+        """Record that the PS starts to send requests to the device."""
         if self._burst is not None and self._burst.begun_s is None:
             self._burst.begun_s = now_s
 
     def answered(self, run: int, rates: DeviceRates, now_s: float, *, failed: bool = False) -> None:
-        """Record an answered run; a burst with a failed run gives no sample."""
+        """Record an answered run. Requests that include a failed run produce no sample."""
         burst = self._burst
         if burst is None or run not in burst.runs:
             return
@@ -172,7 +187,10 @@ class Pace:
                 self._take(_sample(burst, rates, now_s), now_s)
 
     def given_up(self, runs: Iterable[int], rates: DeviceRates, now_s: float) -> None:
-        """Record cancelled runs; their time so far is a sample only if longer than predicted."""
+        """Record cancelled runs.
+
+        The elapsed time is a sample only if it exceeds the predicted time.
+        """
         burst = self._burst
         if burst is None:
             return
@@ -197,16 +215,19 @@ class Pace:
 
     @property
     def delay_s(self) -> float | None:
-        """Return the device's median delay beyond prediction; None with too few samples."""
+        """Return the device's median delay beyond the predicted time; None with too few samples."""
         if len(self.samples) < ENOUGH:
             return None
         return median_low(sample.took_s - sample.expected_s for sample in self.samples)
 
     def judge(self, common_s: float, now_s: float) -> bool:
-        """Judge the device if it has enough new samples; return whether its estimate changed.
+        """Update the device's estimate if there are enough new samples.
 
         Args:
-            common_s: delay common to all devices (`common_delay_s`).
+            common_s: delay common to all devices, in seconds (`common_delay_s`).
+
+        Returns:
+            Whether the estimate changed.
         """
         if self.fresh < (1 if self._wary else ENOUGH):
             return False
@@ -221,17 +242,27 @@ class Pace:
         return True
 
     def due(self, rates: DeviceRates, now_s: float) -> bool:
-        """Return whether a trial is due: the device is slow or far away, and had no recent work."""
+        """Return whether a trial of the device is due.
+
+        Only a device that is slow or has a large latency needs trials. Samples and trials postpone
+        the next trial.
+        """
         far = rates.latency_s >= LEAST_LATE_S
         return (self.estimate.slow or far) and now_s >= self.trial_s
 
     def tried(
         self, sample: Sample, rates: DeviceRates, common_s: float, now_s: float
     ) -> DeviceRates:
-        """Update the estimate if a trial took at most half of the predicted time.
+        """Update the estimate if a trial took at most half of the time that the estimate predicts.
+
+        Args:
+            sample: the predicted and measured seconds of the trial.
+            rates: the device's current rates.
+            common_s: delay common to all devices, in seconds.
 
         Returns:
-            The device's rates, with a new latency if the measured one proved too large.
+            The device's rates. The latency is replaced if the trial took less than half of the time
+                that the rates predict.
         """
         if sample.took_s < sample.expected_s / 2:
             rates = replace(rates, latency_s=sample.took_s / 2)
@@ -248,18 +279,19 @@ class Pace:
         return rates
 
     def put_off(self, now_s: float) -> None:
-        """Postpone the next trial because the device did not do one as it should."""
+        """Postpone the next trial after a trial that the device did not pass."""
         self.times += 1
         self.trial_s = now_s + trial_in_s(self.times + 1)
 
 
 def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False) -> Estimate:
-    """Return the estimate that explains samples best: as stated, slower by a factor, or late.
+    """Return the estimate that explains the samples best: as stated, slower by a factor, or late.
 
     Args:
-        samples: one device's samples, at least one.
+        samples: one device's samples; at least one.
         common_s: delay common to all devices, in seconds.
-        slow: whether the device counts as slow now; it then stays slow until it clearly is not.
+        slow: whether the device currently counts as slow. A slow device must be clearly faster
+            before it no longer counts as slow.
     """
     expected = [sample.expected_s + common_s for sample in samples]
     took = [sample.took_s for sample in samples]
@@ -276,7 +308,7 @@ def estimated(samples: Sequence[Sample], common_s: float, *, slow: bool = False)
 
 
 def common_delay_s(delays_s: Iterable[float | None]) -> float:
-    """Return the PS's own delay: the lower median of the known delays, at least 0."""
+    """Return the delay attributed to the PS: the lower median of the known delays, at least 0."""
     known = sorted(delay_s for delay_s in delays_s if delay_s is not None)
     return max(0.0, known[(len(known) - 1) // 2]) if known else 0.0
 
@@ -296,7 +328,11 @@ def _sample(burst: _Burst, rates: DeviceRates, now_s: float) -> Sample:
 
 
 def expected(rates: DeviceRates, down_bytes: float, flops: float, up_bytes: float) -> float:
-    """Return the predicted seconds from the first byte sent to the last byte received."""
+    """Return the predicted seconds from the first byte sent to the last byte received.
+
+    Args:
+        down_bytes, up_bytes: bytes on the wire to and from the device.
+    """
     return 2 * rates.latency_s + streamed_s(
         down_bytes / rates.downlink_bytes_per_s,
         flops / rates.flops_per_s,

@@ -1,4 +1,4 @@
-"""Compares the paces of all devices, and replans slow ones. No I/O."""
+"""Judges each device's pace against the fleet, and corrects the rates of slow devices. No I/O."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cleave.scheduler.sessions.session import Session
 
 
 def common_delay_of(sessions: Iterable[Session]) -> float:
-    """Return the delay common to all devices, in seconds."""
+    """Return the delay that is common to all devices, in seconds."""
     return common_delay_s(session.pace.delay_s for session in sessions)
 
 
 def judge_paces(
     sessions: Iterable[Session], history: DeviceHistory, now_s: float
 ) -> Sequence[Decision]:
-    """Update the estimates of devices whose pace is far from their measured rates."""
+    """Return decisions that update the rates of devices whose estimated pace changed."""
     sessions = list(sessions)
     judged = [s for s in sessions if s.pace.fresh and s.rates is not None]
     if not judged:

@@ -1,17 +1,19 @@
-"""Tests of a device before it gets work: ordinary `put` and `run` messages, timed and checked.
+"""Tests and measurements of a device before it gets tasks, with ordinary `put` and `run` messages.
 
-Link: a row times a column is nearly all download (one number comes back), a column times a row
-nearly all upload, and a 1 x 1 product is a round trip. In each direction the arrays grow until one
-takes long enough to time. The times of a round trip and of the device's arithmetic are subtracted.
+Link: multiplying a row by a column is almost entirely download, because the result is one number.
+Multiplying a column by a row is almost entirely upload. A 1 x 1 matrix multiplication measures a
+round trip. In each direction, the arrays grow until a transfer takes long enough to measure. The
+round-trip time and the device's compute time are subtracted from the measured time.
 
-Arithmetic: one product of secret numbers in every dtype that the device claims, as stored and
-transposed. The product is returned in that dtype and in fp32, and checked like any result
-(`cleave.verify`). The products are deep and their numbers mostly of one sign. This reveals sums
-kept in 16 bits, and fp32 inputs rounded to fewer bits.
+Arithmetic: the device multiplies secret random matrices in every dtype that it claims, as stored
+and transposed. The results, in that dtype and in fp32, are verified like any other result
+(`cleave.verify`). The inner dimension is large and most elements are positive. This reveals 16-bit
+accumulation, and fp32 inputs that were rounded to fewer bits.
 
-Speed: one product of two arrays, repeated until its time can be told from the link's. A device that
-reaches less than a tenth of its claimed speed is planned with the speed reached. Speed is tested
-only if the link is measured too: without link rates, times at the PS do not reveal the arithmetic.
+Speed: the device multiplies two matrices repeatedly, until the compute time stands out from the
+transfer time. If the measured speed is less than a tenth of the claimed speed, plans use the
+measured speed. Speed is measured only together with the link, because the compute time cannot be
+separated from the transfer time without link rates.
 """
 
 from __future__ import annotations
@@ -35,35 +37,36 @@ from cleave.scheduler.sessions.setbacks import ASIDE_AFTER
 from cleave.verify import GemmCheck
 
 FIRST_ID: Final = 2**52
-"""First id of probes' arrays and runs, so that they never use the scheduler's ids. It is still an
-exact integer in JavaScript."""
+"""First ID of arrays and runs of probes, far above the scheduler's IDs. JavaScript can still
+represent this ID as an exact integer."""
 
-_FIRST_BYTES: Final = 8 * 1024  # takes at most 12 s on the slowest link allowed
+_FIRST_BYTES: Final = 8 * 1024  # takes at most 12 s on the slowest allowed link
 _GROWTH: Final = 4
 _LEAST_S: Final = 20e-6
 
 _TEST_SIDES: Final = (4, 192, 5)
-"""Rows, depth and columns of the arithmetic tests. All dtypes together are 14 kB, and the sums are
-deep enough to show errors of 16-bit sums."""
+"""Rows, depth and columns of the matrices in the arithmetic tests. The tests of all dtypes together
+are 14 kB. The depth is large enough to reveal 16-bit accumulation."""
 
 CLAIM: Final = 10.0
-"""Maximum ratio of a device's claimed speed to its probed speed; a probe is not a benchmark."""
+"""Maximum accepted ratio of claimed speed to measured speed. The ratio is large because a probe is
+not an accurate benchmark."""
 
 _SPEED_ROWS: Final = 128
-_SPEED_SIDES: Final = (128, 512)  # min and max; smaller products tell nothing
-_SPEED_BYTES_S: Final = 0.5  # of download
+_SPEED_SIDES: Final = (128, 512)  # min and max; smaller matrices are too fast to time
+_SPEED_BYTES_S: Final = 0.5  # maximum seconds of download
 _SPEED_ENOUGH_S: Final = 0.05
 _SPEED_PAIRS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How thoroughly a link is measured.
+    """How thoroughly a probe measures a link.
 
     Attributes:
-        round_trips: number of round trips timed; the shortest counts.
-        largest_bytes: maximum bytes sent at once.
-        enough_s: once an array takes this long, no larger one is sent.
+        round_trips: number of round trips to time. The shortest one is used.
+        largest_bytes: maximum bytes of one transfer.
+        enough_s: array sizes stop growing after a transfer takes this many seconds.
     """
 
     round_trips: int
@@ -72,22 +75,23 @@ class Effort:
 
 
 STATED: Final = Effort(0, 0, 0.0)
-"""For a device that states its link rates: nothing is measured."""
+"""For a device that states its link rates. The link is not measured."""
 
 JOINING: Final = Effort(2, 2 * 2**20, 0.1)
-"""For a device that wants to work soon."""
+"""For a device that joins to run tasks. The measurement is short."""
 
 THOROUGH: Final = Effort(5, 8 * 2**20, 0.2)
-"""For a device that joined to have its link measured."""
+"""For a device that joins only to have its link measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """Measured rates of a link.
+    """The measured rates of a link.
 
     Attributes:
-        downlink_bytes_per_s, uplink_bytes_per_s: PS to device, device to PS.
-        latency_s: half of the shortest round trip.
+        downlink_bytes_per_s: rate from the PS to the device.
+        uplink_bytes_per_s: rate from the device to the PS.
+        latency_s: half of the shortest round-trip time.
     """
 
     downlink_bytes_per_s: float
@@ -97,7 +101,10 @@ class LinkRates:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One timed product, (rows, depth) by (depth, columns), summed `pairs` times."""
+    """One timed matrix multiplication, (rows, depth) by (depth, columns).
+
+    The device computes the product `pairs` times and returns the sum.
+    """
 
     rows: int
     depth: int
@@ -108,7 +115,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """One product whose result is checked."""
+    """One matrix multiplication whose result is verified."""
 
     a: Buffer
     b: Buffer
@@ -120,18 +127,19 @@ class _Test:
 
 
 class Probe:
-    """The probe of one device. Pass it results until `rates` or `fault` is set.
+    """The probe of one device. Call `result` with each answer until `rates` or `fault` is set.
 
     Args:
         device: the rates that the device states.
-        effort: how thoroughly its link is measured.
-        rng: secret; draws the numbers of the tests. None to measure only the link.
-        ids: ids for arrays and runs, shared by a session's probes.
+        effort: how thoroughly to measure the link.
+        rng: secret random generator for the matrices of the tests. None to measure only the link.
+        ids: iterator over IDs for arrays and runs, shared by all probes of a session.
 
     Attributes:
-        rates: the link's measured rates; the stated ones if it is not measured.
-        device: the rates to plan with, once `rates` is set.
-        fault: what is wrong with the device's arithmetic.
+        rates: the measured link rates, or the stated link rates if the link is not measured; None
+            until the probe ends.
+        device: the device's rates for planning, valid once `rates` is set.
+        fault: what is wrong with the device's arithmetic; empty if no fault was found.
     """
 
     def __init__(
@@ -153,50 +161,55 @@ class Probe:
         self._run = -1
         self._arrays: tuple[int, ...] = ()
         self._sent_s = 0.0
-        self._took_s = 0.0  # time of the previous step
+        self._took_s = 0.0  # duration of the previous step
         self._tests: dict[int, _Test] = {}
         self._asked: dict[int, messages.Run] = {}  # unanswered test runs
         self._failures = 0  # failed runs since the last completed run
 
     def begin(self, now_s: float) -> list[Message]:
-        """Return the first messages to send."""
+        """Start the probe, and return the first messages to send to the device."""
         if self._rng is not None:
             return self._send_tests(self._rng)
         return self._go_on(now_s)
 
     def awaits(self, run: int) -> bool:
-        """Return whether an answer to this run is awaited."""
+        """Return whether the probe waits for the answer to this run."""
         return run in self._tests or run == self._run
 
     def failed(self, run: int, now_s: float) -> list[Message]:
-        """Return messages to repeat a failed run; empty after `ASIDE_AFTER` failures in a row."""
+        """Return the messages that repeat a failed run.
+
+        Returns:
+            An empty list after `ASIDE_AFTER` consecutive failures.
+        """
         self._failures += 1
         if self._failures >= ASIDE_AFTER:
             return []
         test = self._tests.pop(run, None)
-        if test is None:  # send the arrays again because their transfer is timed
+        if test is None:  # a timed step includes the transfer, so send the arrays again
             return [messages.Drop(self._arrays), *self._send(self._step, now_s)]
         again = replace(self._asked.pop(run), id=next(self._ids))
         self._tests[again.id], self._asked[again.id] = test, again
         return [again]
 
     def abandon(self) -> list[Message]:
-        """Return the messages that cancel an abandoned probe."""
+        """Abandon the probe, and return the messages that cancel its runs and drop its arrays."""
         runs, self._tests = tuple(self._tests), {}
         arrays, self._arrays, self._run = self._arrays, (), -1
         return [messages.Cancel(runs), messages.Drop(arrays)]
 
     @property
     def awaited_bytes(self) -> int:
-        """Return the size of the largest awaited result."""
+        """Return the size of the largest result that the probe waits for, in bytes."""
         tests = (test.shape[0] * test.shape[1] * test.out.itemsize for test in self._tests.values())
         return max(DType.FP32.itemsize * self._step.rows * self._step.columns, *tests, 0)
 
     def result(self, message: messages.Result, now_s: float) -> list[Message]:
-        """Handle an answer; return the messages to send next.
+        """Handle a result, and return the next messages to send to the device.
 
         Raises:
-            ProtocolError: the answer is not awaited.
+            ProtocolError: the probe does not wait for this result, or the result has the wrong
+                shape or dtype.
         """
         test = self._tests.pop(message.id, None)
         self._failures = 0
@@ -210,7 +223,7 @@ class Probe:
             raise _not_awaited(message)
         self._expect(message, (step.rows, step.columns), DType.FP32)
         self._took_s = max(_LEAST_S, now_s - self._sent_s)
-        if not step.random:  # exclude arithmetic from the link's time
+        if not step.random:  # subtract compute time from the link's time
             self._took_s = max(_LEAST_S, self._took_s - message.compute_s)
         return self._go_on(now_s)
 
@@ -219,7 +232,7 @@ class Probe:
         self._arrays = ()
         step = next(self._plan, None)
         if step is None:
-            self._run = -1  # nothing more is awaited
+            self._run = -1  # the probe waits for no more results
             return drop
         self._step = step
         return [*drop, *self._send(step, now_s)]
@@ -244,7 +257,7 @@ class Probe:
             self._arrays += (left, right)
             sent += [_put(left, a), _put(right, b)]
             plain, turned = next(self._ids), next(self._ids)
-            # One product as stored, and one transposed: (A B)' = B' A', summed twice.
+            # One multiplication as stored, and one transposed: (A B)' = B' A', summed twice.
             self._asked[plain] = _run(plain, (left, right), dtype)
             self._asked[turned] = _run(turned, (right, left) * 2, DType.FP32, transposed=True)
             sent += [self._asked[plain], self._asked[turned]]
@@ -270,7 +283,10 @@ class Probe:
     # --- times ---
 
     def _steps(self) -> Iterator[_Step]:
-        """Yield the next products; `_took_s` is set when the generator resumes."""
+        """Yield the timed multiplications.
+
+        `_took_s` holds the duration when the generator resumes.
+        """
         stated = self.device
         if self._effort is STATED:
             self.rates = LinkRates(
@@ -290,7 +306,7 @@ class Probe:
                 yield step
                 sent = 8 * step.depth if download else 4 * side * side
                 rate = sent / max(_LEAST_S, self._took_s - round_trip_s)
-                if last:  # the better of two, because disturbances only slow a measurement
+                if last:  # use the better of two, because disturbances only slow a transfer
                     rates.append(max(rate, before))
                     break
                 last = self._took_s >= self._effort.enough_s or size * _GROWTH > self._largest
@@ -308,7 +324,7 @@ class Probe:
         self.rates = found
 
     def _speed(self, link: LinkRates) -> Iterator[_Step]:
-        """Yield products until the device reaches a tenth of its claimed speed, or its limit."""
+        """Yield multiplications until a tenth of the claimed speed, or a limit, is reached."""
         least, most = _SPEED_SIDES
         nbytes = min(link.downlink_bytes_per_s * _SPEED_BYTES_S, self.device.memory_bytes / 4)
         side = min(most, int((nbytes / DType.FP32.itemsize / 2) ** 0.5))

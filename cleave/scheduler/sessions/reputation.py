@@ -1,7 +1,7 @@
-"""A device's reputation for correct results, and when it is quarantined.
+"""A device's reputation for correct results, and the limits at which it is quarantined.
 
-The records are plain numbers: a store may save them (`dataclasses.asdict`) and start a session
-with them (`Reputation(**values)`).
+Each record contains only numbers. A store can save a record with `dataclasses.asdict`, and restore
+it with `Reputation(**values)`.
 """
 
 from __future__ import annotations
@@ -12,52 +12,56 @@ from enum import Enum
 from typing import Final
 
 QUARANTINE: Final = 3.0
-"""Penalty at which a device is quarantined. One flipped bit must not be enough."""
+"""Penalty points at which a device is quarantined. A single flipped bit must not reach this
+limit."""
 
 FORGIVEN_BY: Final = 10_000
 """Number of checked correct results that cancel one penalty point. Memory without error correction
-flips a bit now and then, on honest devices too. Only whole points are forgiven; with fractions,
-three faults would never quite reach three points."""
+occasionally flips a bit, on honest devices too. Only whole points are cancelled. If fractions were
+cancelled, three faults would never quite reach three points."""
 
 EVIDENCE: Final = 12 * math.log(10)
-"""Evidence, in nats, that a device changes elements, at which it is quarantined."""
+"""Evidence of manipulated elements, in nats, at which a device is quarantined."""
 
 _FOR_A_WRONG: Final = math.log((1 / 6) / 0.01)
 _FOR_A_RIGHT: Final = math.log((5 / 6) / 0.99)
 
 KNOWN_AFTER: Final = 16
-"""Correct results after which a device is known. Unknown devices' results are always checked."""
+"""Number of correct results after which a device is trusted enough to be sampled. All results of
+other devices are checked."""
 
 
 class Wrong(Enum):
-    """How a result was wrong. The values are penalties."""
+    """How a result was wrong. The enum values are penalty points."""
 
     SMALL = 1.0
-    """An element, row or column is wrong, or all are slightly wrong; a flipped bit can do that."""
+    """One element, row or column is wrong, or all elements are slightly wrong. A flipped bit can
+    cause this."""
 
     FORM = 1.5
-    """The shape or dtype is not the requested one: a broken or foreign program."""
+    """The shape or dtype is not the requested one. A faulty or foreign program can cause this."""
 
     GROSS = 3.0
-    """The whole block is far off, which does not happen to an honest device."""
+    """The whole block is far off. An honest device does not cause this."""
 
 
 @dataclass(slots=True)
 class Rounding:
-    """Evidence of whether a device's 16-bit results are correctly rounded products.
+    """Evidence of whether a device rounds its 16-bit results correctly.
 
-    The server computes a few elements of each such result exactly. An honest element is misrounded
-    only if its fp32 sum fell on the other side of a rounding boundary. That happens less than once
-    in a thousand, in any order of summing. A device that adds a little to many elements, within the
-    check's tolerance, is wrong in many.
+    The server computes a few elements of each 16-bit result exactly. On an honest device, an
+    element is misrounded only if its fp32 sum falls on the other side of a rounding boundary. This
+    happens to fewer than one element in a thousand, in any order of summation. A device that adds a
+    small amount to many elements, within the tolerance of the check, misrounds many elements.
 
-    A cumulative sum of the evidence (Page 1954) tells the two apart. Each element adds the log of a
-    likelihood ratio: a device that changes a sixth of the elements, over one that misrounds a
-    hundredth. The sum never falls below zero, so honest results cannot offset later wrong ones.
+    A cumulative sum of the evidence (CUSUM, Page 1954) distinguishes honest devices from such
+    devices. Each element adds the logarithm of a likelihood ratio. The ratio compares a device that
+    changes a sixth of all elements with a device that misrounds a hundredth. The sum never falls
+    below zero, so correct results cannot offset later wrong results.
 
     Attributes:
-        spots: number of elements computed exactly.
-        misrounded: number of these elements that were misrounded.
+        spots: number of elements that the server computed exactly.
+        misrounded: number of exactly computed elements that the device misrounded.
         evidence: the cumulative sum, in nats.
     """
 
@@ -67,11 +71,19 @@ class Rounding:
 
     @property
     def biased(self) -> bool:
-        """Return whether the evidence would arise by chance less than once in 10^12 results."""
+        """Return whether the evidence has reached `EVIDENCE`.
+
+        An honest device almost never reaches this limit.
+        """
         return self.evidence >= EVIDENCE
 
     def saw(self, spots: int, misrounded: int) -> None:
-        """Count the elements of one result."""
+        """Add the evidence of one result.
+
+        Args:
+            spots: number of elements that the server computed exactly.
+            misrounded: number of exactly computed elements that the device misrounded.
+        """
         self.spots += spots
         self.misrounded += misrounded
         gained = misrounded * _FOR_A_WRONG + (spots - misrounded) * _FOR_A_RIGHT
@@ -80,13 +92,14 @@ class Rounding:
 
 @dataclass(slots=True)
 class Reputation:
-    """One device's record of right and wrong results.
+    """One device's record of correct and wrong results.
 
     Attributes:
-        right: number of checked results that were right.
+        right: number of checked results that were correct.
         wrong: number of checked results that were wrong.
-        penalty: points for wrong results, minus forgiven points.
-        atoned: right results since the device got a penalty or since a point was last forgiven.
+        penalty: penalty points for wrong results, minus forgiven points.
+        atoned: number of correct results since the device first got a penalty point, or since a
+            point was last forgiven.
     """
 
     right: int = 0
@@ -96,16 +109,19 @@ class Reputation:
 
     @property
     def known(self) -> bool:
-        """Return whether the device was right often enough, and never wrong, to be sampled."""
+        """Return whether only a sample of the device's results needs to be checked.
+
+        This requires at least `KNOWN_AFTER` correct results and no wrong result.
+        """
         return not self.wrong and self.right >= KNOWN_AFTER
 
     @property
     def quarantined(self) -> bool:
-        """Return whether the penalty has reached `QUARANTINE`."""
+        """Return whether the penalty points have reached `QUARANTINE`."""
         return self.penalty >= QUARANTINE
 
     def was_right(self) -> None:
-        """Count a checked result that is right."""
+        """Record that a checked result was correct."""
         self.right += 1
         if not self.penalty:
             return
@@ -115,26 +131,36 @@ class Reputation:
             self.penalty = max(0.0, self.penalty - 1)
 
     def was_wrong(self, how: Wrong) -> None:
-        """Count a checked result that is wrong."""
+        """Record that a checked result was wrong, and add penalty points."""
         self.wrong += 1
         self.penalty += how.value
 
 
 @dataclass(slots=True)
 class Suspects:
-    """Possibly corrupt arrays on a device, so that one flipped bit counts as one fault.
+    """Possibly corrupt arrays on a device. One flipped bit then counts as only one fault.
 
-    A flipped bit in a device's copy of a strip makes every result of that strip wrong. Only the
-    first such result counts, and the PS sends the strip again. Wrong results of runs sent before
-    that are excused as long as one array is an input of all of them. A device that answers
-    everything wrong soon has two wrong results without a common array.
+    A flipped bit in a device's copy of an array makes every result that uses the array wrong. Only
+    the first such result counts as a fault, and the PS sends the array again. Later wrong results
+    are excused if their runs were sent before the array was sent again, and if all the wrong
+    results share an input array. A device that returns only wrong results soon returns two without
+    a common input array.
+
+    Attributes:
+        common: IDs of the input arrays that all wrong results share.
+        excused_runs: ID of the last run that was sent before the array was sent again.
     """
 
     common: frozenset[int] = frozenset()
     excused_runs: int = 0  # the last run sent before the array was sent again
 
     def explains(self, run: int, inputs: frozenset[int]) -> bool:
-        """Return whether a wrong result may come from the same flipped bit as the previous one."""
+        """Return whether one corrupt array can explain this and the previous wrong results.
+
+        Args:
+            run: ID of the run with the wrong result.
+            inputs: IDs of the run's input arrays.
+        """
         shared = self.common & inputs
         if run > self.excused_runs or not shared:
             return False
@@ -142,5 +168,10 @@ class Suspects:
         return True
 
     def begin(self, inputs: frozenset[int], last_run: int) -> None:
-        """Record a wrong result that counts; `last_run` is the last run sent to the device."""
+        """Record a wrong result that counts as a fault.
+
+        Args:
+            inputs: IDs of the run's input arrays.
+            last_run: ID of the last run sent to the device.
+        """
         self.common, self.excused_runs = inputs, last_run

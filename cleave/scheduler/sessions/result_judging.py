@@ -1,4 +1,4 @@
-"""Judges devices' results: right ones are used, wrong ones count against their device. No I/O."""
+"""Decides what happens to checked results. Wrong results count against their devices. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_ROUNDED: Final = "were not the right rounding of the product: far more than 
 
 
 def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
-    """Return how a result's form differs from its task's; empty if it does not."""
+    """Return how a result's shape, dtype or size differs from its task's; empty if equal."""
     detail: GemmTask | StageOrder = task.detail
     rows, columns, dtype = detail.rows, detail.columns, detail.out
     of_graph = isinstance(detail, StageOrder) and detail.name is None
@@ -42,11 +42,11 @@ def wrong_form(result: messages.Result | messages.Computed, task: Task) -> str:
 
 
 class ResultJudge:
-    """Decides how to handle checked results, and counts wrong ones against their devices.
+    """Accepts or rejects checked results, and counts wrong results against their devices.
 
     Args:
-        auth: receives wrong results, so that they count in later sessions.
-        history: keeps the evidence of how devices round.
+        auth: receives reports of wrong results, so that wrong results count in later sessions.
+        history: stores the evidence of how devices round.
     """
 
     def __init__(self, auth: Authenticator, history: DeviceHistory) -> None:
@@ -54,7 +54,7 @@ class ResultJudge:
         self._history = history
 
     def checked(self, session: Session, check: Check, judgement: Judgement) -> Sequence[Decision]:
-        """Decide how to handle a checked result; see `SessionManager.checked`."""
+        """Return the decisions that follow from a checked result; see `SessionManager.checked`."""
         fault, rounding = judgement.fault, session.rounding
         rounding.saw(judgement.spots, judgement.misrounded)
         if fault is None and not rounding.biased:
@@ -77,13 +77,17 @@ class ResultJudge:
         return [failed, *self.quarantine_if_due(session, fault.reason)]
 
     def was_wrong(self, session: Session, how: Wrong, reason: str) -> None:
-        """Count a wrong result of a device, and report it to the authenticator."""
+        """Add a wrong result's penalty to its device, and report the fault to the authenticator."""
         session.reputation.was_wrong(how)
         if session.identity is not None:
             self._auth.faulted(session.identity, reason, how.value)
 
     def quarantine_if_due(self, session: Session, last: str) -> Sequence[Decision]:
-        """Quarantine a device that has too many wrong results."""
+        """Quarantine a device whose penalty points have reached the limit.
+
+        Args:
+            last: what was wrong with the device's last wrong result.
+        """
         reputation = session.reputation
         if not reputation.quarantined:
             return []

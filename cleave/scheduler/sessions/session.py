@@ -1,4 +1,4 @@
-"""The PS's state of one device session."""
+"""The PS's record of one device session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ANSWERS: Final = (Result, TaskError, Computed)
 
 
 class DeviceState(Enum):
-    """The state of a device session. Users see the values."""
+    """The state of a device session. The user interface shows the enum values."""
 
     JOINING = "joining"
     PROBING = "probing"
@@ -37,7 +37,7 @@ class DeviceState(Enum):
     BUSY = "busy"
     OVERDUE = "overdue"
     ASIDE = "set aside"
-    """The device failed several runs in a row and gets no work until it passes a trial."""
+    """Several consecutive runs failed on the device. It gets no tasks until it passes a trial."""
 
     DRAINING = "draining"
     LOST = "lost"
@@ -45,12 +45,12 @@ class DeviceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test of a device that gets no work.
+    """A test in progress of a device that gets no tasks.
 
     Attributes:
-        probe: the test.
-        begun_s: start time.
-        expected_s: predicted duration, in seconds.
+        probe: the messages and results of the test.
+        begun_s: start time of the trial, in seconds.
+        expected_s: predicted duration of the trial, in seconds.
     """
 
     probe: Probe
@@ -65,89 +65,102 @@ class Session:
     id: int
     opened_s: float
     address: str = ""
-    identity: int | None = None  # see `Admission`
-    known_as: int | None = None  # `identity`, or the identity of a link measurement
+    identity: int | None = None  # see `Admission.identity`
+    known_as: int | None = None  # see `Admission.known_as`
     state: DeviceState = DeviceState.JOINING
     reason: str = ""
     name: str = ""
     profile: str = ""
-    kind: DeviceKind | None = None  # as the device states
-    admitted_s: float = math.inf  # when its hello was accepted; inf before that
+    kind: DeviceKind | None = None  # as stated by the device
+    admitted_s: float = math.inf  # time of admission; infinite before admission
     heard_s: float = 0.0
-    counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime counts the bytes
-    credited: DeviceCounters = field(default_factory=DeviceCounters)  # already reported
+    counters: DeviceCounters = field(default_factory=DeviceCounters)  # the runtime adds bytes
+    credited: DeviceCounters = field(default_factory=DeviceCounters)  # already reported part
     reputation: Reputation = field(default_factory=Reputation)
     rounding: Rounding = field(default_factory=Rounding)
     suspects: Suspects = field(default_factory=Suspects)
     setbacks: Setbacks = field(default_factory=Setbacks)
     pace: Pace = field(default_factory=Pace)
     reserved_bytes: int = 0  # device memory reserved for stages
-    noted_s: float | None = None  # time of the last report of a failure
+    noted_s: float | None = None  # time when a failure was last reported
     rates: DeviceRates | None = None
-    claimed_flops_per_s: float = 0.0  # from its hello, bounded; `rates` has the measured speed
-    features: frozenset[Feature] = frozenset()  # supported by both sides
-    may_code: bool = False  # it was told that it may compress results
-    measure: bool = False  # it joined only to measure its link
-    measured_by: str = ""  # see `Admission`
+    claimed_flops_per_s: float = 0.0  # stated speed; `rates` has the measured one
+    features: frozenset[Feature] = frozenset()  # protocol features that both sides support
+    may_code: bool = False  # the device was told that it may compress results
+    measure: bool = False  # the device joined only for a link measurement
+    measured_by: str = ""  # see `Admission.measured_by`
     own: bool = False  # the device is the operator's own
     telemetry: dict[str, float] = field(default_factory=dict)
-    expected: dict[int, Task] = field(default_factory=dict)  # tasks in flight, by run
+    expected: dict[int, Task] = field(default_factory=dict)  # key: run in flight
     cancelled_runs: CancelledRuns = field(default_factory=CancelledRuns)
-    allowance: Allowance | None = None  # set when it is welcomed
+    allowance: Allowance | None = None  # set when the device is welcomed
     probe: Probe | None = None
     probe_ids: Iterator[int] = field(default_factory=lambda: count(FIRST_ID))
-    trial: Trial | None = None  # in progress
+    trial: Trial | None = None  # the trial in progress
 
     @property
     def codes_puts(self) -> bool:
-        """Return whether arrays sent to the device are compressed."""
+        """Return whether the PS compresses the arrays that it sends to the device."""
         return self.rates is not None and self.rates.codes_downlink
 
     @property
     def conduct(self) -> Conduct:
-        """Return the device's behavior, to be remembered for its next session."""
+        """Return the device's behavior, for storage until its next session."""
         estimate = self.pace.estimate
         return Conduct(self.setbacks.times, self.setbacks.last, estimate.slowness, estimate.late_s)
 
     @property
     def restriction(self) -> str:
-        """Return why the device gets less work or none; empty if it is unrestricted."""
+        """Return why the device gets fewer tasks or none; empty if it is not restricted."""
         return self.setbacks.text or self.pace.estimate.text
 
     @property
     def planned_rates(self) -> DeviceRates:
-        """Return the rates to plan with: corrected by pace, without the memory that stages use."""
+        """Return the device's rates for planning.
+
+        The measured pace corrects the rates. Memory that stages use is subtracted.
+        """
         assert self.rates is not None
         left = max(0, self.rates.memory_bytes - self.reserved_bytes)
         return replace(self.pace.estimate.of(self.rates), memory_bytes=left)
 
     def travelling_down(self, nbytes: int, coded_ratio: float) -> float:
-        """Return the predicted bytes on the wire of an array sent to the device.
+        """Return the predicted bytes on the wire of an array that the PS sends to the device.
 
         Args:
             nbytes: uncompressed size in bytes.
-            coded_ratio: compressed size over uncompressed size, if the array is compressed.
+            coded_ratio: expected compressed size divided by uncompressed size.
         """
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.down_bytes(nbytes, coded_ratio)
 
     def travelling_up(self, nbytes: int, coded_ratio: float) -> float:
-        """Return the predicted bytes on the wire of a result; see `travelling_down`."""
+        """Return the predicted bytes on the wire of a result from the device.
+
+        Args:
+            nbytes: uncompressed size in bytes.
+            coded_ratio: expected compressed size divided by uncompressed size.
+        """
         if self.rates is None or nbytes < CODED_LEAST_BYTES:
             return nbytes
         return self.rates.up_bytes(nbytes, coded_ratio)
 
     @property
     def awaited_bytes(self) -> tuple[int, int]:
-        """Return the size of the largest job result now awaited, and of any result awaited."""
+        """Return the size limits of results that the PS waits for, in bytes.
+
+        Returns:
+            The size of the largest task result in flight, and the size of the largest result of any
+                kind, including cancelled runs and probes.
+        """
         job = max((task.output_bytes for task in self.expected.values()), default=0)
         probe = self.probe if self.trial is None else self.trial.probe
         tested = probe.awaited_bytes if probe is not None else 0
         return job, max(job, self.cancelled_runs.largest_bytes, tested)
 
     def too_much(self, message: Message, nbytes: int, now_s: float) -> str:
-        """Return why a message exceeds what a device may send unasked; empty if it does not."""
+        """Return why an unrequested message exceeds the device's allowance; empty if allowed."""
         if isinstance(message, _ANSWERS) and (
             self._measures(message.id) or is_answer(message.id, self.expected, self.cancelled_runs)
         ):
@@ -155,24 +168,24 @@ class Session:
         return self.allowance.said(nbytes, now_s) if self.allowance is not None else ""
 
     def kind_of(self, message: Message) -> TrafficKind:
-        """Return a received message's traffic category. Call it before the message is handled."""
+        """Return a received message's traffic category. Call this before the message is handled."""
         if (
             not isinstance(message, Result)
             or self._measures(message.id)
             or not (message.id in self.expected or message.id in self.cancelled_runs)
         ):
             return TrafficKind.OTHER
-        task = self.expected.get(message.id)  # a cancelled run counts as tiles
+        task = self.expected.get(message.id)  # the answer to a cancelled run counts as tiles
         asked = task.detail if task is not None else None
         return asked.kind if isinstance(asked, StageOrder) else TrafficKind.TILES
 
     def _measures(self, run: int) -> bool:
-        """Return whether a run only tests and measures the device."""
+        """Return whether a run belongs to a probe or a trial."""
         trial = self.trial
         return self.probe is not None or (trial is not None and trial.probe.awaits(run))
 
     def measured_j(self, now_s: float) -> float | None:
-        """Return the energy that the device reports, in joules; None if missing or implausible."""
+        """Return the energy that the device reported, in joules; None if missing or implausible."""
         said = self.telemetry.get("energy_j")
         if said is None or not believable_j(said, self.profile, now_s - self.opened_s):
             return None

@@ -1,9 +1,11 @@
-"""The PS's core: it connects device sessions, GEMMs and the scheduler.
+"""The core of the PS.
 
-It has no I/O or clock: messages and times go in, instructions come out. It implements the protocol
-(handshake, liveness, `put`, `run`, `result`), so every runtime, live or virtual, runs the same
-code. Other modules decide about joining, trials, results and paces. They return decisions; only
-this module informs the scheduler and ends sessions.
+It connects device sessions with GEMM jobs, stage-wise steps and the scheduler.
+
+The module has no I/O and no clock. It receives messages with their times, and returns instructions.
+It implements the protocol (handshake, liveness, `put`, `run`, `result`), so all runtimes, live or
+simulated, run the same code. Other modules decide about joining, trials, results and pace, and
+return decisions. Only this module passes events to the scheduler and ends sessions.
 """
 
 from __future__ import annotations
@@ -63,34 +65,36 @@ from cleave.scheduler.traffic import TrafficKind
 from cleave.verify import Judgement
 
 MOVED: Final = "another server needs it more"
-"""The reason given to a device that is moved to another server of the same training."""
+"""The reason in the `bye` message to a device that moves to another server of the same training
+job."""
 
-_MOST_NAMED: Final = 3  # devices named in one sentence
+_MOST_NAMED: Final = 3  # maximum number of devices named in one message
 
 STUCK_S: Final = 60.0
-"""Seconds between two reports that a job is stuck."""
+"""Minimum seconds between two reports that a job is stuck."""
 
 
 class SessionManager:
-    """Turns devices' messages into scheduler events, and scheduler instructions into messages.
+    """Translates device messages into scheduler events, and scheduler instructions into messages.
 
-    It is the PS without sockets, threads and clock.
+    The session manager is the PS without sockets, threads and clock.
 
     Args:
-        credential: the credential that a `hello` must carry; empty if none is needed.
-        verify: which results are checked before use: a value of `--verify`, or True for `auto`.
-        crossed: whether results cross a process boundary; `auto` depends on it.
-        rng: secret; draws which results are checked and the numbers of probes.
-        auth: decides which devices may join; replaces `credential`.
+        credential: the credential that a device's `hello` must contain; empty if devices
+            need no credential. Ignored if `auth` is given.
+        verify: which results are verified before use: a value of `--verify`, or True for `auto`.
+        crossed: whether results cross a process boundary. The mode `auto` verifies results only in
+            that case.
+        rng: secret random generator that selects the results to verify and the numbers in probes.
+        auth: decides which devices may join.
         max_devices: maximum number of connected devices; None for no limit.
-        observe: whether devices are planned with their measured pace
-            (`cleave.scheduler.sessions.pace`).
+        observe: whether plans use each device's measured pace (`cleave.scheduler.sessions.pace`).
         stages_on: which devices may train whole layers: a value of `--stages-on`.
-        coding: on which links payloads are compressed: a value of `--coding`.
-        card: the server's network card, shared by all devices; None for no limit.
-        expected_devices: minimum number of devices that share the card, even before all have
-            joined.
-        story: the scheduler's log.
+        coding: which links compress payloads: a value of `--coding`.
+        card: rates of the server's network card, which all devices share; None for no limit.
+        expected_devices: minimum number of devices that share the network card, counting devices
+            that have not joined yet.
+        story: the log of the scheduler's events and instructions.
     """
 
     def __init__(
@@ -133,8 +137,8 @@ class SessionManager:
         self._trials = Trials(self.history, self._rng, observe=observe)
         self._judge = ResultJudge(self.auth, self.history)
         self._buffers: dict[int, Buffer] = {}
-        self._regions = WeakValueDictionary[int, Buffer]()  # by array, while messages with it exist
-        self._stuck_s: float | None = None  # time of the last report of a stuck job
+        self._regions = WeakValueDictionary[int, Buffer]()  # key: array; weak values
+        self._stuck_s: float | None = None  # time when a stuck job was last reported
         self._handlers: dict[type[Any], Callable[[Any, float], list[ForRuntime]]] = {
             SendArray: self._send_array,
             SendRun: self._send_run,
@@ -147,18 +151,18 @@ class SessionManager:
 
     @property
     def ready_devices(self) -> int:
-        """Return the number of devices that may be given work."""
+        """Return the number of devices that are available for tasks."""
         return len(self.scheduler.devices)
 
     def why_aside(self) -> str:
-        """Return why devices are set aside; empty if any device may be given work."""
+        """Return why devices were set aside; empty if any device is available for tasks."""
         if self.ready_devices:
             return ""
         aside = [s for s in list(self.sessions.values()) if s.setbacks.aside]
         return "; ".join(f"{s.name} is set aside: {s.setbacks.text}" for s in aside[:_MOST_NAMED])
 
     def validate(self) -> None:
-        """Check that the states of the manager and the scheduler are consistent.
+        """Check that the states of the session manager and the scheduler are consistent.
 
         Raises:
             AssertionError: a state is inconsistent; the message lists the problems.
@@ -175,7 +179,10 @@ class SessionManager:
                 )
 
     def leftovers(self) -> list[str]:
-        """List the remaining state in sentences; empty if no job and no operand is in use."""
+        """List state that was not freed, in sentences.
+
+        The list is empty if no job and no operand is in use.
+        """
         found = self.scheduler.leftovers() + self.stages.leftovers()
         if self._buffers:
             found.append(f"{len(self._buffers)} operands are left")
@@ -185,7 +192,7 @@ class SessionManager:
         return found
 
     def state(self, session: Session) -> DeviceState:
-        """Return the current state of a device."""
+        """Return the current state of a device session, including overdue, busy and set aside."""
         if session.state is DeviceState.READY and session.setbacks.aside:
             return DeviceState.ASIDE
         if session.state is DeviceState.READY and self.scheduler.overdue(session.id):
@@ -200,13 +207,22 @@ class SessionManager:
     # --- sessions ---
 
     def opened(self, session: int, now_s: float, address: str = "") -> None:
-        """Start a session for a peer that connected from `address`, and wait for its `hello`."""
+        """Create a session for a new connection, which waits for the device's `hello`.
+
+        Args:
+            session: ID of the new session.
+            address: the device's network address; empty without a network.
+        """
         self.sessions[session] = Session(session, now_s, address, heard_s=now_s)
 
     def received(
         self, session_id: int, message: Message, now_s: float, nbytes: int = 0
     ) -> list[ForRuntime]:
-        """Handle a message of `nbytes` bytes; a protocol error ends only its own session."""
+        """Handle a message from a device. A protocol error ends only the session of that device.
+
+        Args:
+            nbytes: size of the encoded message, in bytes.
+        """
         session = self.sessions.get(session_id)
         if session is None:
             return []
@@ -224,13 +240,16 @@ class SessionManager:
             return self.refuse(session_id, ErrorCode.PROTOCOL, str(error), now_s)
 
     def exceeded(self, session_id: int, reason: str, now_s: float) -> list[ForRuntime]:
-        """End the session of a device that sent too much; it must wait before it may return."""
+        """End the session of a device that sent too much.
+
+        The device must wait before it can rejoin.
+        """
         if (session := self.sessions.get(session_id)) is not None:
             self._joining.rest(session, now_s)
         return self.refuse(session_id, ErrorCode.LIMIT, reason, now_s, retry_after_s=limits.REST_S)
 
     def awaited_bytes(self, session_id: int) -> tuple[int, int]:
-        """Return the size of the largest job result now awaited, and of any result awaited."""
+        """Return the size limits of results that the PS waits for; see `Session.awaited_bytes`."""
         session = self.sessions.get(session_id)
         return session.awaited_bytes if session is not None else (0, 0)
 
@@ -243,7 +262,12 @@ class SessionManager:
         *,
         retry_after_s: float = 0.0,
     ) -> list[ForRuntime]:
-        """End a session with an error; do nothing if it has already ended."""
+        """End a session with an error message. Do nothing if the session has already ended.
+
+        Args:
+            reason: the text of the error message.
+            retry_after_s: seconds after which the device may retry; 0 if unknown.
+        """
         if session_id not in self.sessions:
             return []
         session = self.sessions[session_id]
@@ -252,18 +276,18 @@ class SessionManager:
         versions = (limits.VERSION,) if code is ErrorCode.VERSION else ()
         error = messages.Error(code, reason, retry_after_s, versions)
         instructions: list[ForRuntime] = [Send(session_id, error), Close(session_id)]
-        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # otherwise the PS ended it
+        lost = code in (ErrorCode.LIMIT, ErrorCode.PROTOCOL)  # for other codes, the PS ended it
         return instructions + self.closed(session_id, reason, now_s, lost=lost)
 
     def refuse_identity(
         self, identity: int, code: ErrorCode, reason: str, now_s: float
     ) -> list[ForRuntime]:
-        """End every session of a device with an error."""
+        """End all sessions of the device with this identity, with an error message."""
         mine = [s.id for s in self.sessions.values() if s.identity == identity]
         return [one for id in mine for one in self.refuse(id, code, reason, now_s)]
 
     def mark_own(self, identity: int, own: bool, now_s: float) -> list[ForRuntime]:
-        """Set whether a device is the operator's own."""
+        """Set whether the device with this identity is the operator's own."""
         done: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             if session.identity == identity and session.own != own:
@@ -274,7 +298,12 @@ class SessionManager:
     def closed(
         self, session_id: int, reason: str, now_s: float, *, lost: bool = True
     ) -> list[ForRuntime]:
-        """Record the end of a session; its unfinished tasks go to other devices."""
+        """Record the end of a session, and reassign the device's unfinished tasks.
+
+        Args:
+            reason: a description for people.
+            lost: whether the session ended unintentionally.
+        """
         session = self.sessions.pop(session_id, None)
         if session is None or session.state in (DeviceState.JOINING, DeviceState.LOST):
             return []
@@ -287,7 +316,7 @@ class SessionManager:
         return self._do(events.DeviceLost(session_id), now_s)
 
     def tick(self, now_s: float) -> list[ForRuntime]:
-        """End sessions that are silent or sent no hello, start due trials, and judge paces."""
+        """End silent sessions, run due trials, judge paces, and report contributions."""
         instructions: list[ForRuntime] = []
         for session in list(self.sessions.values()):
             joining = session.state is DeviceState.JOINING
@@ -309,7 +338,7 @@ class SessionManager:
         return instructions + self._do(events.Tick(), now_s)
 
     def credit(self, now_s: float) -> None:
-        """Report the contributions of connected devices to the authenticator."""
+        """Report the contributions of all connected devices to the authenticator."""
         self.history.credit(self.sessions.values(), now_s)
 
     def _hello(self, session: Session, message: Message, now_s: float) -> list[ForRuntime]:
@@ -319,7 +348,7 @@ class SessionManager:
         if isinstance(admission, Refusal):
             code, reason, retry_s = admission.code, admission.reason, admission.retry_after_s
             return self.refuse(session.id, code, reason, now_s, retry_after_s=retry_s)
-        # End earlier sessions first, so that the new one can reuse their measured link rates.
+        # End earlier sessions first, so that the new session can reuse their link rates.
         ended = self._carry_out(superseded(admission, self.sessions.values()), now_s)
         begun = self._joining.begin(session, message, admission, now_s, verify=self.verify)
         return ended + self._carry_out(begun, now_s)
@@ -375,8 +404,8 @@ class SessionManager:
     ) -> Sequence[Decision]:
         task = session.expected.pop(message.id, None)
         if task is None:
-            # A run whose result is being checked is still in flight in the scheduler. A second
-            # answer must not be mistaken for the checked one, so its payload is dropped.
+            # While a result is being verified, its run is still in flight in the scheduler. A
+            # second answer must not replace the verified one, so its payload is dropped.
             return [events.LateAnswer(session.id)]
         if reason := wrong_form(message, task):
             self._judge.was_wrong(session, Wrong.FORM, reason)
@@ -401,67 +430,83 @@ class SessionManager:
     def _run_failed(
         self, session: Session, task: Task, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Reassign a failed run; set aside a device that fails every run."""
+        """Return the decisions that follow from a failed run. The run's task is repeated."""
         decisions = self._trials.run_failed(session, run, reason, now_s)
         if not isinstance(task.detail, StageOrder):
             return [*decisions, events.RunFailed(session.id, run, reason)]
-        if session.setbacks.aside:  # the step goes on without the device
+        if session.setbacks.aside:  # the step continues without the device
             return decisions
         return [*decisions, *self.stages.refused(task.detail, run)]
 
     def checked(self, check: Check, judgement: Judgement, now_s: float) -> list[ForRuntime]:
         """Handle the outcome of a `Check` instruction.
 
-        A wrong result is computed on another device, and its inputs are sent to the device again. A
-        device with too many wrong results is quarantined. A result with doubtful rows is used as
-        the server corrected it, without a penalty.
+        A correct result is used. After a wrong result, another device repeats the task, and the PS
+        sends the inputs to the first device again. A device with too many wrong results is
+        quarantined. If only a few rows were doubtful, the PS uses the result with these rows
+        recomputed, without a penalty.
 
         Args:
-            judgement: the outcome of the check.
+            check: the instruction.
+            judgement: the outcome.
         """
         session = self.sessions.get(check.session)
-        if session is None:  # the device left; another one has the task
+        if session is None:  # the device left, so another device has the task
             return []
         return self._carry_out(self._judge.checked(session, check, judgement), now_s)
 
     def sending(self, session_id: int, now_s: float) -> None:
-        """Record that sending to a device begins; earlier delay was the PS's own."""
+        """Record that the PS starts to send to a device.
+
+        Earlier delay does not count against the device.
+        """
         if (session := self.sessions.get(session_id)) is not None:
             session.pace.sending(now_s)
 
-    # --- work ---
+    # --- jobs and steps ---
 
     def submit(self, job: GemmJob, a: Buffer, b: Buffer, now_s: float) -> list[ForRuntime]:
-        """Start a GEMM. `a` and `b` are the operands as stored in memory."""
+        """Start a GEMM job.
+
+        Args:
+            a, b: the operands, as stored in memory.
+        """
         self._buffers[job.a.operand] = a
         self._buffers[job.b.operand] = b
         return self._do(events.Submitted(job), now_s)
 
     def release(self, operand: int, now_s: float) -> list[ForRuntime]:
-        """Release an operand that will not be used again."""
+        """Release an operand that no later GEMM uses. Devices may drop the operand's arrays."""
         self._buffers.pop(operand, None)
         return self._do(events.OperandReleased(operand), now_s)
 
     def unbind(self, operand: int) -> None:
-        """Release an operand's memory until the next GEMM that uses it is submitted."""
+        """Release an operand's memory on the PS until `submit` passes the operand again."""
         self._buffers.pop(operand, None)
 
     def withdraw(self, job: int, now_s: float) -> list[ForRuntime]:
-        """Withdraw a GEMM; see `events.Withdrawn`."""
+        """Withdraw a GEMM job; see `events.Withdrawn`."""
         return self._do(events.Withdrawn(job), now_s)
 
     def pause(self, now_s: float) -> list[ForRuntime]:
-        """Record that no more jobs are coming for now; see `events.Paused`."""
+        """Record that no jobs will be submitted for now; see `events.Paused`."""
         return self._do(events.Paused(), now_s)
 
     def begin_step(self, work: StepWork, now_s: float) -> list[ForRuntime]:
-        """Start a step by stages. Planned devices have no memory for tiles until it ends."""
+        """Start a stage-wise step.
+
+        Until the step ends, its devices have no memory for GEMM tiles.
+        """
         planned = {device for stage in work.planned for device in stage.devices}
         reserved = self._reserve(dict.fromkeys(planned), now_s)
         return reserved + self._carry_out(self.stages.begin(work), now_s)
 
     def _reserve(self, devices: Mapping[int, int | None], now_s: float) -> list[ForRuntime]:
-        """Reserve bytes of devices' memory for stages, by device; None reserves all of it."""
+        """Reserve device memory for stages.
+
+        Args:
+            devices: maps a device to the bytes to reserve; None reserves all memory of the device.
+        """
         done: list[ForRuntime] = []
         for device, nbytes in devices.items():
             session = self.sessions.get(device)
@@ -472,7 +517,7 @@ class SessionManager:
         return done
 
     def _give_back_memory(self, now_s: float) -> list[ForRuntime]:
-        """Release to tiles the memory that stages no longer use."""
+        """Make the device memory that stages no longer use available for GEMM tiles."""
         return self._reserve(
             {s.id: self.stages.occupied_bytes(s.id) for s in self.sessions.values()
              if s.reserved_bytes != self.stages.occupied_bytes(s.id)},
@@ -482,29 +527,29 @@ class SessionManager:
     def give(
         self, batch: int, made: StageArray, after: int | None, now_s: float
     ) -> list[ForRuntime]:
-        """Continue a micro-batch of the step with an array computed on the PS."""
+        """Continue a micro-batch of the step with an array from the PS; see `StageStep.give`."""
         return self._carry_out(self.stages.give(batch, made, after), now_s)
 
     def resolve(self, right: bool, reason: str, now_s: float) -> list[ForRuntime]:
-        """Resolve a suspect result of the step; see `StageStep.resolve`."""
+        """Accept or reject a suspect result of the step; see `StageStep.resolve`."""
         return self._carry_out(self.stages.resolve(right, reason), now_s)
 
     def withdraw_step(self, now_s: float) -> list[ForRuntime]:
-        """End the step by stages, if any. Devices keep arrays that the next step can use."""
+        """End the stage-wise step, if any. Devices keep the arrays that the next step can use."""
         return self._carry_out(self.stages.withdraw(), now_s) + self._give_back_memory(now_s)
 
     def end_steps(self, now_s: float) -> list[ForRuntime]:
-        """End the step by stages, if any, and let devices drop its arrays."""
+        """End the stage-wise step, if any, and tell devices to drop all arrays for stages."""
         return self._carry_out(self.stages.end(), now_s) + self._give_back_memory(now_s)
 
     # --- decisions ---
 
     def _carry_out(self, decisions: Iterable[Decision], now_s: float) -> list[ForRuntime]:
-        """Carry out decisions in order; return the runtime's instructions."""
+        """Apply decisions in order. Return the instructions for the runtime."""
         done: list[ForRuntime] = []
         for decision in decisions:
             match decision:
-                case events.ResultArrived():  # the most frequent case
+                case events.ResultArrived():  # first, because it is the most frequent
                     done += self._do(decision, now_s)
                 case Refuse(session, code, reason):
                     done += self.refuse(session, code, reason, now_s)
@@ -537,11 +582,12 @@ class SessionManager:
         """Move idle devices to another server.
 
         Args:
-            count: maximum number of devices to move; busy devices and those that cannot move stay.
-            address: join URL of the other server, without a credential: the devices' own are valid
-                there.
-            admitted_before_s: move only devices admitted before this time; the other server knows
-                them.
+            count: maximum number of devices to move. Busy devices, and devices that do not support
+                moving, are not moved.
+            address: join URL of the other server, without a credential. The devices' own
+                credentials are valid on the other server.
+            admitted_before_s: move only devices that were admitted before this time, because the
+                other server knows only these devices.
         """
         idle = [
             session.id
@@ -554,14 +600,14 @@ class SessionManager:
             and not self.stages.busy(session.id)
         ]
         done: list[ForRuntime] = []
-        for device in idle[-count:] if count > 0 else ():  # the newest devices hold the least here
+        for device in idle[-count:] if count > 0 else ():  # new devices hold fewer arrays
             bye = messages.Bye(MOVED, ByeCode.MOVED, address=address)
             done += [Send(device, bye), Close(device)]
             done += self.closed(device, MOVED, now_s, lost=False)
         return done
 
     def _do(self, event: events.Event, now_s: float) -> list[ForRuntime]:
-        """Pass an event to the scheduler; turn its instructions into messages or pass them on."""
+        """Pass an event to the scheduler, and return the resulting instructions for the runtime."""
         done: list[ForRuntime] = []
         for instruction in self.scheduler.handle(event, now_s):
             done += self._handlers.get(type(instruction), _pass_on)(instruction, now_s)
@@ -585,7 +631,7 @@ class SessionManager:
     # --- instructions of the scheduler, turned into messages ---
 
     def _send_array(self, instruction: SendArray, now_s: float) -> list[ForRuntime]:
-        """Send an array. All devices share one view of it, so it is compressed once."""
+        """Send an array. All devices share one view of the array, so it is compressed only once."""
         array = instruction.array
         region = self._regions.get(array.id)
         if region is None:
@@ -625,7 +671,7 @@ class SessionManager:
                 session.cancelled_runs.cancelled(run, awaited.output_bytes)
 
     def _report_stuck(self, instruction: Stuck, now_s: float) -> list[ForRuntime]:
-        """Report that a job waits, at most once every `STUCK_S` seconds."""
+        """Report that a job waits for a device, at most once every `STUCK_S` seconds."""
         if self._stuck_s is not None and now_s - self._stuck_s < STUCK_S:
             return []
         self._stuck_s = now_s
@@ -646,7 +692,7 @@ def _pass_on(instruction: ForRuntime, now_s: float) -> list[ForRuntime]:
 
 
 def _is_finite(result: messages.Result) -> bool:
-    """Return whether a result is finite; True if its payload is not bytes."""
+    """Return whether all elements of a result are finite; True for emulated payloads."""
     if not isinstance(result.payload, bytes | bytearray | memoryview):
         return True
     return math.isfinite(arrays.largest(result.payload, DType(result.dtype)))

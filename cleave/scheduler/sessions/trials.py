@@ -1,8 +1,8 @@
-"""Trials of devices that get no work, until they recover.
+"""Trials of devices that get no tasks, until the devices recover. No I/O.
 
-A device is set aside after several consecutive failures (`setbacks.py`). A slow device may get no
-work from the planner (`pace.py`). Both are tested from time to time, with secret numbers that no
-job waits for. No I/O.
+A device is set aside after several consecutive failed runs (`setbacks.py`). A slow device may get
+no tasks from the planner (`pace.py`). Both kinds of devices are tested from time to time. A trial
+multiplies secret random matrices, and no job waits for its results.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from cleave.scheduler.sessions.probe import STATED, Probe
 from cleave.scheduler.sessions.session import Session, Trial
 
 NOTED_S: Final = 60.0
-"""Seconds between two reports that a device fails runs."""
+"""Seconds between two reports about failed runs of a device."""
 
 TRIAL_PATIENCE_S: Final = 60.0
-"""Maximum seconds of a trial."""
+"""Maximum duration of a trial, in seconds."""
 
-_MAX_FAILURE: Final = 120  # characters of a failure's reason
+_MAX_FAILURE: Final = 120  # maximum length of a device's error text, in characters
 
 
 class Trials:
-    """Sets aside devices whose runs fail, and tests devices that get no work.
+    """Sets aside devices whose runs fail, and runs trials of devices that get no tasks.
 
     Args:
-        history: remembers devices' behavior for their next sessions.
-        rng: secret; draws the numbers of the tests.
-        observe: whether devices are planned with their measured pace.
+        history: stores each device's behavior for its next session.
+        rng: secret random generator for the matrices of the trials.
+        observe: whether plans use each device's measured pace.
     """
 
     def __init__(self, history: DeviceHistory, rng: random.Random, *, observe: bool) -> None:
@@ -49,7 +49,7 @@ class Trials:
     def run_failed(
         self, session: Session, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Count a failed run; set aside a device that fails every run."""
+        """Count a failed run. Set the device aside if too many consecutive runs failed."""
         reason = _shown(reason)
         session.counters.failures += 1
         if session.rates is not None:
@@ -57,7 +57,7 @@ class Trials:
         decisions: list[Decision] = []
         if session.setbacks.failed(reason, now_s):
             self._conduct_changed(session)
-            # This precedes the reassignment, so that the run does not return to this device.
+            # Set the device aside before its task is reassigned, or it could get the task again.
             decisions += [_aside(session), events.DeviceAside(session.id)]
         elif session.noted_s is None or now_s - session.noted_s >= NOTED_S:
             session.noted_s = now_s
@@ -67,12 +67,12 @@ class Trials:
     def tick(
         self, session: Session, now_s: float, *, busy: bool, alone: bool
     ) -> Sequence[Decision]:
-        """Start a device's due trial, or abandon one that takes too long.
+        """Start a device's trial if it is due. End a trial that takes too long.
 
         Args:
             session: a session in state READY.
-            busy: whether the device has work.
-            alone: whether no other device may be given work.
+            busy: whether the device has tasks.
+            alone: whether this is the only device that is available for tasks.
         """
         if session.trial is not None:
             if now_s - session.trial.begun_s <= TRIAL_PATIENCE_S:
@@ -84,7 +84,7 @@ class Trials:
         if not session.setbacks.due(now_s) and (session.setbacks.aside or not slow):
             return []
         decisions: list[Decision] = []
-        if not session.setbacks.aside:  # the trial uses its memory meanwhile
+        if not session.setbacks.aside:  # the trial needs the device's memory
             decisions.append(events.DeviceAside(session.id))
         probe = Probe(session.rates, STATED, self._rng, session.probe_ids)
         sent = probe.begin(now_s)
@@ -100,7 +100,10 @@ class Trials:
         common_delay_s: float,
         now_s: float,
     ) -> Sequence[Decision]:
-        """Handle an answer to a trial; after the last one, the device may get work again."""
+        """Handle a result of a trial.
+
+        After the last result, the device is available for tasks again.
+        """
         sent = [Send(session.id, m) for m in trial.probe.result(message, now_s)]
         if trial.probe.fault:
             reason = f"it failed the test of its arithmetic: {trial.probe.fault}"
@@ -121,7 +124,7 @@ class Trials:
     def trial_run_failed(
         self, session: Session, trial: Trial, run: int, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """Repeat a failed run of a trial, or end the trial."""
+        """Repeat a failed run of a trial. After too many failed runs, end the trial."""
         session.counters.failures += 1
         if again := trial.probe.failed(run, now_s):
             return [Send(session.id, m) for m in again]
@@ -130,7 +133,7 @@ class Trials:
     def failed(
         self, session: Session, trial: Trial, reason: str, now_s: float
     ) -> Sequence[Decision]:
-        """End a failed trial and postpone the next one."""
+        """End a failed trial and postpone the device's next trial."""
         session.trial = None
         decisions: list[Decision] = [Send(session.id, m) for m in trial.probe.abandon()]
         if session.pace.estimate.slow:

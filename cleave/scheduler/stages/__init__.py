@@ -1,1 +1,1 @@
-"""Training steps by stages: the assignment of micro-batches to devices."""
+"""Stage-wise training steps: which device runs which micro-batch."""

@@ -1,4 +1,4 @@
-"""Arrays that devices exchange with the PS in a step by stages, whole and in parts."""
+"""Arrays that the PS and devices exchange in a stage-wise step, and their division into parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from cleave.scheduler.traffic import TrafficKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageArray:
-    """An array to send to devices. It must not change while in use.
+    """An array that the PS sends to devices. The payload must not change while the array is in use.
 
     Attributes:
-        rows, columns, dtype: shape and dtype, as in `put`.
+        rows, columns, dtype: shape and dtype, as in the `put` message.
         payload: the array's elements.
-        kind: traffic category.
-        parts: consecutive rows as separate arrays, if it is too large for one message.
+        kind: the array's traffic category.
+        parts: the array's rows, split into several arrays, if the array is too large for one
+            message; empty otherwise.
     """
 
     rows: int
@@ -30,11 +31,11 @@ class StageArray:
 
     @property
     def nbytes(self) -> int:
-        """Return the array's bytes on a device."""
+        """Return the size of the array in a device's memory, in bytes."""
         return payload_bytes(self.payload)
 
     def pieces(self, count: int) -> list[StageArray]:
-        """Split the array into `count` arrays of equally many consecutive rows."""
+        """Split the array into `count` arrays with equal numbers of consecutive rows."""
         if count == 1:
             return [self]
         each = self.nbytes // count
@@ -46,26 +47,26 @@ class StageArray:
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A payload that can be divided and joined without packing."""
+    """A payload that can be split and concatenated without packing."""
 
     def part(self, first: int, stop: int) -> Packable:
-        """Return bytes `first` to `stop`, exclusive."""
+        """Return the payload's bytes from `first` to `stop`, excluding `stop`."""
         ...
 
     def followed_by(self, others: Sequence[Any]) -> Packable:
-        """Return this payload followed by others."""
+        """Return the concatenation of this payload and the other payloads."""
         ...
 
 
 def _part(payload: Any, first: int, stop: int) -> Buffer | Packable:
-    """Return bytes `first` to `stop` of a payload, exclusive."""
+    """Return the bytes of a payload from `first` to `stop`, excluding `stop`."""
     if isinstance(payload, Divisible):
         return payload.part(first, stop)
     return _packed(payload)[first:stop]
 
 
 def joined(payloads: Sequence[Any]) -> Any:
-    """Concatenate payloads."""
+    """Return the concatenation of payloads, in order."""
     if isinstance(payloads[0], Divisible):
         return payloads[0].followed_by(payloads[1:])
     return b"".join(_packed(payload) for payload in payloads)

@@ -1,12 +1,13 @@
-"""One device's arrays for stages, and the messages for its micro-batch passes.
+"""One device's arrays for stages, and the messages that request its micro-batch passes.
 
-A device is a small store of arrays. Arrays are written once, except for gradient sums: each
-backward pass replaces a sum, so a device holds it only once. A device executes orders in sequence,
-so nothing is added to a sum twice.
+Each array on a device is written once, except for gradient sums. A backward pass replaces the old
+sum by the new sum, so a device stores only one copy. A device executes orders in sequence, so each
+gradient is added to a sum exactly once.
 
-After a failed order, a device is asked *carefully* for a while. Each order is sent after the answer
-to the previous one. If memory allows, a backward pass keeps the old sums until the new ones are
-complete, so a failed order can be repeated and nothing else is lost.
+After a failed order, the PS treats the device *carefully* for a while: it sends the next order only
+after the previous order is answered. If the device has enough memory, a backward pass keeps the old
+sums until the new sums are complete. A failed order can then be repeated without losing other
+results.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ from cleave.scheduler.tiles.device_memory import Names
 from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.traffic import TrafficKind
 
-_PIECE_BYTES = 8 * 2**20  # of sums per message, so that other messages get a turn
-_AWAITED_BYTES = 16 * 2**20  # of requested sums, which a device holds twice
+_PIECE_BYTES = 8 * 2**20  # maximum bytes of a sum per message
+_AWAITED_BYTES = 16 * 2**20  # maximum bytes of sums in flight, because a device stores them twice
 _FP32 = 4
 
 STEADY_AFTER: Final = 256
-"""Number of consecutive completed orders after which a device is no longer asked carefully."""
+"""Number of consecutive completed orders that end a device's careful mode."""
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """Gradient sums on one device, with the micro-batches that they contain.
+    """Gradient sums on one device, and the micro-batches whose gradients the sums contain.
 
     Attributes:
         device: the device that holds the sums.
-        sums: wire ids of the sums, by layer number and parameter; 0 stands for zeros.
-        batches: micro-batches that are certainly in the sums.
+        sums: maps (layer number, parameter) to the wire ID of the sum; ID 0 stands for zeros.
+        batches: micro-batches whose gradients are confirmed to be in the sums.
         asked: micro-batches whose backward pass is in flight.
-        taken: whether the PS requested the sums, after which nothing is added.
-        landed: whether all sums are at the PS.
-        found: sums received, by layer, parameter and first row.
+        taken: whether the PS has requested the sums. Later gradients go to another generation.
+        landed: whether all sums have arrived at the PS.
+        found: maps (layer number, parameter, first row) to received rows of a sum.
     """
 
     device: int
@@ -75,14 +76,14 @@ class Generation:
 
 
 class StageDevice:
-    """Tracks one device's arrays for stages, and makes the messages for its passes.
+    """Tracks one device's arrays for stages, and queues the messages for its micro-batch passes.
 
     Args:
-        device: the device's session id.
-        ids: the source of array and run ids.
+        device: the device's session ID.
+        ids: counters for new array and run IDs.
 
     Attributes:
-        occupied_bytes: bytes of the arrays and graphs on the device.
+        occupied_bytes: device memory used by arrays and graphs, in bytes.
     """
 
     def __init__(self, device: int, ids: Names) -> None:
@@ -92,14 +93,14 @@ class StageDevice:
         self._sent: dict[StageArray | StageGraph, int] = {}
         self._sizes: dict[int, int] = {}
         self._out: deque[SendStage] = deque()
-        self._asked: dict[int, SendStage] = {}  # orders in flight, by run
+        self._asked: dict[int, SendStage] = {}  # key: run of an order in flight
         self._careful_bytes: int | None = None  # the device's memory in careful mode
         self._done = 0  # consecutive completed orders
 
     # --- micro-batch passes ---
 
     def forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
-        """Request the stage's output for a micro-batch."""
+        """Request a stage's forward pass for a micro-batch, and the stage's output."""
         layers, pieces = range(stage.first, stage.stop), stage.pieces
         tokens = work.tokens[unit.batch] // pieces
         for number, piece in enumerate(x.pieces(pieces)):
@@ -126,14 +127,20 @@ class StageDevice:
         *,
         dx_wanted: bool = True,
     ) -> None:
-        """Request the gradient of the stage's input, and add weight gradients to the sums.
+        """Request a stage's backward pass for a micro-batch.
+
+        The device adds the weight gradients to the sums and returns the gradient of the stage's
+        input.
 
         Args:
-            work, stage, unit: the step, its stage and the pass.
-            generation: the sums.
-            given: the stage's input, or the kept arrays of each layer or sequence chunk.
+            work: the step.
+            stage: the stage to run.
+            unit: the record of this pass.
+            generation: the gradient sums to add to.
+            given: the stage's input, or the wire IDs of retained arrays for each layer or sequence
+                chunk.
             dy: the gradient of the stage's output.
-            dx_wanted: whether the gradient of the stage's input is returned.
+            dx_wanted: whether the device must return the gradient of the stage's input.
         """
         layers, pieces = range(stage.first, stage.stop), stage.pieces
         tokens = work.tokens[unit.batch] // pieces
@@ -166,7 +173,12 @@ class StageDevice:
         *,
         dx_wanted: bool = True,
     ) -> None:
-        """Request a micro-batch's loss and all gradients of the last stage."""
+        """Request forward pass, loss and backward pass of the last stage for a micro-batch.
+
+        Args:
+            work, stage, unit, generation, dx_wanted: see `backward`.
+            x: the stage's input.
+        """
         assert work.loss is not None
         layers = range(stage.first, stage.stop)
         tokens = work.tokens[unit.batch]
@@ -180,7 +192,7 @@ class StageDevice:
         self._forget_masks(work, layers, unit.batch)
 
     def slice_forward(self, work: StepWork, stage: PlannedStage, unit: Unit, x: StageArray) -> None:
-        """Request the forward result of a slice of the loss for a micro-batch."""
+        """Request the forward pass of one vocabulary-parallel loss slice for a micro-batch."""
         part, held = self._slice(work, stage, unit.batch)
         tokens = work.tokens[unit.batch]
         x_array = self._put(x)
@@ -207,11 +219,14 @@ class StageDevice:
         *,
         dx_wanted: bool = True,
     ) -> None:
-        """Request a slice's part of the gradient of its input, and add to the sums.
+        """Request the backward pass of one vocabulary-parallel loss slice for a micro-batch.
+
+        The device adds the weight gradients to the sums. It returns this slice's contribution to
+        the gradient of the last layer's output.
 
         Args:
             work, stage, unit, generation, dx_wanted: see `backward`.
-            given: the slice's input, or its kept arrays.
+            given: the slice's input, or the wire ID of the retained input.
             total: the log-sum-exp over the whole vocabulary.
         """
         assert stage.slice is not None
@@ -236,7 +251,12 @@ class StageDevice:
     def sums(
         self, work: StepWork, unit: Unit, generation: Generation, wanted: Container[SumName]
     ) -> None:
-        """Request the wanted sums of a generation, a few at a time, and drop the other sums."""
+        """Request the wanted gradient sums of a generation, and drop the other sums.
+
+        Args:
+            wanted: names of the sums to request. Later calls of `more_sums` request the sums that
+                exceed the limit on bytes in flight.
+        """
         self._drop(array for what, array in generation.sums.items() if what not in wanted)
         generation.sums = {what: array for what, array in generation.sums.items() if what in wanted}
         for (layer, name), array in generation.sums.items():
@@ -249,9 +269,9 @@ class StageDevice:
         self.more_sums(work, unit)
 
     def more_sums(self, work: StepWork, unit: Unit) -> None:
-        """Request as many of the remaining sums as the device has room for.
+        """Request further gradient sums, up to a limit on bytes in flight.
 
-        A device counts requested sums against its memory until it has sent them.
+        A device needs extra memory for each requested sum until the sum has been sent.
         """
         while unit.rest:
             piece = unit.rest[0]
@@ -267,11 +287,11 @@ class StageDevice:
     # --- memory ---
 
     def holds(self, array: StageArray | StageGraph) -> bool:
-        """Return whether the device has an array or a graph, or is being sent it."""
+        """Return whether an array or graph is on the device or on its way to the device."""
         return array in self._sent
 
     def load(self, arrays: Iterable[StageArray | StageGraph]) -> None:
-        """Send the arrays and graphs that the device does not hold."""
+        """Send the given arrays and graphs, except those already on the device."""
         for array in arrays:
             if isinstance(array, StageGraph):
                 self._put_graph(array)
@@ -279,17 +299,17 @@ class StageDevice:
                 self._put(array)
 
     def keep_only(self, wanted: Iterable[StageArray | StageGraph]) -> None:
-        """Drop everything that is no longer wanted."""
+        """Drop all arrays and graphs on the device that are not in `wanted`."""
         keep = {self._sent[w] for w in wanted if w in self._sent}
         self._sent = {what: id for what, id in self._sent.items() if id in keep}
         self._drop([id for id in self._sizes if id not in keep])
 
     def drop(self, arrays: Iterable[int]) -> None:
-        """Drop arrays that the device computed."""
+        """Drop arrays that the device computed, given by wire ID."""
         self._drop(arrays)
 
     def take(self) -> list[SendStage]:
-        """Return, once, the messages to send now."""
+        """Return the queued messages that may be sent now, and remove them from the queue."""
         out: list[SendStage] = []
         while self._out and not (self._careful and self._asked):
             sent = self._out.popleft()
@@ -302,7 +322,7 @@ class StageDevice:
 
     @property
     def waits(self) -> bool:
-        """Return whether messages wait for the answer to an order."""
+        """Return whether queued messages wait for the answer to an earlier order."""
         return bool(self._out)
 
     @property
@@ -310,22 +330,27 @@ class StageDevice:
         return self._careful_bytes is not None
 
     def be_careful(self, memory_bytes: int) -> None:
-        """Ask the device carefully until it has completed `STEADY_AFTER` orders in a row.
+        """Start careful mode. The mode ends after `STEADY_AFTER` consecutive completed orders.
 
         Args:
-            memory_bytes: the device's memory.
+            memory_bytes: total memory that the device offers.
         """
         self._careful_bytes, self._done = memory_bytes, 0
 
     def answered(self, run: int) -> None:
-        """Record a completed order."""
+        """Record that the device completed an order."""
         if self._asked.pop(run, None) is not None:
             self._done += 1
             if self._done >= STEADY_AFTER:
                 self._careful_bytes = None
 
     def ask_again(self, run: int, unit: Unit) -> bool:
-        """Repeat a failed order; return False if later orders may use it or it replaced a sum."""
+        """Repeat a failed order, if that is safe.
+
+        Returns:
+            False if a later order may use the failed order's output, or if the order replaced a
+                sum. The order is then not repeated.
+        """
         failed = self._asked.pop(run, None)
         self._done = 0
         if failed is None or not (self._careful or unit.kind is UnitKind.SUMS):
@@ -346,13 +371,13 @@ class StageDevice:
         return True
 
     def start_over(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Cancel all orders, and drop everything that is no longer wanted."""
+        """Cancel all orders in flight, and drop all arrays and graphs that are not in `wanted`."""
         if self._asked:
             self._send(messages.Cancel(tuple(self._asked)))
         self.end(wanted)
 
     def end(self, wanted: Iterable[StageArray | StageGraph] = ()) -> None:
-        """Discard all orders, and drop everything that is no longer wanted."""
+        """Forget all orders without cancelling them, and drop arrays and graphs not in `wanted`."""
         self._asked = {}
         self._out = deque(sent for sent in self._out if sent.task is None)
         self.keep_only(wanted)
@@ -362,7 +387,12 @@ class StageDevice:
     def _forward(
         self, work: StepWork, layers: range, unit: Unit, x: int, tokens: int
     ) -> tuple[int, list[KeptLayer]]:
-        """Run layers; return the output and the kept arrays of each layer."""
+        """Request the forward pass of layers.
+
+        Returns:
+            The wire ID of the last layer's output, and the wire IDs of each layer's retained
+                arrays.
+        """
         kept: list[KeptLayer] = []
         for number in layers:
             layer = work.layers[number]
@@ -386,7 +416,11 @@ class StageDevice:
         dy: int,
         tokens: int,
     ) -> int:
-        """Run layers backward, last first, adding to the sums; return dx."""
+        """Request the backward pass of layers, from last to first, which adds to the gradient sums.
+
+        Returns:
+            The wire ID of the gradient of the first layer's input.
+        """
         made = {names.DX: _FP32 * tokens * work.width}
         for number, (x, *activations) in zip(reversed(layers), reversed(kept), strict=True):
             layer = work.layers[number]
@@ -411,20 +445,26 @@ class StageDevice:
         *,
         dx_wanted: bool,
     ) -> None:
-        """Request the gradient of a stage's input, if it is wanted, and drop it on the device."""
+        """Request the gradient of a stage's input if it is wanted.
+
+        Then drop the gradient on the device.
+        """
         if dx_wanted and (stage.first > 0 or work.embeds):
             self._fetch(unit, name, dx, 0, tokens, work.width, work.dtype)
         self._drop([dx])
 
     def _forget_masks(self, work: StepWork, layers: range, batch: int) -> None:
-        """Drop the layer arguments that belong to this micro-batch alone, such as masks."""
+        """Drop the layer arguments, such as masks, that only this micro-batch uses."""
         for mask in masks_of(work, layers, batch):
             self._forget(mask)
 
     def _loss(
         self, work: StepWork, loss: LossWork, unit: Unit, generation: Generation, y: int
     ) -> tuple[int, int]:
-        """Run the loss; return the loss and the gradient of its input, as wire ids."""
+        """Request the loss computation.
+
+        Return the wire IDs of the loss and of its input gradient.
+        """
         feed = {names.X: y, names.TARGETS: self._put(loss.targets[unit.batch])}
         feed |= {name: self._put(array) for name, array in loss.parameters.items()}
         made = {names.LOSS: _FP32, names.DX: self._activation_bytes(work, unit.batch)}
@@ -444,7 +484,12 @@ class StageDevice:
         number: int,
         of: LayerWork | LossWork | SliceWork,
     ) -> dict[str, int]:
-        """Run a graph that adds to sums. Sums keep their ids unless old and new ones coexist."""
+        """Request a graph run that adds gradients to sums.
+
+        Return the wire IDs of the graph's outputs.
+
+        A new sum reuses the wire ID of the old sum, unless careful mode keeps both sums.
+        """
         before = {name: generation.sums.get((number, name), 0) for name in of.sums}
         feed |= {names.total(name): array for name, array in before.items()}
         sizes = {names.new_total(name): shape.nbytes for name, shape in of.sums.items()}
@@ -461,14 +506,20 @@ class StageDevice:
     def _slice(
         self, work: StepWork, stage: PlannedStage, batch: int
     ) -> tuple[SliceWork, dict[str, int]]:
-        """Send a slice's arguments apart from its input; return the slice and its wire ids."""
+        """Send the parameters and targets of a loss slice.
+
+        Return the slice and the arrays' wire IDs.
+        """
         assert stage.slice is not None
         part = work.slice_works[stage.slice.number]
         held = {name: self._put(array) for name, array in part.parameters.items()}
         return part, held | {names.TARGETS: self._put(part.targets[batch])}
 
     def _held(self, layer: LayerWork, batch: int) -> dict[str, int]:
-        """Send a layer's arguments apart from its input; return their wire ids by graph input."""
+        """Send a layer's parameters and keyword arguments.
+
+        Return a map from graph input to wire ID.
+        """
         return {name: self._put(array) for name, array in layer.inputs(batch).items()}
 
     @staticmethod
@@ -483,7 +534,7 @@ class StageDevice:
         task: Task | None = None,
         kind: TrafficKind = TrafficKind.OTHER,
     ) -> None:
-        """Queue a message. With a task, the device must answer."""
+        """Queue a message. If `task` is set, the device must answer the message."""
         self._out.append(SendStage(self.device, message, task, kind))
 
     def _next_array(self, nbytes: int) -> int:
@@ -499,7 +550,7 @@ class StageDevice:
         return Task(0, (), flops, output_bytes, StageOrder(unit, name, *form))
 
     def _put(self, array: StageArray) -> int:
-        """Return an array's id, after sending the array unless the device holds it."""
+        """Return an array's wire ID. Send the array first if it is not on the device."""
         id = self._sent.get(array)
         if id is None:
             id = self._sent[array] = self._next_array(array.nbytes)
@@ -511,7 +562,10 @@ class StageDevice:
         return id
 
     def _put_part(self, part: StageArray) -> int:
-        """Send a part of an array under its own id, which ends when the parts are concatenated."""
+        """Send one part of a large array.
+
+        The part's wire ID is valid until the parts are concatenated.
+        """
         self._ids.arrays += 1
         self._send_put(self._ids.arrays, part)
         return self._ids.arrays
@@ -531,7 +585,7 @@ class StageDevice:
         self._drop([self._sent.pop(array)])
 
     def _rename(self, array: StageArray) -> None:
-        """Forget an array's name; it is now dropped by its id."""
+        """Remove an array from the sent arrays; from now on its wire ID alone identifies it."""
         self._sent.pop(array)
 
     def _run(
@@ -543,7 +597,10 @@ class StageDevice:
         flops: int,
         held: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Run a graph; return the ids of its outputs: those in `held`, and new ones."""
+        """Request a graph run. Return a map from output name to wire ID.
+
+        Outputs in `held` overwrite existing arrays. All other outputs get new wire IDs.
+        """
         id = self._put_graph(graph)
         new = {n: self._next_array(nbytes) for n, nbytes in made.items() if n not in (held or {})}
         found = {**new, **(held or {})}
@@ -564,7 +621,7 @@ class StageDevice:
     def _fetch(
         self, unit: Unit, name: Any, array: int, first: int, rows: int, columns: int, out: str
     ) -> None:
-        """Request rows of an array, to be stored in the unit under `name`."""
+        """Request rows of an array. The answer is stored in `unit.found[name]`."""
         nbytes = rows * columns * _item_bytes(out)
         task = self._next_run(unit, name, nbytes, 0, (rows, columns, out))
         self._send(messages.Fetch(self._ids.runs, array, first, rows, columns, out), task)
@@ -581,7 +638,11 @@ def _item_bytes(dtype: str) -> int:
 
 
 def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
-    """Return the sums of a layer, of the loss, or of a slice of the loss."""
+    """Return the shapes of the gradient sums of a layer, of the loss, or of a loss slice.
+
+    Args:
+        layer: a layer number, `LOSS_LAYER`, or a value of `slice_layer`.
+    """
     if (number := slice_of_layer(layer)) is not None:
         return work.slice_works[number].sums
     if layer != LOSS_LAYER:
@@ -593,7 +654,7 @@ def sums_of(work: StepWork, layer: int) -> Mapping[str, SumShape]:
 def arrays_of(
     work: StepWork, stage: PlannedStage, kept_batches: KeptBatches = NOTHING_KEPT
 ) -> Iterator[StageArray | StageGraph]:
-    """Yield the arrays and graphs that a device of a stage needs throughout a step."""
+    """Yield the arrays and graphs that a device must hold during a step to run a stage."""
     for layer in work.layers[stage.first : stage.stop]:
         yield from (layer.forward, layer.backward)
         if layer.from_activations is not None and kept_batches.activations:
@@ -610,6 +671,6 @@ def arrays_of(
 
 
 def masks_of(work: StepWork, layers: range, batch: int) -> Iterable[StageArray]:
-    """Return the layer arguments that belong to one micro-batch alone, such as masks."""
+    """Return the layer arguments, such as masks, that only one micro-batch uses."""
     found = (work.layers[n].of_batch[batch] for n in layers if work.layers[n].of_batch)
     return dict.fromkeys(mask for masks in found for mask in masks.values())

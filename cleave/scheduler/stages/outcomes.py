@@ -1,4 +1,4 @@
-"""Messages to the training thread about a step by stages: requests and results."""
+"""Messages from a stage-wise step to the training thread: requests and results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from cleave.scheduler.stages.usual_sizes import Place
 
 @dataclass(frozen=True, slots=True)
 class OutputReady:
-    """The last layer's output of a micro-batch; the caller must return its gradient."""
+    """The last layer's output for a micro-batch.
+
+    The caller must return the gradient of this output.
+    """
 
     batch: int
     payload: Any
@@ -21,10 +24,13 @@ class OutputReady:
 
 @dataclass(frozen=True, slots=True)
 class InputWanted:
-    """A stage's output; the caller must run the PS's layers and return the next stage's input.
+    """A stage's output, which the PS's own layers need as input.
+
+    The caller must run these layers and return the input of the next stage.
 
     Attributes:
         stage: number of the stage before the PS's layers.
+        batch: index of the micro-batch.
         payload: the stage's output.
     """
 
@@ -35,11 +41,14 @@ class InputWanted:
 
 @dataclass(frozen=True, slots=True)
 class GradientWanted:
-    """A stage's input gradient; the caller must return the gradient for the previous stage.
+    """The gradient of a stage's input, which the backward pass of the PS's own layers needs.
+
+    The caller must run this backward pass and return the gradient of stage `stage`'s output.
 
     Attributes:
         stage: number of the stage before the PS's layers.
-        payload: the gradient of the next stage's input.
+        batch: index of the micro-batch.
+        payload: the gradient of the input of stage `stage + 1`.
     """
 
     stage: int
@@ -49,12 +58,14 @@ class GradientWanted:
 
 @dataclass(frozen=True, slots=True)
 class SlicesReady:
-    """The forward results of all slices of the loss for a micro-batch.
+    """The forward results of all loss slices for a micro-batch.
 
     The caller must return the log-sum-exp over the whole vocabulary, shape (tokens, 1), fp32.
 
     Attributes:
-        payloads: by slice, log-sum-exp and target's logit, shape (tokens, 2), fp32.
+        batch: index of the micro-batch.
+        payloads: for each slice, the slice's log-sum-exp and the target's logit, shape (tokens, 2),
+            fp32.
     """
 
     batch: int
@@ -63,7 +74,10 @@ class SlicesReady:
 
 @dataclass(frozen=True, slots=True)
 class SlicesBack:
-    """The last output's gradients from all slices of the loss; the caller must sum them."""
+    """Each loss slice's gradient of the last layer's output, for a micro-batch.
+
+    The caller must sum these gradients and return the sum.
+    """
 
     batch: int
     payloads: Sequence[Any]
@@ -71,12 +85,12 @@ class SlicesBack:
 
 @dataclass(frozen=True, slots=True)
 class SumsRecord:
-    """Gradient sums as one device sent them.
+    """Gradient sums that one device returned.
 
     Attributes:
-        device: the device that sent them.
-        batches: the micro-batches that they contain.
-        found: the sums, by layer number, parameter and first row.
+        device: the device that returned the sums.
+        batches: the micro-batches whose gradients are in the sums.
+        found: maps (layer number, parameter, first row) to rows of a sum.
     """
 
     device: int
@@ -86,13 +100,15 @@ class SumsRecord:
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """Inputs and results of a stage, for auditing.
+    """Inputs and results of a stage in one step, for auditing.
 
     Attributes:
         plan: the stage's layers.
-        x, dy: by micro-batch, the stage's input and the gradient of its output.
-        y, dx: by micro-batch, the output and the input's gradient that devices returned.
-        forward_by, backward_by: by micro-batch, the devices that returned `y` and `dx`.
+        x: maps a micro-batch to the stage's input.
+        dy: maps a micro-batch to the gradient of the stage's output.
+        y: maps a micro-batch to the output that a device returned.
+        dx: maps a micro-batch to the gradient of the stage's input that a device returned.
+        forward_by, backward_by: map a micro-batch to the device that returned `y` or `dx`.
         sums: the gradient sums.
     """
 
@@ -108,16 +124,16 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Unusual numbers from a device, for the caller to judge.
+    """Unusual values from a device. The caller must decide whether the values are correct.
 
-    The numbers are not finite, much larger than usual, or without a known usual magnitude. They are
-    not used before `StageStep.resolve`.
+    A value is unusual if it is not finite or is much larger than usual, or if no usual magnitude is
+    known yet. The step does not use the values before `StageStep.resolve` is called.
 
     Attributes:
-        device: the device that returned them.
-        record: inputs and results of one micro-batch, or of the device's sums.
-        losses: the loss by micro-batch, if it was returned.
-        sizes: the unusual magnitudes, by place.
+        device: the device that returned the values.
+        record: inputs and results of one micro-batch, or of the device's gradient sums.
+        losses: maps the micro-batch to its loss, if the device returned a loss.
+        sizes: maps the place of each unusual array to the array's largest magnitude.
     """
 
     device: int
@@ -128,14 +144,14 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a completed step by stages.
+    """The result of a completed stage-wise step.
 
     Attributes:
-        losses: losses by micro-batch, if devices computed them.
-        dx: by micro-batch, the gradient of `StepWork.x`, if it was wanted.
-        gradients: by layer number and parameter, the sums of each device's group of micro-batches,
-            in a fixed order, cut into consecutive rows.
-        records: the record of each stage.
+        losses: maps a micro-batch to its loss, if devices computed the loss.
+        dx: maps a micro-batch to the gradient of `StepWork.x`, if this gradient was wanted.
+        gradients: maps (layer number, parameter) to a list of gradient sums, one for each
+            generation, in a fixed order. Each sum is a list of blocks of consecutive rows.
+        records: one record for each stage.
     """
 
     losses: Mapping[int, Any]
@@ -146,11 +162,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """A step by stages cannot be completed.
+    """A stage-wise step cannot be completed.
 
     Attributes:
-        reason: a text for people.
-        final: whether a retry is pointless.
+        reason: a description for people.
+        final: whether a retry would fail as well.
     """
 
     reason: str

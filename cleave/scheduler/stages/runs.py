@@ -1,4 +1,4 @@
-"""The current step by stages and the devices' arrays for it."""
+"""The current stage-wise step, and each device's arrays for the step."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from cleave.scheduler.stages.work import StageOrder, StepWork
 from cleave.scheduler.tiles.device_memory import Names
 
 _MODELS_KEPT: Final = 8
-"""Number of models, most recently trained, whose usual magnitudes are kept."""
+"""Number of models whose usual magnitudes are remembered, most recently trained first."""
 
 
 class StagesOn(Enum):
-    """Which devices may train whole layers. The values are those of `--stages-on`."""
+    """Which devices may train whole layers. The enum values are the values of `--stages-on`."""
 
     OWN = "own"
-    """The operator's own devices, because nothing checks a stage's results."""
+    """Only the operator's own devices, because the server does not verify every stage result."""
 
     ANY = "any"
-    """All capable devices."""
+    """All devices that can run graphs."""
 
     @classmethod
     def of(cls, value: StagesOn | str) -> StagesOn:
         """Parse a value of `--stages-on`.
 
         Raises:
-            UsageError: the value is invalid.
+            UsageError: the value is not valid.
         """
         return choice_of(cls, "--stages-on", value)
 
 
 class StageRuns:
-    """The current step by stages, if any. Every call returns instructions.
+    """Manages the current stage-wise step. Methods that change the step return instructions.
 
     Args:
-        sessions: all sessions.
-        ids: the source of array and run ids.
-        any_device: whether devices other than the operator's own take part.
+        sessions: maps a session ID to its session, for all sessions.
+        ids: counters for new array and run IDs.
+        any_device: whether all capable devices may take part, not only the operator's own devices.
     """
 
     def __init__(self, sessions: Mapping[int, Session], ids: Names, *, any_device: bool) -> None:
@@ -59,21 +59,25 @@ class StageRuns:
         self._any_device = any_device
         self._stores: dict[int, StageDevice] = {}
         self._step: StageStep | None = None
-        self._usual: dict[int, UsualSizes] = {}  # by model
-        self._repeated = 0  # in earlier steps
+        self._usual: dict[int, UsualSizes] = {}  # key: model ID
+        self._repeated = 0  # passes repeated in earlier steps
 
     @property
     def repeated(self) -> int:
-        """Return how many passes of all steps were repeated after a device was lost or failed."""
-        step = self._step  # the training thread asks as well
+        """Return the number of passes that were repeated after a device was lost or failed."""
+        step = self._step  # a copy, because the training thread also calls this
         return self._repeated + (step.repeated if step is not None else 0)
 
     @property
     def able(self) -> dict[int, DeviceRates]:
-        """Return the rates, for graphs, of the devices that may train whole layers now."""
+        """Return the devices that may train whole layers now, with their rates for graphs.
+
+        Returns:
+            A map from device ID to rates.
+        """
         return {
             s.id: s.rates.for_graphs
-            for s in list(self._sessions.values())  # the training thread asks as well
+            for s in list(self._sessions.values())  # the training thread also calls this
             if s.rates is not None
             and s.state is DeviceState.READY
             and not s.setbacks.aside
@@ -85,7 +89,7 @@ class StageRuns:
         return session.own or self._any_device
 
     def why_none(self) -> str:
-        """Return a sentence on why no device can train whole layers now; empty if one can."""
+        """Return why no device can train whole layers now, as a sentence; empty if a device can."""
         if self.able:
             return ""
         here = [s for s in list(self._sessions.values()) if s.rates is not None and not s.measure]
@@ -114,25 +118,31 @@ class StageRuns:
         )
 
     def busy(self, device: int) -> bool:
-        """Return whether a device takes part in a running step."""
+        """Return whether a device takes part in the running step."""
         return self._step is not None and not self._step.ended and device in self._stores
 
     def occupied_bytes(self, device: int) -> int:
-        """Return the bytes of a device's memory that stages use."""
+        """Return how much of a device's memory stages use, in bytes."""
         store = self._stores.get(device)
         return store.occupied_bytes if store is not None else 0
 
     def view(self) -> StepView | None:
-        """Return the progress of the current or last step; None if there is none."""
+        """Return a snapshot of the current or last step; None if no step exists."""
         return self._step.view() if self._step is not None else None
 
     def tasks(self) -> tuple[int, int] | None:
-        """Return the running step's completed tasks and all tasks; None if no step is running."""
+        """Return the running step's number of completed tasks and its total number of tasks.
+
+        Returns:
+            None if no step is running.
+        """
         step = self._step
         return step.tasks() if step is not None and not step.ended else None
 
     def begin(self, work: StepWork) -> list[ForSteps]:
-        """Start a step without planned devices that left or may not take part now.
+        """Start a step.
+
+        Planned devices that left or may no longer take part are removed from the plan.
 
         Raises:
             UsageError: another step is running.
@@ -156,22 +166,22 @@ class StageRuns:
         return self._step.begin()
 
     def give(self, batch: int, made: StageArray, after: int | None) -> list[ForSteps]:
-        """Pass an array to the step; see `StageStep.give`."""
+        """Pass an array from the training thread to the step; see `StageStep.give`."""
         return self._step.give(batch, made, after) if self._step is not None else []
 
     def resolve(self, right: bool, reason: str) -> list[ForSteps]:
-        """Resolve the first suspect; see `StageStep.resolve`."""
+        """Resolve the step's first suspect result; see `StageStep.resolve`."""
         return self._step.resolve(right=right, reason=reason) if self._step is not None else []
 
     def withdraw(self) -> list[ForSteps]:
-        """End the step, if any. Devices keep arrays that the next step can use."""
+        """End the current step, if any. Devices keep the arrays that the next step can use."""
         if self._step is not None:
             self._step.withdraw()
         self._repeated, self._step = self.repeated, None
         return []
 
     def end(self) -> list[ForSteps]:
-        """End the step, if any, and let devices drop its arrays."""
+        """End the current step, if any, and tell devices to drop all arrays for stages."""
         out = self.withdraw()
         for store in self._stores.values():
             store.end()
@@ -182,7 +192,7 @@ class StageRuns:
     def answered(
         self, order: StageOrder, answer: messages.Computed | messages.Result
     ) -> list[ForSteps]:
-        """Handle a device's answer to an order of a step."""
+        """Handle a device's answer to an order."""
         if self._step is None:
             return []
         if isinstance(answer, messages.Computed):
@@ -190,22 +200,22 @@ class StageRuns:
         return self._step.fetched(order, answer.id, answer.payload)
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
-        """Record that a device gets no more work in this step."""
+        """Record that a device failed. The device gets no more tasks in this step."""
         return self._step.failed(device, reason) if self._step is not None else []
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Repeat a refused order; see `StageStep.refused`."""
+        """Handle an order that a device refused; see `StageStep.refused`."""
         return self._step.refused(order, run) if self._step is not None else []
 
     def lost(self, device: int) -> list[ForSteps]:
-        """Record that a device left or gets no new work."""
+        """Record that a device left or is draining."""
         if self._step is not None:
             return self._step.lost(device)
         self._stores.pop(device, None)
         return []
 
     def marked(self, device: int) -> list[ForSteps]:
-        """Update the step after a connected device's ownership changed."""
+        """Update the step after the operator marked or unmarked a connected device as their own."""
         if self._any_device:
             return []
         if self._sessions[device].own:
@@ -217,10 +227,10 @@ class StageRuns:
         return out + self.lost(device)
 
     def changed(self) -> list[ForSteps]:
-        """Record that a device joined."""
+        """Continue the step after a device became available."""
         return self._step.changed() if self._step is not None else []
 
     def leftovers(self) -> list[Any]:
-        """List the remaining state, in sentences."""
+        """List state that was not freed, in sentences."""
         held = [d for d, store in self._stores.items() if store.occupied_bytes]
         return [f"devices {held} hold arrays of stages"] if held else []

@@ -1,4 +1,4 @@
-"""One stage's state in a step: its micro-batches and their gradient sums."""
+"""The state of one stage in a step: its micro-batches and gradient sums."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ from cleave.scheduler.stages.work import KeptLayer, SumName
 class StageState:
     """The state of one stage in a step.
 
-    A stage that lost its devices may be divided into several that each return a part of its sums.
+    A stage that lost all its devices may be divided into several `StageState` objects. Each object
+    processes every micro-batch, but returns a different subset of the gradient sums.
 
     Attributes:
         plan: the stage's layers.
         batches: number of micro-batches in the step.
-        sums: the sums that the stage returns.
-        passes: whether it returns activations and their gradients too; one part of a stage does.
-        devices: devices that may run micro-batches through it now.
-        x, dy: by micro-batch, its input and its output's gradient, once available.
-        forward: micro-batches whose output is at the PS or in flight.
-        backward: micro-batches whose gradients are in a generation or in flight.
-        kept: by micro-batch, the device that keeps arrays of it, and their wire ids.
-        generations: the generations, oldest first.
+        sums: names of the gradient sums that this object returns.
+        passes: whether this object also returns activations and their gradients. In a divided
+            stage, exactly one object has this flag.
+        devices: devices that may run the stage's micro-batches now.
+        x: maps a micro-batch to the stage's input, once available.
+        dy: maps a micro-batch to the gradient of the stage's output, once available.
+        forward: micro-batches whose forward pass is completed or in flight.
+        backward: micro-batches whose gradients are in a generation or whose backward pass is in
+            flight.
+        kept: maps a micro-batch to (device, wire IDs): the device that retains arrays for the
+            backward pass, and the wire IDs of these arrays.
+        generations: the generations of gradient sums, oldest first.
         y, dx, forward_by, backward_by: see `StageRecord`.
     """
 
@@ -51,7 +56,7 @@ class StageState:
 
     @property
     def record(self) -> StageRecord:
-        """Return the stage's inputs and results."""
+        """Return the stage's inputs and results, for auditing."""
         sums = [
             SumsRecord(g.device, frozenset(g.batches), g.found)
             for g in self.generations
@@ -61,7 +66,10 @@ class StageState:
         return StageRecord(self.plan, self.x, self.dy, self.y, self.dx, *by, sums)
 
     def generation_on(self, device: int) -> Generation:
-        """Return a device's open generation of sums, or a new one."""
+        """Return the device's generation that still accepts gradients.
+
+        Create a generation if none exists.
+        """
         for generation in self.generations:
             if generation.device == device and not generation.taken:
                 return generation
@@ -70,24 +78,27 @@ class StageState:
 
     @property
     def left(self) -> int:
-        """Return the number of micro-batches that have not passed in both directions."""
+        """Return the number of micro-batches whose backward pass is not completed."""
         return self.batches - sum(len(g.batches) for g in self.generations)
 
     @property
     def has_landed(self) -> bool:
-        """Return whether the sums over all micro-batches are at the PS."""
+        """Return whether the gradient sums over all micro-batches have arrived at the PS."""
         return sum(len(g.batches) for g in self.generations if g.landed) == self.batches
 
     @property
     def returned(self) -> float:
-        """Return the average activations devices return per remaining micro-batch, 0 to 2."""
+        """Return the average number of activations still to be returned per remaining micro-batch.
+
+        Activations are the stage's output and the gradient of its input.
+        """
         if not self.passes:
             return 0.0
         done = len(self.y) + len(self.dx)
         return max(0.0, 2 * self.batches - done) / max(1, self.left)
 
     def tasks(self) -> tuple[int, int]:
-        """Return the number of completed tasks and of all tasks. Any thread may call this."""
+        """Return the number of completed tasks and the total number of tasks. Thread-safe."""
         generations = tuple(self.generations)
         done = sum(len(each.batches) for each in generations)
         done += sum(len(each.batches) for each in generations if each.landed) == self.batches
@@ -96,9 +107,13 @@ class StageState:
         return done, self.batches + 1
 
     def next_backward(self, device: int) -> int | None:
-        """Return the next micro-batch for a device's backward pass, preferring one that it kept."""
+        """Return the next micro-batch for a device's backward pass; None if none is ready.
+
+        A micro-batch comes first if the device retained arrays of its forward pass. A micro-batch
+        is excluded if another device retained such arrays.
+        """
         given = self.x if self.plan.loss else self.dy
-        # First the micro-batches whose gradients other stages wait for.
+        # Micro-batches without an input gradient come first because other stages wait for it.
         ready = sorted(given.keys() - self.backward, key=lambda b: (b in self.dx, b))
         for batch in ready:
             if batch in self.kept and self.kept[batch][0] == device:
@@ -111,7 +126,12 @@ class StageState:
         return min(ready) if ready and self.passes and not self.plan.loss else None
 
     def part(self, sums: frozenset[SumName], devices: list[int]) -> StageState:
-        """Return a part of the stage that returns only these sums, for the same micro-batches."""
+        """Return a part of this stage that processes the same micro-batches.
+
+        Args:
+            sums: names of the gradient sums that the new part returns.
+            devices: devices that run the new part.
+        """
         return StageState(
             self.plan,
             self.batches,
@@ -124,7 +144,11 @@ class StageState:
         )
 
     def forget(self, device: int) -> int:
-        """Discard a lost device's arrays; return the number of backward passes in its lost sums."""
+        """Discard everything that was lost with a device: retained arrays and gradient sums.
+
+        Returns:
+            The number of backward passes whose gradients were in the lost sums.
+        """
         self.kept = {batch: kept for batch, kept in self.kept.items() if kept[0] != device}
         lost = [g for g in self.generations if g.device == device and not g.landed]
         for generation in lost:
@@ -133,7 +157,7 @@ class StageState:
         return sum(len(generation.batches) for generation in lost)
 
     def validate(self) -> None:
-        """Check that the generations contain exactly the micro-batches of `backward`, each once.
+        """Check that the generations contain each micro-batch of `backward` once, and no others.
 
         Raises:
             AssertionError: the state is inconsistent.

@@ -1,9 +1,10 @@
-"""One training step by stages: the assignment of micro-batch passes to devices.
+"""One stage-wise training step: assigns micro-batch passes to devices.
 
-The module has no I/O. Micro-batches go through the stages independently. The PS keeps the input and
-the output's gradient of every micro-batch and stage until the step ends. From these, lost work is
-computed again. Sums are exact: a *generation* of sums is used whole or not at all. Each micro-batch
-is in exactly one used generation of each stage, or of each part of a divided stage.
+The module has no I/O. Micro-batches pass through the stages independently of each other. Until the
+step ends, the PS retains each micro-batch's input and output gradient for every stage. Passes that
+were lost with a device are repeated from these arrays. Gradients are exact: the PS uses a
+*generation* of gradient sums completely or not at all. In each stage, or each part of a divided
+stage, exactly one used generation contains a given micro-batch.
 """
 
 from __future__ import annotations
@@ -49,18 +50,19 @@ from cleave.scheduler.stages.work import (
 from cleave.scheduler.tiles.device_memory import Names
 
 MAX_FAILURES: Final = 4
-"""Number of device failures after which a step ends."""
+"""The step fails after this many device failures."""
 
 
 class StageStep:
-    """Assigns the work of one step by stages. Every call returns instructions.
+    """Runs one stage-wise step. Methods that change the state return instructions.
 
     Args:
-        work: the step.
-        stores: by device, its arrays; other devices get a store when they are first used.
-        present: returns the devices that may be given work.
-        ids: the source of array and run ids.
-        usual: usual magnitudes of returned values for this model.
+        work: the arrays, graphs and plan of the step.
+        stores: maps a device to its `StageDevice`. The step adds an entry when it first uses a
+            device.
+        present: returns a map from each device that is available for tasks to the device's rates.
+        ids: counters for new array and run IDs.
+        usual: usual magnitudes of the values that devices return for this model.
     """
 
     def __init__(
@@ -82,27 +84,31 @@ class StageStep:
             StageState(plan, len(work.x), frozenset(all_sums(work, plan)), list(plan.devices))
             for plan in work.planned
         ]
-        # In layer order; slices of the loss and parts of divided stages follow.
+        # Stages are in layer order. Loss slices and parts of divided stages follow.
         self._last = self._stages[len(work.stages) - 1]
         self._slices = self._stages[len(work.stages) :]
         self._units: set[Unit] = set()
         self._taking: dict[Unit, Generation] = {}
-        self._went_back: set[int] = set()  # devices whose last unit was a backward pass
-        self._unit_s: dict[int, float] = {}  # by device, for its first stage
-        self._failed: dict[int, str] = {}  # devices that get no more work in this step, and why
+        self._went_back: set[int] = set()  # devices whose latest unit was a backward pass
+        self._unit_s: dict[int, float] = {}  # key: device; value: seconds per unit
+        self._failed: dict[int, str] = {}  # key: excluded device; value: reason
         self._losses: dict[int, Any] = {}
         self._dx: dict[int, Any] = {}
         self._out: list[ForSteps] = []
-        self._noted = False  # whether missing devices were reported
+        self._noted = False  # whether a stage without devices was reported
         self._usual = usual or UsualSizes()
-        self._suspects: deque[Unit] = deque()  # the caller examines the first
-        self._diverged = False  # non-finite values are correct in this step
+        self._suspects: deque[Unit] = deque()  # the caller is examining the first unit
+        self._diverged = False  # the caller confirmed a non-finite value
         self._stages[0].x = dict(enumerate(work.x))
 
     # --- events ---
 
     def begin(self) -> list[ForSteps]:
-        """Start the step: free memory, request the first passes, and preload later stages."""
+        """Start the step.
+
+        Devices drop the arrays that this step does not need. Devices of the first stage get their
+        first passes, and devices of later stages get their parameters.
+        """
         wanted: dict[int, set[Any]] = {device: set() for device in self._stores}
         for stage in self._stages:
             for device in stage.devices:
@@ -111,7 +117,7 @@ class StageStep:
             self._store(device).end(arrays_wanted)
             self._out += self._store(device).take()
         out = self._go_on()
-        # Later stages load their parameters while the first one computes.
+        # Later stages receive their parameters while the first stage computes.
         for stage in self._stages[1:]:
             for device in stage.devices:
                 self._store(device).load(self._arrays_of(stage, device))
@@ -119,24 +125,25 @@ class StageStep:
         return out
 
     def computed(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Record that a device ran a graph."""
+        """Record that a device completed the graph run of an order."""
         return self._answered(order, run)
 
     def fetched(self, order: StageOrder, run: int, payload: Any) -> list[ForSteps]:
-        """Record an array that a device returned."""
+        """Record an array that a device returned for an order."""
         order.unit.found[order.name] = payload
-        values = isinstance(payload, bytes | bytearray | memoryview)  # else emulated
+        values = isinstance(payload, bytes | bytearray | memoryview)  # else it is emulated
         if values and order.unit in self._units:
             size = arrays.largest(payload, DType(order.out))
             order.unit.note_size(self._place(order), size)
         return self._answered(order, run)
 
     def resolve(self, *, right: bool, reason: str = "") -> list[ForSteps]:
-        """Resolve the first `Suspect`.
+        """Accept or reject the values of the first unresolved `Suspect`.
 
         Args:
-            right: whether the numbers are correct; if not, another device computes them.
-            reason: what is wrong with the numbers.
+            right: whether the values are correct. If not, the device counts as failed and another
+                device repeats the pass.
+            reason: what is wrong with the values.
         """
         if not self._suspects:  # the step has ended
             return []
@@ -153,7 +160,7 @@ class StageStep:
         return out + self._go_on()
 
     def failed(self, device: int, reason: str) -> list[ForSteps]:
-        """Record that a device failed: it gets no more work in this step."""
+        """Record that a device failed. The device gets no more tasks in this step."""
         if device in self._failed:
             return []
         self.failures += 1
@@ -164,7 +171,11 @@ class StageStep:
         return self.lost(device)
 
     def refused(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Repeat a refused order or, if necessary, all of the device's work but sums at the PS."""
+        """Repeat an order that a device refused.
+
+        If the order alone cannot be repeated, the device's passes start over. Only gradient sums
+        that have arrived at the PS are retained.
+        """
         unit = order.unit
         store = self._stores.get(unit.device)
         if store is None:
@@ -183,7 +194,7 @@ class StageStep:
         return self._go_on()
 
     def lost(self, device: int) -> list[ForSteps]:
-        """Record that a device left, and that every array it held is lost."""
+        """Record that a device left and that all arrays on the device are lost."""
         self._stores.pop(device, None)
         if self.ended:
             return []
@@ -201,7 +212,10 @@ class StageStep:
         return self._go_on()
 
     def _lose_work(self, device: int) -> None:
-        """Discard the requests to a device and its arrays, so that the work is repeated."""
+        """Discard a device's requests in flight and retained arrays.
+
+        The lost passes will be repeated.
+        """
         for unit in [unit for unit in self._units if unit.device == device]:
             self._units.discard(unit)
             self._taking.pop(unit, None)
@@ -211,17 +225,20 @@ class StageStep:
         self.repeated += sum(stage.forget(device) for stage in self._stages)
 
     def changed(self) -> list[ForSteps]:
-        """Continue after a change of the fleet: a stage may wait for a device that joined."""
+        """Continue after a device joined, because a stage may be waiting for a device."""
         return [] if self.ended else self._go_on()
 
     def give(self, batch: int, made: StageArray, after: int | None = None) -> list[ForSteps]:
         """Record an array that the training thread computed for a micro-batch.
 
         Args:
-            made: the gradient of its last output. With slices of the loss on devices, first the
-                log-sum-exp over the whole vocabulary. With `after`, first the next stage's input,
-                then the gradient of stage `after`'s output.
-            after: the stage followed by layers on the PS, if they made the array.
+            batch: index of the micro-batch.
+            made: the computed array. If `after` is None, `made` is the gradient of the last stage's
+                output. With loss slices on devices, the first call passes the log-sum-exp over the
+                whole vocabulary instead. If `after` is set, the first call passes the input of the
+                next stage, and the second call passes the gradient of stage `after`'s output.
+            after: number of the stage before the PS's own layers, if these layers computed the
+                array.
         """
         if self.ended:
             return []
@@ -237,7 +254,7 @@ class StageStep:
         return self._go_on()
 
     def withdraw(self) -> list[ForSteps]:
-        """End the step because nobody waits for it."""
+        """End the step because its result is no longer needed."""
         self.ended = True
         self._units.clear()
         self._suspects.clear()
@@ -253,15 +270,16 @@ class StageStep:
         return StepView(len(self.work.x), self.ended, self.repeated, stages)
 
     def tasks(self) -> tuple[int, int]:
-        """Return the number of completed tasks and of all tasks. Any thread may call this.
+        """Return the number of completed tasks and the total number of tasks. Thread-safe.
 
-        The tasks are the micro-batch passes through stages, plus one per stage for its sums.
+        A task is one pass of a micro-batch through a stage, or the transfer of one stage's gradient
+        sums.
         """
         counts = [stage.tasks() for stage in tuple(self._stages)]
         return sum(done for done, _ in counts), sum(of for _, of in counts)
 
     def validate(self) -> None:
-        """Check that the state is consistent.
+        """Check that the step's state is consistent.
 
         Raises:
             AssertionError: the state is inconsistent; the message names the problem.
@@ -277,7 +295,7 @@ class StageStep:
     # --- answers ---
 
     def _answered(self, order: StageOrder, run: int) -> list[ForSteps]:
-        """Handle an answer to an order; the last answer finishes its unit."""
+        """Handle the answer to an order. The last answer of a unit completes the unit."""
         unit = order.unit
         unit.answers.pop(run, None)
         store = self._stores.get(unit.device)
@@ -301,7 +319,7 @@ class StageStep:
         return self._go_on()
 
     def _place(self, order: StageOrder) -> Place:
-        """Return the place whose usual magnitude a fetched array is compared with."""
+        """Return the place under which the usual magnitude of a fetched array is stored."""
         unit, plan = order.unit, self._stages[order.unit.stage].plan
         if unit.kind is UnitKind.SUMS:
             layer, parameter, _ = order.name
@@ -316,7 +334,7 @@ class StageStep:
                 return Returned.GRADIENT, slice, plan.first
 
     def _stands_out(self, unit: Unit) -> dict[Place, float]:
-        """Return the unusual magnitudes of a unit's results, by place."""
+        """Return the unusual magnitudes in a unit's results, keyed by place."""
         if self._diverged or unit not in self._units:
             return {}
         return {p: size for p, size in unit.sizes.items() if not self._usual.explains(p, size)}
@@ -349,10 +367,10 @@ class StageStep:
         self._out.append(TellStep(suspect, self.work))
 
     def _accept(self, unit: Unit, *, repeated: bool = False) -> None:
-        """Use a unit's results, unless another device was asked for them meanwhile.
+        """Use the results of a unit, unless the unit was discarded and its pass requested again.
 
         Args:
-            repeated: whether the caller computed the same results.
+            repeated: whether the PS recomputed the results and got the same values.
         """
         if unit not in self._units:
             return
@@ -360,7 +378,7 @@ class StageStep:
         for place, size in unit.sizes.items():
             if math.isfinite(size):
                 self._usual.saw(place, size, repeated=repeated)
-            else:  # training diverges, or the model's own numbers are not finite
+            else:  # training diverges, or the model's weights are not finite
                 self._diverged = True
         self._finish(unit)
 
@@ -381,7 +399,7 @@ class StageStep:
                 self._out += store.take()
 
     def _passed(self, unit: Unit, payload: Any) -> None:
-        """Record a forward pass; its output goes to the next stage, or to the PS for the loss."""
+        """Record a completed forward pass, and pass its output to the next stage or to the PS."""
         stage = self._stages[unit.stage]
         is_new = unit.batch not in stage.y
         if is_new:
@@ -405,11 +423,11 @@ class StageStep:
                 self._out.append(TellStep(wanted, self.work))
             return
         following = self._stages[unit.stage + 1]
-        if unit.batch not in following.x:  # may be set by an earlier pass
+        if unit.batch not in following.x:  # a repeated pass must not replace the input
             following.x[unit.batch] = self._activation(unit.batch, payload)
 
     def _added(self, stage: StageState, unit: Unit) -> None:
-        """Record a backward pass in its generation; dx goes to the previous stage."""
+        """Record a completed backward pass, and pass the input gradient to the previous stage."""
         for generation in stage.generations:
             if generation.device == unit.device and unit.batch in generation.asked:
                 generation.asked.discard(unit.batch)
@@ -441,7 +459,7 @@ class StageStep:
     # --- scheduling ---
 
     def _go_on(self) -> list[ForSteps]:
-        """Request all passes that can run now, and report the end of the step."""
+        """Request all passes that can start now. If the step is complete or has failed, end it."""
         if not self.ended and self.failures >= MAX_FAILURES:
             self._end_failed("too many devices failed")
         while not self.ended and self._ask_once():
@@ -453,7 +471,11 @@ class StageStep:
         return out
 
     def _ask_once(self) -> bool:
-        """Give each device with a turn one unit; return whether any device got one."""
+        """Request at most one unit from each device that may run another unit.
+
+        Returns:
+            Whether any unit was requested.
+        """
         self._replace_missing()
         if self.ended:
             return False
@@ -466,7 +488,7 @@ class StageStep:
         return asked
 
     def _turns(self, busy: Mapping[int, int]) -> list[int]:
-        """Return the devices that may take another unit, in the order of `rules.turn`."""
+        """Return the devices that may run another unit, in the order of `rules.turn`."""
         able = {d for stage in self._stages for d in stage.devices}
         if not able <= self._unit_s.keys():
             self._time_units()
@@ -474,7 +496,7 @@ class StageStep:
         return sorted(free, key=lambda d: rules.turn(busy.get(d, 0), self._unit_s[d], d))
 
     def _time_units(self) -> None:
-        """Predict how long a unit of its stage takes each device."""
+        """Predict, for each device, the seconds of one unit of the device's first stage."""
         present, tokens = self._present(), max(self.work.tokens)
         activation = max(x.nbytes for x in self.work.x)
         for stage in self._stages:
@@ -485,7 +507,7 @@ class StageStep:
                 self._unit_s.setdefault(device, unit_s)
 
     def _ask(self, device: int) -> bool:
-        """Request a ready unit from a device; return whether one was ready."""
+        """Request a unit from a device, if a unit is ready. Return whether a unit was requested."""
         mine = [(n, s) for n, s in enumerate(self._stages) if device in s.devices]
         mine.sort(key=lambda each: (each[1].passes, each[0]), reverse=True)
         backward = _first((n, stage, stage.next_backward(device)) for n, stage in mine)
@@ -515,7 +537,7 @@ class StageStep:
         self._out += store.take()
 
     def _next_kept(self, stage: StageState, device: int) -> Keep:
-        """Return what a device keeps of its next micro-batch for the backward pass."""
+        """Return which arrays of its next micro-batch a device retains for the backward pass."""
         kept = [
             layers for s in self._stages for place, layers in s.kept.values() if place == device
         ]
@@ -529,7 +551,7 @@ class StageStep:
         )
 
     def _ask_backward(self, number: int, stage: StageState, device: int, batch: int) -> None:
-        """Request the backward pass of a micro-batch, with the loss in the last stage."""
+        """Request a micro-batch's backward pass. The last stage also runs forward pass and loss."""
         generation = stage.generation_on(device)
         generation.asked.add(batch)
         stage.backward.add(batch)
@@ -556,7 +578,7 @@ class StageStep:
         return unit
 
     def _take_sums(self) -> None:
-        """Request the sums of stages that every micro-batch has passed."""
+        """Request the gradient sums of each stage whose backward passes are all completed."""
         for number, stage in enumerate(self._stages):
             left = stage.left
             for generation in stage.generations:
@@ -574,19 +596,19 @@ class StageStep:
                 self._out += store.take()
 
     def _is_waited_for(self, device: int) -> bool:
-        """Return whether an earlier stage still needs gradients from a device."""
+        """Return whether a device must still return input gradients that an earlier stage needs."""
         return any(
             stage.passes and device in stage.devices and len(stage.dx) < len(self.work.x)
             for stage in self._stages[1:]
         )
 
     def _finish_step(self) -> None:
-        """End the step with its result once the sums of all stages are at the PS."""
+        """End the step successfully if all gradient sums of all stages have arrived at the PS."""
         if not all(stage.has_landed for stage in self._stages):
             return
         gradients: dict[tuple[int, str], list[list[Any]]] = {}
         for stage in self._stages:
-            # Use a fixed order, independent of which device was first.
+            # A fixed order makes the result independent of which device answers first.
             for generation in sorted(stage.generations, key=lambda g: (g.device, min(g.batches))):
                 parts: dict[tuple[int, str], list[Any]] = {}
                 for layer, name, _ in sorted(generation.found):
@@ -611,7 +633,7 @@ class StageStep:
     # --- devices ---
 
     def _replace_missing(self) -> None:
-        """Assign devices to every unfinished stage that lost all its devices."""
+        """Assign new devices to unfinished stages that have no devices left."""
         missing = [s for s in self._stages if not s.devices and not s.has_landed]
         if not missing:
             return
@@ -626,12 +648,15 @@ class StageStep:
             self._out.append(Note(f"{what} wait for a device that can run them"))
 
     def _reinforce(self, stage: StageState) -> None:
-        """Add the devices that finish a stage's remaining work soonest."""
+        """Add the devices that are predicted to finish a stage's remaining micro-batches first."""
         chosen = soonest(self._candidates(stage), stage.left)
         stage.devices = sorted({*stage.devices, *chosen})
 
     def _divide(self, stage: StageState) -> None:
-        """Reassign a stage that is wholly lost, in the number of parts that finishes soonest."""
+        """Reassign a stage that lost all its devices and gradients.
+
+        The stage is divided into the number of parts that is predicted to finish first.
+        """
         groups = soonest_parts(
             lambda parts: self._candidates(stage, parts), stage.left, max(1, len(stage.sums))
         )
@@ -644,7 +669,11 @@ class StageStep:
             self._stages.append(stage.part(sums, devices))
 
     def _candidates(self, stage: StageState, parts: int = 1) -> list[Candidate]:
-        """Return the candidates for taking over a stage; empty if no device can work."""
+        """Return the candidate devices for taking over a stage; empty if no device is available.
+
+        Args:
+            parts: number of parts into which the stage's gradient sums are divided.
+        """
         able = {d: rates for d, rates in self._present().items() if d not in self._failed}
         if not able:
             return []
@@ -655,7 +684,7 @@ class StageStep:
             for d, rates in able.items()
             if d in stage.devices or takeover.fits(rates, self._stores.get(d))
         ]
-        if not fitting:  # the device with the most memory has to try
+        if not fitting:  # no device has enough memory, so the largest one must try
             fitting = [max(able.values(), key=lambda r: (r.memory_bytes, -r.device))]
         return [
             takeover.candidate(
@@ -665,7 +694,11 @@ class StageStep:
         ]
 
     def _own_s(self, rates: DeviceRates, besides: StageState) -> float:
-        """Return the seconds a device still needs for its share of other stages."""
+        """Return the predicted seconds of a device's remaining passes and sums in other stages.
+
+        Args:
+            besides: the stage to leave out.
+        """
         total_s = 0.0
         for stage in self._stages:
             if stage is not besides and rates.device in stage.devices:
@@ -676,7 +709,7 @@ class StageStep:
         return total_s
 
     def _sums_left(self, stage: StageState, device: int) -> float:
-        """Return the share of a stage's sums that a device still has to return, at most 1."""
+        """Return the fraction of a stage's gradient sums that a device must still return."""
         if stage.has_landed:
             return 0.0
         for unit, generation in self._taking.items():
@@ -698,5 +731,9 @@ class StageStep:
 def _first(
     found: Iterable[tuple[int, StageState, int | None]],
 ) -> tuple[int, StageState, int] | None:
-    """Return the first stage that has a micro-batch, with its number and the micro-batch."""
+    """Return the first entry whose micro-batch is not None; None if there is no such entry.
+
+    Args:
+        found: (stage number, stage, micro-batch) entries.
+    """
     return next(((n, stage, b) for n, stage, b in found if b is not None), None)

@@ -1,8 +1,10 @@
-"""Choose the devices that take over a stage that lost a device: those that finish it soonest.
+"""Chooses the devices that take over a stage after a device was lost.
 
-Each of them must first be sent the stage's weights and returns its own sums at the end, so more
-devices are not always faster. If sums are large for an uplink, they are divided too. Each group of
-devices shares all micro-batches and returns only its *part* of the sums.
+The chosen devices are those predicted to complete the stage first. Each new device must first
+receive the stage's weights, and must return its own gradient sums at the end. More devices are
+therefore not always faster. If the sums are large for one uplink, the sums are divided into parts
+as well. Each part has its own group of devices. Every group processes all micro-batches but returns
+only its own *part* of the sums.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from cleave.scheduler.stages.work import (
 )
 
 _NARROW = (DType.BF16.value, DType.FP16.value)  # graphs upcast these to fp32
-_PASSES = 3  # activations sent to a device per micro-batch: x twice, and dy
+_PASSES = 3  # activations sent to a device for each micro-batch: x twice, dy once
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device that could take over micro-batches.
+    """A device that could run some of a stage's micro-batches.
 
     Attributes:
-        device: the device's id.
-        other_s: seconds for its own work, and for this stage's weights and sums on its links.
-        each_s: seconds per micro-batch.
+        device: the device's ID.
+        other_s: seconds for the device's other tasks, for receiving this stage's weights, and for
+            returning this stage's sums.
+        each_s: seconds for each micro-batch.
     """
 
     device: int
@@ -44,16 +47,16 @@ class Candidate:
 
 
 def soonest(candidates: Iterable[Candidate], batches: int) -> list[int]:
-    """Return the devices that finish `batches` micro-batches soonest, if each takes what it can.
+    """Return the devices that together complete `batches` micro-batches first.
 
-    Devices that end at the same time t do sum((t - other_s) / each_s) micro-batches. So the devices
-    whose other work ends before t are chosen.
+    Devices that all finish at time t complete sum((t - other_s) / each_s) micro-batches. A device
+    is chosen if its other tasks end before t.
     """
     return _soonest(candidates, batches)[0]
 
 
 def _soonest(candidates: Iterable[Candidate], batches: int) -> tuple[list[int], float]:
-    """Return the chosen devices and their finish time, in seconds."""
+    """Return the chosen devices and their common finish time, in seconds."""
     chosen: list[int] = []
     speed = begun = 0.0
     for candidate in sorted(candidates, key=lambda c: (c.other_s, c.device)):
@@ -68,12 +71,15 @@ def _soonest(candidates: Iterable[Candidate], batches: int) -> tuple[list[int], 
 def soonest_parts(
     candidates: Callable[[int], Sequence[Candidate]], batches: int, most: int
 ) -> list[list[int]]:
-    """Return the devices of each part of a stage's sums, for the fastest number of parts.
+    """Divide a stage's gradient sums into the number of parts that is predicted to finish first.
 
     Args:
         candidates: returns at least one candidate for a given number of parts.
-        batches: number of micro-batches, each of which passes a device of every part.
+        batches: number of micro-batches. Each part's devices process all of them.
         most: maximum number of parts.
+
+    Returns:
+        The devices of each part.
     """
     best: list[list[int]] = []
     best_s = float("inf")
@@ -87,10 +93,12 @@ def soonest_parts(
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """The costs of taking over a stage of a step.
+    """Predicts the cost of taking over a stage.
 
     Attributes:
-        returned: the sums that are wanted.
+        work: the step.
+        stage: the stage to take over.
+        returned: names of the gradient sums that the devices must return.
     """
 
     work: StepWork
@@ -105,12 +113,13 @@ class Takeover:
         parts: int = 1,
         activations: float = 2.0,
     ) -> Candidate:
-        """Return a device as a candidate.
+        """Return a device as a candidate for this stage.
 
         Args:
-            store: the device's arrays; None if it holds nothing.
-            own_s: seconds that its own work in this step still takes.
-            parts: number of parts of the sums.
+            rates: the device's rates.
+            store: the record of the device's arrays; None if the device holds no arrays.
+            own_s: predicted seconds of the device's other tasks in this step.
+            parts: number of parts into which the gradient sums are divided.
             activations: see `batch_s`.
         """
         missing = sum(
@@ -122,13 +131,13 @@ class Takeover:
         return Candidate(rates.device, own_s + other_s, self.batch_s(rates, activations))
 
     def sums_s(self, rates: DeviceRates) -> float:
-        """Return the seconds of the wanted sums on a device's uplink."""
+        """Return the seconds in which a device's uplink transfers the gradient sums."""
         shapes = all_sums(self.work, self.stage)
         sums = sum(shapes[name].nbytes for name in self.returned) // DType.FP32.itemsize
         return sums * DType(self.work.gradients).itemsize / rates.uplink_bytes_per_s
 
     def divided(self, parts: int) -> list[frozenset[SumName]]:
-        """Divide the sums into parts of about equal size."""
+        """Divide the gradient sums into parts of similar size in bytes."""
         shapes = all_sums(self.work, self.stage)
         found: list[list[SumName]] = [[] for _ in range(parts)]
         sizes = [0] * parts
@@ -140,7 +149,7 @@ class Takeover:
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs per token, forward and backward."""
+        """Return the FLOPs per token of the forward and backward pass together."""
         flops: float = sum(layer.forward_flops + layer.backward_flops for layer in self._layers())
         if self.stage.loss and self.work.loss is not None:
             flops += self.work.loss.flops
@@ -150,11 +159,12 @@ class Takeover:
         return flops
 
     def batch_s(self, rates: DeviceRates, activations: float = 2.0) -> float:
-        """Return the seconds of a micro-batch on a device, forward and backward.
+        """Return the predicted seconds of a micro-batch's forward and backward pass on a device.
 
         Args:
-            activations: average number of activations that the device returns: its output and the
-                gradient of its input, less those already known.
+            activations: average number of activations that the device returns for each micro-batch.
+                The output and the gradient of the input count one each, unless the PS already has
+                them.
         """
         count = len(self.work.tokens)
         tokens = sum(self.work.tokens) / count
@@ -168,7 +178,7 @@ class Takeover:
         )
 
     def fits(self, rates: DeviceRates, store: StageDevice | None) -> bool:
-        """Return whether a device has memory for the stage in addition to what it holds."""
+        """Return whether the stage fits in a device's free memory."""
         held = 0 if store is None else store.occupied_bytes
         sums = sum(shape.nbytes for shape in all_sums(self.work, self.stage).values())
         activations = max(self.work.tokens) * self.work.width * DType.FP32.itemsize
@@ -194,7 +204,7 @@ class Takeover:
 
 
 def all_sums(work: StepWork, stage: PlannedStage) -> dict[SumName, SumShape]:
-    """Return the sums of a stage's layers, and of its loss or slice of the loss."""
+    """Return the shapes of a stage's gradient sums, including those of its loss or loss slice."""
     numbers = [*range(stage.first, stage.stop)]
     if stage.loss:
         numbers.append(LOSS_LAYER)

@@ -1,7 +1,7 @@
-"""Snapshots of a step by stages, for people and programs that watch.
+"""Snapshots of a stage-wise step for people and programs that monitor training.
 
-Micro-batches go through the stages forward, then backward. Backward passes add gradients to sums on
-the devices. When all micro-batches have passed, the PS requests the stage's sums.
+Micro-batches pass through the stages forward, then backward. Backward passes add gradients to sums
+on the devices. After all micro-batches have passed backward, the PS requests the stage's sums.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from cleave.scheduler.stages.work import Unit, UnitKind
 
 @dataclass(frozen=True, slots=True)
 class HolderView:
-    """A device that holds a stage's layers, with counts of micro-batches.
+    """The progress of one device that holds a stage's layers.
 
     Attributes:
-        device: the device's session id.
-        forward, backward: micro-batches in flight, by pass.
-        summed: micro-batches in sums on the device.
-        coming: micro-batches in sums that the PS has requested.
+        device: the device's session ID.
+        forward: number of forward passes in flight.
+        backward: number of backward passes in flight.
+        summed: number of micro-batches in gradient sums that the PS has not requested yet.
+        coming: number of micro-batches in gradient sums that the PS has requested but not received.
     """
 
     device: int
@@ -35,16 +36,18 @@ class HolderView:
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """A stage, with counts of micro-batches.
+    """The progress of one stage, in numbers of micro-batches.
 
     Attributes:
-        first, stop: range of layers, counted from 0, without `stop`.
-        loss: whether the stage computes the loss as well.
-        slice: the slice of the loss, if the stage is only that.
-        forward: micro-batches that have passed forward.
-        backward: micro-batches that have passed backward and whose gradients are not lost.
-        landed: micro-batches in sums that the PS has.
-        holders: the devices that hold the layers.
+        first, stop: the stage's layers, from `first` to `stop`, excluding `stop`; layer 0 is the
+            first.
+        loss: whether the stage also computes the loss.
+        slice: the loss slice, if the stage consists of a loss slice; None otherwise.
+        forward: number of micro-batches with a completed forward pass.
+        backward: number of micro-batches with a completed backward pass whose gradients are not
+            lost.
+        landed: number of micro-batches in gradient sums that have arrived at the PS.
+        holders: progress of each device that holds the layers.
     """
 
     first: int
@@ -59,12 +62,12 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """A step by stages.
+    """The progress of a stage-wise step.
 
     Attributes:
         batches: number of micro-batches.
-        ended: whether the step has ended and the next one has not begun.
-        repeated: passes repeated because a device was lost or failed.
+        ended: whether the step has ended.
+        repeated: number of passes that must be repeated because a device was lost or failed.
         stages: the stages, in layer order.
     """
 
@@ -75,7 +78,7 @@ class StepView:
 
 
 class UnitCount:
-    """Counts of requests in flight.
+    """Counts the units in flight for each stage and device.
 
     Args:
         units: all units in flight.
@@ -99,12 +102,14 @@ class UnitCount:
         outputs: int,
         generations: Sequence[Generation],
     ) -> StageView:
-        """Return a stage's progress.
+        """Return the progress of one stage.
 
         Args:
+            number: the stage's number.
+            plan: the stage's layers.
             devices: the devices that hold the layers.
-            outputs: number of micro-batches whose output has arrived.
-            generations: the stage's generations of sums.
+            outputs: number of micro-batches whose output has arrived at the PS.
+            generations: the stage's generations of gradient sums.
         """
         summed: Counter[int] = Counter()
         coming: Counter[int] = Counter()
@@ -125,7 +130,7 @@ class UnitCount:
             )
             for device in devices
         )
-        # A stage with the loss does forward and backward in one pass.
+        # A stage with the loss runs forward and backward in one pass.
         forward = backward if plan.loss else outputs
         return StageView(
             plan.first, plan.stop, plan.loss, forward, backward, landed, holders, plan.slice

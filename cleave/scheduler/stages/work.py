@@ -1,7 +1,8 @@
-"""The work of a training step by stages: arrays, graphs, layers, and their devices.
+"""Data structures of a stage-wise training step: arrays, graphs, layers, and device assignment.
 
-A *micro-batch* is a part of the step's batch that goes through the layers by itself. A *stage* is a
-run of consecutive layers on one or several devices, each taking some of the micro-batches.
+A *micro-batch* is a part of the step's batch that passes through the layers independently. A
+*stage* is a sequence of consecutive layers. One or several devices hold a stage, and each device
+runs some of the micro-batches.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ from cleave.scheduler.stages.usual_sizes import Place
 from cleave.scheduler.traffic import TrafficKind
 
 LOSS_LAYER: Final = -1
-"""The layer number that stands for the loss."""
+"""The layer number that identifies the loss."""
 
 
 def slice_layer(number: int) -> int:
-    """Return the layer number that stands for a slice of the loss."""
+    """Return the layer number that identifies a loss slice."""
     return LOSS_LAYER - 1 - number
 
 
 def slice_of_layer(layer: int) -> int | None:
-    """Return the slice of the loss that a layer number stands for; None if it is no slice."""
+    """Return the number of the loss slice that a layer number identifies; None for other layers."""
     return LOSS_LAYER - 1 - layer if layer < LOSS_LAYER else None
 
 
 SumName: TypeAlias = tuple[int, str]
-"""The name of a parameter's gradient sum: layer number and parameter."""
+"""Identifies a parameter's gradient sum: (layer number, parameter name)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SumPiece:
-    """Rows of a sum that a device returns in one message.
+    """Consecutive rows of a gradient sum that a device returns in one message.
 
     Attributes:
-        name: the sum's layer and parameter, and the first row.
-        array: wire id of the sum.
-        rows, columns: shape of the piece.
+        name: (layer number, parameter name, first row).
+        array: wire ID of the whole sum.
+        rows, columns: shape of the returned block of rows.
     """
 
     name: tuple[int, str, int]
@@ -55,16 +56,16 @@ class SumPiece:
 
 
 class StageFailedError(CleaveError):
-    """A step by stages cannot be completed."""
+    """A stage-wise step cannot be completed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageGraph:
-    """A graph that is sent to devices.
+    """An ONNX graph that the PS sends to devices.
 
     Attributes:
-        model: the ONNX model.
-        inputs, outputs: names of inputs and outputs, in order.
+        model: the serialized ONNX model.
+        inputs, outputs: names of the graph's inputs and outputs, in order.
     """
 
     model: bytes
@@ -73,39 +74,43 @@ class StageGraph:
 
     @property
     def nbytes(self) -> int:
-        """Return the graph's bytes on a device."""
+        """Return the size of the graph in a device's memory, in bytes."""
         return len(self.model)
 
 
 @dataclass(frozen=True, slots=True)
 class SumShape:
-    """Shape of a parameter's gradient sum: rows and columns of fp32."""
+    """The shape of a parameter's gradient sum, stored as an fp32 matrix."""
 
     rows: int
     columns: int
 
     @property
     def nbytes(self) -> int:
-        """Return the sum's bytes on a device."""
+        """Return the size of the sum in a device's memory, in bytes."""
         return 4 * self.rows * self.columns
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """One layer's arrays, graphs and costs in one step.
+    """The arrays, graphs and costs of one layer in one step.
 
     Attributes:
         forward, backward, from_activations: the layer's graphs (see `cleave.graphs.layer_graphs`).
-        parameters: the layer's parameters, by graph input.
-        sums: shapes of gradient sums, by trained parameter.
-        beside: keyword arguments of the layer apart from its input, by graph input.
-        forward_flops, backward_flops: FLOPs per token; backward recomputes the forward pass.
-        activations: by name, bytes per sample of activations that can be kept for the backward
-            pass.
-        sample_tokens: tokens per sample.
-        from_activations_flops: FLOPs per token of a backward pass with kept activations.
-        of_batch: by micro-batch, the keyword arguments that differ between micro-batches, such as
-            masks; empty if none differ.
+        parameters: maps the name of a graph input to the layer's parameter.
+        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum.
+        beside: maps the name of a graph input to a keyword argument of the layer that all
+            micro-batches share.
+        forward_flops: FLOPs per token of the forward pass.
+        backward_flops: FLOPs per token of the backward pass, including its recomputation of the
+            forward pass.
+        activations: maps the name of an activation to its bytes per sample; contains the
+            activations that a device can retain for the backward pass.
+        sample_tokens: number of tokens per sample.
+        from_activations_flops: FLOPs per token of a backward pass that uses retained activations.
+        of_batch: for each micro-batch, a map from graph input to keyword argument. It contains the
+            arguments that differ between micro-batches, such as masks. Empty if no argument
+            differs.
     """
 
     forward: StageGraph
@@ -122,20 +127,20 @@ class LayerWork:
     of_batch: Sequence[Mapping[str, StageArray]] = ()
 
     def inputs(self, batch: int) -> dict[str, StageArray]:
-        """Return a micro-batch's parameters and keyword arguments, by graph input."""
+        """Return the layer's parameters and keyword arguments for a micro-batch, by graph input."""
         of_batch = self.of_batch[batch] if self.of_batch else {}
         return {**self.parameters, **self.beside, **of_batch}
 
 
 @dataclass(frozen=True, slots=True)
 class LossWork:
-    """The computation after the last layer: the loss and its gradients.
+    """The arrays, graph and cost of the loss, which follows the last layer.
 
     Attributes:
-        graph: see `cleave.graphs.loss_graph`.
-        parameters: parameters by graph input, including the scale of the loss.
-        sums: shapes of gradient sums, by trained parameter.
-        targets: targets of each micro-batch.
+        graph: computes the loss and its gradients (see `cleave.graphs.loss_graph`).
+        parameters: maps the name of a graph input to an array; includes the loss scale.
+        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum.
+        targets: one array of targets for each micro-batch.
         flops: FLOPs per token.
     """
 
@@ -148,14 +153,20 @@ class LossWork:
 
 @dataclass(frozen=True, slots=True)
 class SliceWork:
-    """A slice of the vocabulary-parallel loss (see `cleave.graphs.loss_slices`).
+    """The arrays, graphs and costs of one vocabulary-parallel loss slice.
+
+    See `cleave.graphs.loss_slices`.
 
     Attributes:
         forward, backward: the slice's graphs.
-        parameters: parameters by graph input, including the slice's first row and the loss scale.
-        sums: shapes of gradient sums, by trained parameter; for the LM head, the slice's rows.
-        targets: targets of each micro-batch, the same for all slices.
-        forward_flops, backward_flops: FLOPs per token; backward recomputes the logits.
+        parameters: maps the name of a graph input to an array; includes the slice's first row and
+            the loss scale.
+        sums: maps the name of a trained parameter to the shape of the parameter's gradient sum. The
+            sum of the LM head contains only the slice's rows.
+        targets: one array of targets for each micro-batch, shared by all slices.
+        forward_flops: FLOPs per token of the forward pass.
+        backward_flops: FLOPs per token of the backward pass, including its recomputation of the
+            logits.
     """
 
     forward: StageGraph
@@ -169,24 +180,26 @@ class SliceWork:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One step by stages: its arrays, graphs, and devices.
+    """Everything that a stage-wise step needs: arrays, graphs, and the plan of its devices.
 
     Attributes:
         layers: the model's layers, in order.
-        loss: the whole loss; None if no device computes it.
-        x: the first layer's input of each micro-batch, in the dtype in which activations travel.
-        width: number of columns of activations.
-        tokens: number of tokens of each micro-batch.
-        stages: the plan of the stages.
-        gradients: dtype in which gradient sums travel.
-        embeds: whether the gradient of the first layer's input is wanted.
-        kept_batches: by device, the number of micro-batches kept for the backward pass, by kind;
-            devices not listed keep none.
-        slices: the plan of a vocabulary-parallel loss; empty otherwise.
-        slice_works: the work of each slice.
-        ps_after: numbers of stages that are followed by layers on the PS.
-        model: id of the model within the fleet.
-        token: identifies the step; copies with other devices share it.
+        loss: the whole loss; None if no device computes the whole loss.
+        x: for each micro-batch, the first layer's input, in the dtype in which activations are
+            sent.
+        width: number of columns of an activation.
+        tokens: for each micro-batch, the number of tokens.
+        stages: the planned stages, with their devices.
+        gradients: dtype in which devices return gradient sums.
+        embeds: whether the PS needs the gradient of the first layer's input.
+        kept_batches: maps a device to the number of micro-batches whose arrays the device retains
+            for the backward pass. Devices that are not in the map retain no arrays.
+        slices: the planned loss slices, with their devices; empty unless the loss is
+            vocabulary-parallel.
+        slice_works: for each loss slice, its arrays and graphs.
+        ps_after: numbers of the stages that are followed by layers on the PS.
+        model: ID of the model, unique in the fleet.
+        token: identifies the step. Copies of this object with other devices share the token.
     """
 
     layers: Sequence[LayerWork]
@@ -206,24 +219,26 @@ class StepWork:
 
     @property
     def planned(self) -> Sequence[PlannedStage]:
-        """Return the stages, then the slices of the loss."""
+        """Return the planned stages, followed by the planned loss slices."""
         return [*self.stages, *self.slices]
 
     @property
     def dtype(self) -> str:
-        """Return the dtype in which activations and their gradients travel."""
+        """Return the dtype in which activations and their gradients are sent."""
         return self.x[0].dtype
 
     def floor_bytes(self, gradient_bytes: int) -> tuple[int, int]:
-        """Return the minimum bytes down and up, without compression or lost devices.
+        """Return the minimum number of bytes sent to and received from devices in this step.
 
-        Every trained parameter goes down once and its gradient up once. A stage's output and its
-        gradient travel up and down once, to the next stage or to the PS if it computes the loss.
-        The first stage's input goes down and its gradient up. With a vocabulary-parallel loss, the
-        last output goes down to every slice and its gradient up from each.
+        The minimum assumes no compression and no lost devices. Each trained parameter is sent once
+        and its gradient returned once. Between two stages, the output and its gradient are both
+        returned to the PS and sent on. If the PS computes the loss, the last output is returned and
+        its gradient is sent. The first stage's input is sent, and the gradient of this input is
+        returned if the PS needs it. For a vocabulary-parallel loss, the last layer's output is sent
+        to every slice, and each slice returns a gradient.
 
         Args:
-            gradient_bytes: bytes of a gradient element on the wire.
+            gradient_bytes: bytes of one returned gradient element.
         """
         parts: list[LayerWork | LossWork | SliceWork] = [*self.layers, *self.slice_works]
         if self.loss is not None:
@@ -239,35 +254,43 @@ class StepWork:
 
 
 KeptLayer: TypeAlias = tuple[int, ...]
-"""Wire ids that a device keeps of a layer: its input, then its activations, if any."""
+"""Wire IDs of a layer's arrays that a device retains: the layer's input, then any activations."""
 
 
 class UnitKind(Enum):
-    """The kinds of passes that a device can be asked for."""
+    """The kinds of requests to a device."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     LAST = "forward, loss and backward"
-    """Forward, loss and backward at once, in the stage with the loss; its output never travels."""
+    """Forward pass, loss and backward pass in one request, for the stage with the loss. The stage's
+    output stays on the device."""
 
     SUMS = "sums"
-    """The device sends its gradient sums to the PS."""
+    """The device returns its gradient sums to the PS."""
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A request to a device: one order or several, each answered.
+    """A request to a device for one pass of a micro-batch, or for gradient sums.
+
+    A unit consists of one or more orders, and the device answers each order.
 
     Attributes:
-        kind, stage, batch, device: the pass, its stage, its micro-batch and its device.
-        keep: arrays that stay on the device until the backward pass; a `LAST` unit drops them
-            itself.
-        answers: by order in flight, the bytes of its answer.
-        rest: pieces of sums to request as earlier ones arrive.
-        found: fetched arrays, by name.
-        sizes: largest magnitudes of fetched arrays, by place; none for emulated payloads.
-        kept: kept wire ids of each layer, or of each sequence chunk of a one-layer stage.
-        flops: total FLOPs of the orders.
+        kind: the kind of request.
+        stage: number of the stage.
+        batch: index of the micro-batch; -1 for gradient sums.
+        device: the device that runs the unit.
+        keep: arrays that the device retains until the backward pass. A `LAST` unit drops the
+            retained arrays itself.
+        answers: maps each order in flight to the bytes of its answer.
+        rest: blocks of gradient sums that are not requested yet.
+        found: maps a name to the array that the device returned.
+        sizes: maps a place to the largest magnitude of the returned array; empty for emulated
+            payloads.
+        kept: for each layer, the wire IDs of retained arrays. In a one-layer stage with sequence
+            chunks, one entry for each chunk.
+        flops: FLOPs of all orders together.
     """
 
     kind: UnitKind
@@ -283,12 +306,15 @@ class Unit:
     flops: int = 0
 
     def note_size(self, place: Place, size: float) -> None:
-        """Record the largest magnitude of a fetched array."""
+        """Record the largest magnitude of a returned array under its place."""
         if math.isnan(size) or size > self.sizes.get(place, -1.0):
             self.sizes[place] = size
 
     def fetched(self, name: str) -> Any:
-        """Return the array fetched under a name, with its chunks joined; None if none was."""
+        """Return the fetched array with this name.
+
+        Sequence chunks are joined. None if not fetched.
+        """
         pieces = [
             self.found[key] for n in range(len(self.found)) if (key := (name, n)) in self.found
         ]
@@ -297,12 +323,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """The PS's record of one order to a device: the detail of its task.
+    """The PS's record of one order to a device. It is the `detail` of the order's task.
 
     Attributes:
-        unit: the unit that the order belongs to.
-        name: name of the fetched array within the unit; None if the order runs a graph.
-        rows, columns, out: shape and dtype of the answer.
+        unit: the unit that contains the order.
+        name: name of the requested array within the unit; None if the order runs a graph.
+        rows, columns, out: shape and dtype of the requested array.
     """
 
     unit: Unit
@@ -313,6 +339,6 @@ class StageOrder:
 
     @property
     def kind(self) -> TrafficKind:
-        """Return the traffic category of the answer."""
+        """Return the traffic category of the answer to this order."""
         sums = self.unit.kind is UnitKind.SUMS
         return TrafficKind.GRADIENTS if sums else TrafficKind.ACTIVATIONS

@@ -1,1 +1,1 @@
-"""Matrix products by tiles: the assignment of tasks to devices."""
+"""GEMM jobs: their tasks, the scheduler, and device memory."""

@@ -1,4 +1,4 @@
-"""The policy of which results are checked before use."""
+"""The policy that decides which results are verified before use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from cleave.scheduler.sessions.reputation import Reputation
 
 
 class CheckScope(Enum):
-    """Which results are checked. The values are those of `--verify`."""
+    """Which results are verified. The enum values are the values of `--verify`."""
 
     AUTO = "auto"
-    """All results that crossed a process boundary."""
+    """All results if results cross a process boundary, and no results otherwise."""
 
     ALL = "all"
     SAMPLE = "sample"
-    """A random share of the results of known devices that were never wrong, and all others."""
+    """A random share of the results of trusted devices (`Reputation.known`), and all results of
+    other devices."""
 
     OFF = "off"
 
@@ -29,11 +30,11 @@ _USE: Final = "use auto, all, off, or sample:P with P above 0 and up to 1, as sa
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Settings for checking results.
+    """Settings for the verification of results.
 
     Attributes:
-        scope: which results are checked.
-        share: with `SAMPLE`, the share of results that are checked, in (0, 1].
+        scope: which results are verified.
+        share: for `SAMPLE`, the share of trusted devices' results that are verified, in (0, 1].
     """
 
     scope: CheckScope = CheckScope.AUTO
@@ -45,10 +46,10 @@ class Verification:
 
     @classmethod
     def of(cls, value: Verification | str | bool) -> Verification:
-        """Parse a value of `--verify`; True means `auto` and False means `off`.
+        """Parse a value of `--verify`. True means `auto` and False means `off`.
 
         Raises:
-            UsageError: the value is invalid.
+            UsageError: the value is not valid.
         """
         if isinstance(value, Verification):
             return value
@@ -67,7 +68,7 @@ class Verification:
         return cls(scope, share)
 
     def active(self, crossed: bool) -> bool:
-        """Return whether any results are checked.
+        """Return whether any results are verified.
 
         Args:
             crossed: whether results cross a process boundary.
@@ -75,11 +76,12 @@ class Verification:
         return self.scope is not CheckScope.OFF and (crossed or self.scope is not CheckScope.AUTO)
 
     def wants(self, reputation: Reputation, rng: random.Random) -> bool:
-        """Return whether to check a result that has just arrived. Call only if checking is active.
+        """Return whether to verify a result that has just arrived. Call only if `active` is True.
 
         Args:
-            reputation: the sender's reputation.
-            rng: secret. It draws after the result arrives, so no device can predict the check.
+            reputation: the reputation of the device that returned the result.
+            rng: secret random generator. It is used only after the result has arrived, so no device
+                can predict which results are verified.
         """
         if self.scope is not CheckScope.SAMPLE or not reputation.known:
             return True

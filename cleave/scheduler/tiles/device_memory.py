@@ -1,4 +1,4 @@
-"""The scheduler's record of arrays: which devices need and hold them, and which to drop."""
+"""Tracks arrays in the scheduler: which devices need, hold and should drop which arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 @dataclass(slots=True)
 class Names:
-    """Counters for the ids of arrays and runs; no id is used twice."""
+    """Counters for new array and run IDs. No ID is used twice."""
 
     arrays: int = 0
     runs: int = 0
@@ -23,27 +23,32 @@ class DeviceMemory:
     """Tracks which arrays exist and which devices hold them.
 
     Args:
-        names: the source of new array ids.
-        present: returns the devices that may be given work now.
+        names: counters for new array IDs.
+        present: returns the rates of the devices that are available for tasks.
     """
 
     def __init__(self, names: Names, present: Callable[[], Iterable[DeviceRates]]) -> None:
         self._names = names
         self._present = present
-        self._arrays: dict[int, dict[tuple[Span, Span], ArrayRef]] = {}  # by operand
-        self._holders: dict[int, set[int]] = {}  # by array: devices that hold or will hold it
+        self._arrays: dict[int, dict[tuple[Span, Span], ArrayRef]] = {}  # key: operand
+        self._holders: dict[int, set[int]] = {}  # key: array; value: devices
 
     @property
     def empty(self) -> bool:
-        """Return whether no array exists and no device holds one."""
+        """Return whether no array exists and no device holds an array."""
         return not self._arrays and not self._holders
 
     def devices_with(self, array: int) -> Set[int]:
-        """Return the devices that hold an array or will hold it."""
+        """Return the devices that hold an array, or will hold the array for an assigned task."""
         return self._holders.get(array, frozenset())
 
     def array_of(self, operand: int, rows: Span, columns: Span, itemsize: int) -> ArrayRef:
-        """Return the array of a region, naming it on the first call."""
+        """Return the array for a region of an operand. The first call assigns the array's ID.
+
+        Args:
+            rows, columns: the region, in the operand's own orientation.
+            itemsize: bytes of one element.
+        """
         of_operand = self._arrays.setdefault(operand, {})
         array = of_operand.get((rows, columns))
         if array is None:
@@ -54,7 +59,11 @@ class DeviceMemory:
         return array
 
     def holders(self, operand: int) -> Mapping[int, Sequence[ArrayRef]]:
-        """Return, by device, the arrays of an operand that it holds or will hold."""
+        """Return an operand's arrays that available devices hold or will hold.
+
+        Returns:
+            A map from device to arrays.
+        """
         found: dict[int, list[ArrayRef]] = {}
         present = {rates.device for rates in self._present()}
         for array in self._arrays.get(operand, {}).values():
@@ -64,7 +73,7 @@ class DeviceMemory:
         return found
 
     def retain(self, device: DeviceLoad, task: Task) -> None:
-        """Record that a device was given a task and will hold its inputs."""
+        """Record that a task was assigned to a device, which will hold the task's inputs."""
         for array in task.inputs:
             device.needed[array.id] += 1
             self._holders.setdefault(array.id, set()).add(device.id)
@@ -81,18 +90,21 @@ class DeviceMemory:
                     self._drop(device, array)
 
     def make_room(self, device: DeviceLoad, task: Task, room_bytes: int) -> bool:
-        """Drop a device's least needed arrays to make room; return whether the bytes fit.
+        """Drop the least needed arrays of a device until there is enough memory for a task.
 
         Args:
-            task: the task that needs room; its own inputs are kept.
-            room_bytes: bytes that must fit in addition to what is kept.
+            task: the task that needs memory. The task's own inputs are not dropped.
+            room_bytes: bytes of memory to free for the task's missing inputs and its result.
+
+        Returns:
+            Whether enough memory is free.
         """
         limit = device.rates.memory_bytes
         if device.occupied_bytes + room_bytes <= limit:
             return True
         wanted = {array.id for array in task.inputs}
         busy = {array.id for u in device.running.values() for array in u.inputs}
-        # First drop arrays that no task needs, then, if nothing runs, those that later tasks need.
+        # First drop arrays that no task needs. If no run is in flight, also drop other arrays.
         rounds: list[Callable[[int], bool]] = [lambda i: not device.needed[i]]
         if not device.running:
             rounds.append(lambda i: i not in busy)
@@ -105,24 +117,28 @@ class DeviceMemory:
         return device.occupied_bytes + room_bytes <= limit
 
     def invalidate(self, device: DeviceLoad, task: Task) -> None:
-        """Drop a device's copies of a task's inputs because they may be corrupt."""
+        """Drop a device's copies of a task's inputs, because the copies may be corrupt."""
         for array in dict.fromkeys(task.inputs):
             if array.id in device.held:
                 self._drop(device, array)
 
     def clear(self, device: DeviceLoad) -> None:
-        """Drop every array on a device that its running and queued tasks do not need."""
+        """Drop every array on a device that no queued or running task of the device needs."""
         for array in list(device.held.values()):
             if not device.needed[array.id]:
                 self._drop(device, array)
 
     def leave(self, device: DeviceLoad) -> None:
-        """Remove a lost device and its arrays from the record."""
+        """Remove a lost device and all its arrays from the record."""
         for array in {*device.held, *device.needed}:
             self._unhold(array, device)
 
     def forget(self, operand: int, devices: Mapping[int, DeviceLoad]) -> None:
-        """Forget an operand, keeping the arrays that tasks still need."""
+        """Remove an operand from the record. Devices drop its arrays once no task needs them.
+
+        Args:
+            devices: maps a device ID to the device's load.
+        """
         for array in self._arrays.pop(operand, {}).values():
             for device_id in sorted(self._holders.get(array.id, ())):
                 device = devices[device_id]

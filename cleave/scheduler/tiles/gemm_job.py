@@ -1,4 +1,4 @@
-"""A GEMM as a job of the scheduler: tasks from its plan, and the order of its partial sums."""
+"""A GEMM as a scheduler job: the tasks of its plan, and the order of its partial sums."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ from cleave.scheduler.tiles.reduction import ReductionOrder
 from cleave.scheduler.tiles.tasks import ArrayRef, Repartition, Task
 
 RESIDENCY_DEVICES: Final = 64
-"""In larger fleets the planner is not told which arrays devices hold: comparing holders in pairs
-costs too much."""
+"""Maximum number of devices for which the planner considers arrays already on devices. In larger
+fleets, comparing pairs of devices takes too long."""
 
 _BLOCK_BYTES = 8 * 2**20
-_PARTIAL = "fp32"  # partial sums travel and are added in fp32
+_PARTIAL = "fp32"  # partial sums are sent and added in fp32
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRef:
-    """One side of a GEMM: an operand, as stored or transposed."""
+    """One input matrix of a GEMM: an operand, as stored or transposed."""
 
     operand: int
     transposed: bool
 
     def region(self, rows: Span, columns: Span) -> tuple[Span, Span]:
-        """Return the rows and columns in the operand's own orientation."""
+        """Convert a region of the GEMM's matrix to the rows and columns of the stored operand."""
         return (columns, rows) if self.transposed else (rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class GemmTask:
-    """The part of a task that the scheduler does not read.
+    """The details of a GEMM task that the scheduler does not read.
 
     Attributes:
         block: the output block, in the coordinates of the GEMM.
-        tile: the block's tile number in `GemmJob.tiles`.
-        transpose_a, transpose_b: whether the arrays of that side are multiplied transposed.
-        partial: whether the block is a partial sum.
-        out: dtype of the result, as the protocol names it.
+        tile: number of the block's tile, a key of `GemmJob.tiles`.
+        transpose_a: whether the device transposes the arrays of A before multiplying.
+        transpose_b: whether the device transposes the arrays of B before multiplying.
+        partial: whether the block is a partial sum along k.
+        out: dtype of the result, by its name in the protocol.
         op: the operation that the device runs.
     """
 
@@ -78,14 +79,14 @@ class GemmTask:
 
 @dataclass(slots=True)
 class TileProgress:
-    """Progress of one tile.
+    """The progress of one tile.
 
     Attributes:
-        device: the device planned for the tile. If it is late or lost, others do some of the
-            blocks.
-        tile: the tile's box.
-        blocks: number of blocks, without those moved to other tiles.
-        done: number of blocks returned.
+        device: the device to which the tile was planned. If this device is late or lost, other
+            devices compute some of the blocks.
+        tile: the region of the GEMM that the tile covers.
+        blocks: number of the tile's blocks, without blocks that were moved to other tiles.
+        done: number of the tile's blocks whose results have arrived.
     """
 
     device: int
@@ -95,10 +96,10 @@ class TileProgress:
 
 
 class GemmJob:
-    """A job of the scheduler that computes C = A @ B on a fleet.
+    """A scheduler job that computes C = A @ B on a fleet.
 
     Attributes:
-        tiles: tiles with blocks, by number; empty until the job is assigned.
+        tiles: maps a tile number to the tile's progress; empty until the job is assigned.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class GemmJob:
         self.out = out
         self.plan: Plan | None = None
         self.tiles: dict[int, TileProgress] = {}
-        self._repartitioned_tiles: dict[int, TileProgress] = {}  # tiles of the latest proposal
+        self._repartitioned_tiles: dict[int, TileProgress] = {}  # proposed tiles
         self._planner = planner
         self._remaining = 0
         self._tiles = 0  # tile numbers used so far
@@ -129,30 +130,30 @@ class GemmJob:
 
     @property
     def title(self) -> str:
-        """Return a readable name: the shapes of A and B."""
+        """Return a name for people that contains the shapes of A and B."""
         m, n, k = self.gemm.m, self.gemm.n, self.gemm.k
         return f"{m}×{k} · {k}×{n}"
 
     @property
     def complete(self) -> bool:
-        """Return whether every block is in place or may be placed now."""
+        """Return whether the results of all blocks have been released for writing."""
         return self.plan is not None and not self._remaining
 
     def runs_on(self, device: DeviceRates) -> bool:
-        """Return whether a device can compute any task of the job."""
+        """Return whether a device supports the dtype of the job's tasks."""
         return self.dtype in device.dtypes
 
     def assign(
         self, devices: Sequence[DeviceRates], device_memory: DeviceMemory
     ) -> Iterable[tuple[int, Task]]:
-        """Return (device, task) pairs, with each device's tasks in sending order.
+        """Plan the job, and return (device, task) pairs. Each device's tasks are in sending order.
 
         Args:
-            devices: the devices that may take part.
+            devices: rates of the devices that may take part.
             device_memory: the record of arrays that devices hold or will hold.
 
         Raises:
-            PlanError: the product does not fit these devices.
+            PlanError: the GEMM cannot be planned on these devices.
         """
         residencies = list(self._residencies(device_memory, len(devices)))
         of_payloads = payload_rates(devices, self.dtype)
@@ -178,7 +179,7 @@ class GemmJob:
             self.tiles[task.detail.tile].blocks += each
 
     def _tasks(self, cut: TileCut, number: int, device_memory: DeviceMemory) -> Iterator[Task]:
-        """Yield a task for each block of a tile, in wavefront order, with its input arrays."""
+        """Yield one task for each block of a tile, in wavefront order."""
         partial = cut.tile.is_partial(self.gemm)
         each = self.element.partial if partial else self.element.finished
         out = _PARTIAL if partial else self.out
@@ -213,7 +214,7 @@ class GemmJob:
 
     @property
     def expected_s(self) -> float | None:
-        """Return the predicted seconds of the assigned job; None before assignment."""
+        """Return the predicted seconds of the whole job; None before the job is assigned."""
         return None if self.plan is None else self.plan.makespan_s + self.plan.fill_s
 
     def repartition(
@@ -223,15 +224,18 @@ class GemmJob:
         busy_s: Mapping[int, float],
         device_memory: DeviceMemory,
     ) -> Repartition | None:
-        """Propose smaller tasks with the same results, for `replace`; return None if no plan fits.
+        """Propose smaller tasks that compute the same elements. `replace` accepts the proposal.
 
         Each box of unfinished blocks is planned as a separate GEMM.
 
         Args:
             tasks: tasks of this job that no device has answered.
-            devices: devices that may compute the tasks.
-            busy_s: by device, the seconds of work that it already has.
-            device_memory: as for `assign`.
+            devices: rates of the devices that may run the new tasks.
+            busy_s: maps a device to the predicted seconds of its current tasks.
+            device_memory: the record of arrays that devices hold or will hold.
+
+        Returns:
+            The proposal, or None if no plan is possible.
         """
         found = Repartition([], 0.0)
         self._repartitioned_tiles = {}
@@ -245,7 +249,7 @@ class GemmJob:
                 plan = self._part(gemm, element, devices)
             except PlanError:
                 return None
-            # Boxes run one after another, after the work that their devices already have.
+            # Boxes run one after another, after the devices' current tasks.
             planned_s += plan.makespan_s + plan.fill_s
             for tile in plan.tiles:
                 cut = _moved(tile.cut, box)
@@ -264,7 +268,7 @@ class GemmJob:
         return self._planner.plan(gemm, element, of_payloads)
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Replace tasks by the tasks that `repartition` proposed."""
+        """Replace tasks by the tasks of the latest proposal from `repartition`."""
         self._remaining += len(others) - len(tasks)
         self._tiles = 1 + max(task.detail.tile for task in others)
         self.tiles |= self._repartitioned_tiles
@@ -279,7 +283,7 @@ class GemmJob:
     # --- results ---
 
     def arrived(self, task: Task, payload: Any) -> Iterable[tuple[Task, Any]]:
-        """Record a result; return the results to place now, in order."""
+        """Record a result. Return the results that may be written now, in order."""
         self.tiles[task.detail.tile].done += 1
         ready = [(task, payload)]
         if self._order is not None and task.detail.partial:
@@ -290,7 +294,7 @@ class GemmJob:
     # --- operands that devices hold ---
 
     def _residencies(self, device_memory: DeviceMemory, fleet: int) -> Iterator[Residency]:
-        """Yield tilings of the GEMM in which each device already holds its side of A or of B."""
+        """Yield tilings in which each device already holds its tile's inputs from A or from B."""
         if fleet > RESIDENCY_DEVICES:
             return
         held_a, held_b = (
@@ -314,7 +318,11 @@ class GemmJob:
     def _follow(
         self, whole: Tile, cut_a: _Grid | None, cut_b: _Grid | None, *, follow_a: bool
     ) -> TileCut | None:
-        """Return the tile of a held grid by the whole third dimension; None if there is none."""
+        """Return the tile that multiplies a device's held grid by the whole other matrix.
+
+        Returns:
+            None if the device holds no grid, or if a task would have too many inputs.
+        """
         grid = cut_a if follow_a else cut_b
         if grid is None:
             return None
@@ -327,7 +335,7 @@ class GemmJob:
         free: tuple[Span, ...] | None = None
         if other is not None and (other.rows if follow_a else other.columns) == k_cuts:
             cuts = other.columns if follow_a else other.rows
-            if _hull(cuts) == third:  # the device also holds all of the other side
+            if _hull(cuts) == third:  # the device also holds all needed parts of the other matrix
                 free = cuts
         if free is None:
             block_bytes = max(s.size for s in kept) * third.size * self.element.partial
@@ -341,7 +349,7 @@ class GemmJob:
         held_a: Mapping[int, Sequence[ArrayRef]],
         held_b: Mapping[int, Sequence[ArrayRef]],
     ) -> dict[int, int]:
-        """Return, by device, the bytes of its tile's inputs that it already holds."""
+        """Return, for each device, the bytes of its tile's inputs that it already holds."""
         total = {}
         for device, cut in tiles.items():
             names_a = {(s.rows, s.columns): s.nbytes for s in held_a.get(device, ())}
@@ -354,7 +362,7 @@ class GemmJob:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Consecutive row and column spans of one matrix side, with every combination present."""
+    """A complete grid of arrays of one matrix, given by consecutive row spans and column spans."""
 
     rows: tuple[Span, ...]
     columns: tuple[Span, ...]
@@ -377,14 +385,14 @@ def _hull(spans: Sequence[Span]) -> Span:
 
 
 def _covers(gemm: Gemm, tiles: Sequence[Tile]) -> bool:
-    """Return whether tiles cover a GEMM exactly once."""
+    """Return whether tiles cover every part of a GEMM exactly once."""
     if sum(tile.volume for tile in tiles) != gemm.volume:
         return False
     return not any(x.overlaps(y) for i, x in enumerate(tiles) for y in tiles[:i])
 
 
 def _moved(cut: TileCut, box: Tile) -> TileCut:
-    """Return a box's tile in the coordinates of the GEMM that contains the box."""
+    """Convert a tile from the coordinates of a box to the coordinates of the whole GEMM."""
 
     def moved(spans: Iterable[Span], by: Span) -> tuple[Span, ...]:
         return tuple(Span(s.start + by.start, s.stop + by.start) for s in spans)

@@ -1,4 +1,4 @@
-"""A device's assigned work and its predicted duration, as the scheduler tracks them."""
+"""A device's assigned tasks and the predicted duration of these tasks."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from cleave.protocol import limits
 from cleave.scheduler.tiles.tasks import ArrayRef, Task
 
 RETRY_S: Final = 2.0
-"""Base of the wait before an overdue device that reports being alive gets work again. The first
-time there is no wait, because only an answer may be lost. The second time in a row the wait is this
-long, and then it about doubles each time."""
+"""Base of the wait before an overdue device that sends heartbeats gets tasks again. The first time
+there is no wait, because perhaps only an answer was lost. The second consecutive time, the wait is
+this many seconds. After that, the wait roughly doubles each time."""
 
 _MOST_DOUBLED: Final = 5
 
 
 @dataclass(slots=True)
 class DeviceLoad:
-    """A device's tasks, the arrays it holds, and how long its work should take.
+    """A device's tasks, the arrays that the device holds, and its predicted timing.
 
     Attributes:
-        rates: rates as last stated or measured.
-        draining: the device finishes its runs and gets no new work.
-        overdue: the device did not answer in time, and gets no new work until it does.
-        aside: nothing is planned for the device; see `events.DeviceAside`.
-        one_run: the device gets one run at a time until it returns a correct result.
-        missed: number of times the device was overdue since its last answer.
-        retry_s: if overdue, the time when the device may get work again.
-        queue: tasks not sent yet.
-        running: tasks in flight, by run.
+        rates: the device's rates, as last stated or measured.
+        draining: whether the device gets no new tasks and will leave once its runs in flight are
+            answered.
+        overdue: whether the device missed a deadline and gets no new tasks until it answers.
+        aside: whether the device is excluded from plans; see `events.DeviceAside`.
+        one_run: whether the device gets only one run at a time, until it returns a correct result.
+        missed: number of times the device became overdue since its last answer.
+        retry_s: earliest time at which an overdue device may get tasks again.
+        queue: tasks that have not been sent.
+        running: maps a run in flight to its task.
         held: arrays on the device, least recently used first.
-        needed: by array, the number of queued and running tasks that use it.
-        occupied_bytes: bytes of held arrays and of results in flight.
-        forget, forget_bytes: dropped arrays that the device was not told about yet, and their size.
-        since_s: time when the device was last idle.
-        heard_s: time of the device's last answer.
-        sent_tasks, sent_bytes, sent_flops, asked_bytes: tasks sent since the device was idle, the
-            bytes of their arrays, their FLOPs, and the bytes of their results; bytes as they
-            travel.
+        needed: maps an array to the number of queued and running tasks that use the array.
+        occupied_bytes: bytes of the arrays on the device and of the results in flight.
+        forget: IDs of dropped arrays about which the device has not been told.
+        forget_bytes: total bytes of the arrays in `forget`.
+        since_s: time when the device was last sent a task while no run was in flight.
+        heard_s: time of the device's last answer, or `since_s` if that is later.
+        sent_tasks: number of tasks sent since `since_s`.
+        sent_bytes: bytes on the wire of the input arrays sent since `since_s`.
+        sent_flops: FLOPs of the tasks sent since `since_s`.
+        asked_bytes: bytes on the wire of the results requested since `since_s`.
     """
 
     rates: DeviceRates
@@ -68,40 +71,48 @@ class DeviceLoad:
 
     @property
     def id(self) -> int:
-        """Return the device's id."""
+        """Return the device's session ID."""
         return self.rates.device
 
     @property
     def present(self) -> bool:
-        """Return whether the device may be given work."""
+        """Return whether the device is available for tasks."""
         return not self.draining and not self.aside
 
     @property
     def has_turn(self) -> bool:
-        """Return whether the device may be sent another run now."""
+        """Return whether another run may be sent to the device now."""
         return len(self.running) < (1 if self.one_run else limits.MAX_RUNS_IN_FLIGHT)
 
     def drop(self, array: ArrayRef) -> None:
-        """Drop an array. The device is told later."""
+        """Remove an array from the device's record. The drop message is sent later."""
         del self.held[array.id]
         self.occupied_bytes -= array.nbytes
         self.forget.append(array.id)
         self.forget_bytes += array.nbytes
 
     def miss(self, now_s: float) -> None:
-        """Mark the device as overdue, and set its retry time: a longer wait each time."""
+        """Mark the device as overdue, and set its retry time.
+
+        The wait grows each consecutive time.
+        """
         self.overdue = True
         self.missed += 1
         self.retry_s = now_s + RETRY_S * (2 ** min(self.missed - 1, _MOST_DOUBLED) - 1)
 
     def heard(self, now_s: float) -> bool:
-        """Record an answer; return whether the device was overdue."""
+        """Record an answer from the device. Return whether the device was overdue."""
         self.heard_s, self.missed = now_s, 0
         was_overdue, self.overdue = self.overdue, False
         return was_overdue
 
     def asked(self, run: int, task: Task, array_bytes: int, now_s: float) -> None:
-        """Record that a task and `array_bytes` bytes of new arrays are sent to the device."""
+        """Record that a task is sent to the device.
+
+        Args:
+            run: ID of the run.
+            array_bytes: uncompressed bytes of the input arrays that are sent with the task.
+        """
         if not self.running:
             self.since_s = self.heard_s = now_s
             self.sent_tasks = self.sent_flops = 0
@@ -114,14 +125,14 @@ class DeviceLoad:
         self.occupied_bytes += task.output_bytes
 
     def ended(self, run: int) -> Task | None:
-        """Remove an answered or cancelled run; return its task, or None if the run is unknown."""
+        """Remove an answered or cancelled run. Return its task, or None if the run is unknown."""
         task = self.running.pop(run, None)
         if task is not None:
             self.occupied_bytes -= task.output_bytes
         return task
 
     def sent_s(self) -> float:
-        """Return the predicted seconds for everything sent since the device was idle."""
+        """Return the predicted seconds for all tasks sent since the device was last idle."""
         rates = self.rates
         return 2 * rates.latency_s + streamed_s(
             self.sent_bytes / rates.downlink_bytes_per_s,
@@ -130,15 +141,16 @@ class DeviceLoad:
         )
 
     def remaining_s(self, now_s: float) -> float:
-        """Return the predicted seconds, from now, for all queued and running tasks."""
+        """Return the predicted seconds from now until all queued and running tasks are done."""
         running_s = max(0.0, self.since_s + self.sent_s() - now_s) if self.running else 0.0
         return running_s + sum(self.task_s(task) for task in self.queue)
 
     def longest_silence_s(self, expected_s: float) -> float:
-        """Return the longest predicted time between two of the device's answers, in seconds.
+        """Return the longest predicted time between two consecutive answers, in seconds.
 
-        When a tile of p times p blocks is sent as a wavefront, the first block is back after 1/p of
-        the time, and the others follow faster. No block is back faster than it takes alone.
+        If a tile of p times p blocks is sent in wavefront order, the first block is returned after
+        1/p of the tile's time, and later blocks follow at shorter intervals. No block is returned
+        faster than a single block on an idle device.
 
         Args:
             expected_s: a lower bound for the predicted seconds of the running tasks.
@@ -152,23 +164,30 @@ class DeviceLoad:
         return self._task_s(task, inputs)
 
     def task_s(self, task: Task) -> float:
-        """Return the predicted seconds for a task on this device, alone."""
+        """Return the predicted seconds of a task on this device if the device were idle."""
         held, needed = self.held, self.needed
         missing = sum(a.nbytes for a in task.inputs if a.id not in held and a.id not in needed)
         return self._task_s(task, missing)
 
     def _task_s(self, task: Task, input_bytes: int) -> float:
-        """Return the predicted seconds for a task with `input_bytes` uncompressed bytes to send."""
+        """Return the predicted seconds of a task on this device if the device were idle.
+
+        Args:
+            input_bytes: uncompressed bytes of the input arrays to send.
+        """
         down_bytes = self.rates.down_bytes(input_bytes, task.input_ratio)
         up_bytes = self.rates.up_bytes(task.output_bytes, task.output_ratio)
         return tile_s(self.rates, down_bytes, task.flops, up_bytes)
 
     def pace_s(self, now_s: float) -> float:
-        """Return the seconds that the device still needs at its pace so far."""
+        """Return the seconds that the device needs for its unanswered tasks at its pace so far.
+
+        The result is infinite if the device has not answered any task since it was idle.
+        """
         left = len(self.running) + len(self.queue)
         answered = self.sent_tasks - len(self.running)
         return (now_s - self.since_s) * left / answered if answered > 0 else math.inf
 
     def unanswered(self) -> list[Task]:
-        """Return the unanswered tasks: those in flight, then those queued."""
+        """Return the tasks without a result: first the running tasks, then the queued tasks."""
         return [*self.running.values(), *self.queue]

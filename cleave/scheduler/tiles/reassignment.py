@@ -1,4 +1,4 @@
-"""Choose, from predicted times, who takes over undone tasks and who helps late devices."""
+"""Reassigns undone tasks and duplicates the tasks of late devices, using predicted times."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from typing import Final
 from cleave.scheduler.tiles.tasks import Task
 
 WORTH_HELPING: Final = 0.8
-"""A helper gets a task only if its predicted finish is within this share of the time that the first
-device still needs. The share is below 1 because predictions err and duplicated work costs twice."""
+"""A helper gets a copy of a task only if it is predicted to finish within this share of the late
+device's remaining time. The share is below 1 because predictions are inaccurate and a duplicated
+task uses two devices."""
 
 _COMPARED: Final = 16
 
 UnitSeconds = Callable[[int, Task], float]
-"""A function that predicts the seconds of a task on a device."""
+"""A function that predicts the seconds that a device needs for a task."""
 
 
 @dataclass(slots=True)
 class Reassignment:
-    """Tasks moved to other devices.
+    """The result of assigning tasks to other devices.
 
     Attributes:
         assigned: (device, task) pairs, in order.
-        finish_s: predicted finish time of the last device, in seconds from now.
-        unassigned: tasks that no device may take.
+        finish_s: predicted time until the last device finishes, in seconds from now.
+        unassigned: tasks that no device can run.
     """
 
     assigned: list[tuple[int, Task]] = field(default_factory=list)
@@ -41,13 +42,13 @@ def reassign(
     able: Callable[[int, Task], bool],
     task_s: UnitSeconds,
 ) -> Reassignment:
-    """Assign every task to the device that is predicted to finish it first.
+    """Assign each task to the device that is predicted to finish it first.
 
     Args:
-        tasks: tasks to assign, in this order.
-        remaining_s: by device, the seconds of work that it already has.
-        able: returns whether a device may take a task.
-        task_s: predicts the seconds of a task on a device.
+        tasks: tasks to assign, in order.
+        remaining_s: maps a device to the predicted seconds of its current tasks.
+        able: returns whether a device can run a task.
+        task_s: predicts the seconds that a device needs for a task.
     """
     takers = _Takers(remaining_s, able, task_s)
     found = Reassignment()
@@ -69,14 +70,14 @@ def speculate(
     able: Callable[[int, Task], bool],
     task_s: UnitSeconds,
 ) -> list[tuple[int, int, Task]]:
-    """Duplicate the last tasks of late devices on helpers; the first valid answer counts.
+    """Duplicate the last tasks of late devices on helpers. The first valid result will be used.
 
     Args:
-        late: by late device, its unanswered tasks, in its order.
-        remaining_s: by late device, the expected seconds for these tasks; may be infinite.
-        helpers: by helper, the seconds of work that it already has.
-        able: returns whether a helper may take a task.
-        task_s: predicts the seconds of a task on a device.
+        late: maps a late device to its unanswered tasks, in the device's order.
+        remaining_s: maps a late device to the predicted seconds for these tasks; may be infinite.
+        helpers: maps a helper to the predicted seconds of its current tasks.
+        able: returns whether a helper can run a task.
+        task_s: predicts the seconds that a device needs for a task.
 
     Returns:
         (late device, helper, task) for each duplicated task.
@@ -92,7 +93,7 @@ def speculate(
         task = left[device].pop()
         best = takers.best(task)
         if best is not None and best[0] > needs_s * WORTH_HELPING:
-            left[device].clear()  # no other late device needs longer
+            left[device].clear()  # the other late devices need less time
         elif best is not None:
             takers.take(best)
             found.append((device, best[1], task))
@@ -105,9 +106,9 @@ def speculate(
 
 
 class _Takers:
-    """A priority queue of devices by load, to find the one that would finish a task first.
+    """A priority queue of devices by load, which finds the device that finishes a task first.
 
-    Only the least busy devices are compared; comparing all would take a large fleet too long.
+    Only the least loaded devices are compared, because comparing a large fleet takes too long.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class _Takers:
         self._task_s = task_s
 
     def best(self, task: Task) -> tuple[float, int] | None:
-        """Return a task's earliest finish time and its device; None if no device may take it."""
+        """Return a task's earliest finish time and its device; None if no device is able."""
         looked_at, found, compared = [], None, 0
         while self._queue and compared < _COMPARED:
             busy, device = heapq.heappop(self._queue)
@@ -138,7 +139,11 @@ class _Takers:
         return found
 
     def take(self, taken: tuple[float, int]) -> None:
-        """Add a task to the load of the device that `best` returned."""
+        """Add a task to the load of a device.
+
+        Args:
+            taken: the finish time and device that `best` returned.
+        """
         finish_s, device = taken
         self._queue = [entry for entry in self._queue if entry[1] != device]
         self._queue.append((finish_s, device))

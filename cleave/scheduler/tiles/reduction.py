@@ -1,4 +1,4 @@
-"""The order in which partial sums are added, independent of which device answers first."""
+"""The order in which partial sums are added, which does not depend on the order of arrival."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from cleave.scheduler.tiles.tasks import Task
 
 
 class ReductionOrder:
-    """Releases partial sums in order of k: each waits for lower ones of the same elements."""
+    """Releases partial sums in the order of their position along k.
+
+    Each partial sum waits until all partial sums of the same output elements at lower k have
+    arrived.
+    """
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._waits = dict.fromkeys(tasks, 0)
         self._followers: dict[Task, list[Task]] = {task: [] for task in tasks}
         self._parked: dict[Task, Any] = {}
-        # All cuts together divide C into cells. In a cell, a task waits for the previous one in k.
+        # All cuts divide C into cells. In each cell, a task waits for the previous task along k.
         blocks = [task.detail.block for task in tasks]
         rows = _cells({block.m for block in blocks})
         columns = _cells({block.n for block in blocks})
@@ -33,7 +37,7 @@ class ReductionOrder:
                     self._followers[lower].append(task)
 
     def replace(self, tasks: Sequence[Task], others: Sequence[Task]) -> None:
-        """Replace tasks that have not arrived by others that cover the same elements."""
+        """Replace tasks without results by other tasks that compute the same output elements."""
         gone = {task for task in tasks if task in self._waits}
         before, after = [], []
         for task, later in self._followers.items():
@@ -58,7 +62,10 @@ class ReductionOrder:
                     self._waits[upper] += 1
 
     def arrived(self, task: Task, payload: Any) -> list[tuple[Task, Any]]:
-        """Record a partial sum; return the partial sums to add now, in order."""
+        """Record that a partial sum arrived.
+
+        Return the partial sums that may be added now, in order.
+        """
         if self._waits[task]:
             self._parked[task] = payload
             return []
@@ -72,7 +79,10 @@ class ReductionOrder:
 
 
 def _cells(spans: Set[Span]) -> dict[Span, range]:
-    """Return, by span, the range of cells that it covers; all spans' bounds define the cells."""
+    """Return a map from each span to the range of cells that the span covers.
+
+    The start and end positions of all spans are the cell boundaries.
+    """
     bounds = sorted({bound for span in spans for bound in span})
     numbers = {bound: number for number, bound in enumerate(bounds)}
     return {span: range(numbers[span.start], numbers[span.stop]) for span in spans}

@@ -1,10 +1,10 @@
-"""The scheduler's state machine.
+"""The state machine of the scheduler.
 
-For each device, the scheduler keeps a queue of tasks, the arrays held, and the runs in flight. It
-sends an array when the first task that needs it comes up and the device has memory for it. This
-gives the wavefront order. When a device is lost, its unanswered tasks go to other devices,
-repartitioned where that is faster. When a device is late, other devices get copies of its
-unanswered tasks, and the first valid answer counts.
+For each device, the scheduler tracks a queue of tasks, the arrays on the device, and the runs in
+flight. It sends an array when a task that needs the array is first in the queue and the device has
+enough memory. This produces the wavefront order. When a device is lost, other devices get its
+unanswered tasks. These tasks are repartitioned if that is faster. When a device is late, other
+devices get copies of its unanswered tasks, and the first valid result is used.
 """
 
 from __future__ import annotations
@@ -43,21 +43,23 @@ from cleave.scheduler.tiles.tasks import Task
 from cleave.scheduler.tiles.validation import broken_invariants, leftovers
 
 MAX_FAILURES: Final = 8
-"""A task that failed this often, and on every device that can take it, is kept back."""
+"""A task that failed at least this often, and failed on every device that can run it, is held
+back."""
 
 HOLD_S: Final = 5.0
-"""Seconds of the first hold of a task, doubled for each further hold; a new device ends it."""
+"""Seconds for which a task is held back the first time. Each further time doubles the wait. A new
+device ends the wait."""
 
 HOLD_MOST_S: Final = 300.0
 
-_RECUT_FROM_S: Final = 0.005  # repartition a lost device's tasks if they take longer unchanged
-_HELPED_AT_ONCE: Final = 32  # busy devices considered per newcomer
+_RECUT_FROM_S: Final = 0.005  # repartition tasks that add more than this to the finish time
+_HELPED_AT_ONCE: Final = 32  # maximum number of busy devices that a new device helps
 
 WITHDRAWN: Final = "it was withdrawn"
-"""The reason given for a withdrawn job, which is not a failure."""
+"""The reason reported for a withdrawn job. Withdrawal is not a failure."""
 
 FINISHED_KEPT: Final = 64
-"""Number of finished jobs to remember."""
+"""Number of finished jobs whose durations are remembered."""
 
 _DROP_BATCH: Final = 512
 _DROP_BATCH_BYTES: Final = 2**20
@@ -65,7 +67,16 @@ _DROP_BATCH_BYTES: Final = 2**20
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of tasks and results so far; `flops` is the total of `results`."""
+    """Counts of tasks and results since the scheduler was created.
+
+    Attributes:
+        tasks: tasks assigned to devices, including reassigned and duplicated tasks.
+        results: accepted results.
+        flops: FLOPs of the accepted results.
+        reissued: tasks that were reassigned to another device.
+        late: answers that were no longer needed.
+        speculative: tasks that were duplicated on another device.
+    """
 
     tasks: int = 0
     results: int = 0
@@ -77,7 +88,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """The predicted and measured duration of a finished job."""
+    """The predicted and measured duration of a finished job, in seconds."""
 
     id: int
     title: str
@@ -86,26 +97,26 @@ class FinishedJob:
 
 
 class Scheduler:
-    """Decides which device does which task.
+    """Assigns tasks to devices.
 
-    `handle` takes an event and returns instructions. The scheduler itself sends nothing.
+    `handle` receives an event and returns instructions. The scheduler itself sends nothing.
 
     Args:
-        story: log of events and instructions.
+        story: the log of events and instructions.
     """
 
     def __init__(self, story: Story | None = None) -> None:
         self.counters = Counters()
         self.story = story or Story()
-        self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest last
+        self.finished: deque[FinishedJob] = deque(maxlen=FINISHED_KEPT)  # the latest job is last
         self._devices: dict[int, DeviceLoad] = {}
         self._jobs: dict[int, GemmJob] = {}
-        self._waiting: list[GemmJob] = []  # submitted while the fleet was empty
-        self._orphans: deque[Task] = deque()  # no connected device can take them
-        self._held: dict[Task, float] = {}  # failed on every device; held until this time
-        self._stuck: dict[int, str] = {}  # by job, why no device can do it
-        self._copies: dict[Task, set[int]] = {}  # devices of each duplicated task
-        self._begun_s: dict[int, float] = {}  # by job
+        self._waiting: list[GemmJob] = []  # no device can run these jobs yet
+        self._orphans: deque[Task] = deque()  # no connected device can run these tasks
+        self._held: dict[Task, float] = {}  # key: held task; value: retry time
+        self._stuck: dict[int, str] = {}  # key: job; value: why no device can run it
+        self._copies: dict[Task, set[int]] = {}  # key: duplicated task; value: its devices
+        self._begun_s: dict[int, float] = {}  # key: job; value: submission time
         self._finished_s = 0.0
         self._now_s = 0.0
         self.names = Names()
@@ -130,7 +141,7 @@ class Scheduler:
         }
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Handle one event and return the resulting instructions, in order."""
+        """Handle one event, and return the resulting instructions in order."""
         self._instructions = []
         self._now_s = now_s
         try:
@@ -153,7 +164,10 @@ class Scheduler:
             raise AssertionError("; ".join(broken))
 
     def leftovers(self) -> list[str]:
-        """List the remaining state in sentences; empty if no job and no operand is in use."""
+        """List state that was not freed, in sentences.
+
+        The list is empty if no job and no operand is in use.
+        """
         kept = {
             "jobs": self._jobs,
             "jobs that wait": self._waiting,
@@ -167,18 +181,18 @@ class Scheduler:
 
     @property
     def devices(self) -> Sequence[int]:
-        """Return the devices that may be given work."""
+        """Return the IDs of the devices that are available for tasks."""
         return [d for d, state in list(self._devices.items()) if state.present]
 
     @property
     def rates(self) -> list[DeviceRates]:
-        """Return the rates of the available devices; overdue ones only if all are overdue."""
+        """Return the rates of available devices. Overdue devices count only if all are overdue."""
         present = [d for d in list(self._devices.values()) if d.present]
         return [d.rates for d in present if not d.overdue] or [d.rates for d in present]
 
     @property
     def idle(self) -> bool:
-        """Return whether every job is finished."""
+        """Return whether all jobs are finished."""
         return not self._jobs
 
     @property
@@ -191,11 +205,11 @@ class Scheduler:
 
     @property
     def blank(self) -> bool:
-        """Return whether no job is running and no device holds an array, as in a new scheduler."""
+        """Return whether all jobs are finished and no device holds an array."""
         return not self._jobs and not any(d.held or d.forget for d in self._devices.values())
 
     def runs_of(self, device: int) -> Set[int]:
-        """Return the runs that a device was sent and has not answered."""
+        """Return the IDs of a device's runs in flight."""
         state = self._devices.get(device)
         return state.running.keys() if state is not None else frozenset()
 
@@ -205,15 +219,15 @@ class Scheduler:
         return state is not None and bool(state.running or state.queue)
 
     def overdue(self, device: int) -> bool:
-        """Return whether a device missed its deadline and has not answered since."""
+        """Return whether a device missed a deadline and has not answered since."""
         state = self._devices.get(device)
         return state is not None and state.overdue
 
     def stuck(self, job: int) -> str:
-        """Return why no connected device can do a job; empty if one can or none is connected."""
+        """Return why no connected device can run part of a job; empty if the job is not stuck."""
         return self._stuck.get(job, "")
 
-    # --- devices come and go ---
+    # --- devices join and leave ---
 
     def _ready(self, event: events.DeviceReady, now_s: float) -> None:
         self._devices[event.rates.device] = DeviceLoad(event.rates, one_run=event.careful)
@@ -227,17 +241,20 @@ class Scheduler:
         self._give_work(device.id, now_s)
 
     def _rated(self, event: events.DeviceRated, now_s: float) -> None:
-        """Use a device's new rates. Drop arrays if they no longer fit in its memory."""
+        """Store a device's new rates.
+
+        Drop unneeded arrays if the arrays no longer fit in its memory.
+        """
         device = self._devices.get(event.rates.device)
         if device is None:
             return
         device.rates = event.rates
-        if device.occupied_bytes > device.rates.memory_bytes:  # stages use that memory
+        if device.occupied_bytes > device.rates.memory_bytes:  # stages now use some of the memory
             self.device_memory.clear(device)
             self._tell_forgotten(device)
 
     def _give_work(self, newcomer: int, now_s: float) -> None:
-        """Give a device the tasks that waited for one, and some tasks of busy devices."""
+        """Give a new device the tasks that wait for a device, and some tasks of busy devices."""
         waiting, self._waiting = self._waiting, []
         for job in waiting:
             self._start(job)
@@ -249,7 +266,7 @@ class Scheduler:
             self._help_with_newcomer(newcomer, now_s)
 
     def _set_aside(self, event: events.DeviceAside, now_s: float) -> None:
-        """Stop giving a device tasks for now, and move its unsent tasks to other devices."""
+        """Stop assigning tasks to a device for now, and move its unsent tasks to other devices."""
         device = self._devices.get(event.device)
         if device is None or not device.present:
             return
@@ -266,7 +283,10 @@ class Scheduler:
         self._reassign(u for u in unsent if not self._copied(device.id, u))
 
     def _draining(self, event: events.DeviceDraining, now_s: float) -> None:
-        """Stop giving a device tasks. It leaves once it has answered its runs."""
+        """Stop assigning tasks to a device.
+
+        The device leaves once it has answered its runs in flight.
+        """
         device = self._devices.get(event.device)
         if device is None or device.draining:
             return
@@ -275,7 +295,7 @@ class Scheduler:
         self._finish_draining(device)
 
     def _finish_draining(self, device: DeviceLoad) -> None:
-        """Let a draining device leave once it has answered everything."""
+        """Let a draining device leave if it has answered all its runs."""
         if device.id in self._devices and device.draining and not device.running:
             self._forget_device(device.id)
             self._instructions.append(Drained(device.id))
@@ -286,13 +306,13 @@ class Scheduler:
             self._reassign(u for u in device.unanswered() if not self._copied(event.device, u))
 
     def _forget_device(self, device_id: int) -> DeviceLoad | None:
-        """Remove a device and its arrays; return its load, or None if the device is unknown."""
+        """Remove a device and its arrays. Return its load, or None if the device is unknown."""
         device = self._devices.pop(device_id, None)
         if device is not None:
             self.device_memory.leave(device)
         return device
 
-    # --- work ---
+    # --- jobs and tasks ---
 
     def _submitted(self, event: events.Submitted, now_s: float) -> None:
         self._jobs[event.job.id] = event.job
@@ -300,7 +320,10 @@ class Scheduler:
         self._start(event.job)
 
     def _start(self, job: GemmJob) -> None:
-        """Assign a job and send the first tasks; without devices, the job waits."""
+        """Assign a job's tasks and send the first ones.
+
+        Without a suitable device, the job waits.
+        """
         rates = self._able(job)
         if not rates:
             self._waiting.append(job)
@@ -326,11 +349,11 @@ class Scheduler:
         self.device_memory.retain(device, task)
 
     def _reassign(self, tasks: Iterable[Task], *, repartition: bool = True) -> None:
-        """Give tasks to the devices that are predicted to finish them first.
+        """Assign tasks to the devices that are predicted to finish them first.
 
         Args:
-            tasks: tasks that no device has.
-            repartition: whether their job may repartition them to share them among more devices.
+            tasks: tasks that are not assigned to any device.
+            repartition: whether the tasks may be divided into smaller tasks for more devices.
         """
         by_job: dict[int, list[Task]] = {}
         for task in tasks:
@@ -341,7 +364,7 @@ class Scheduler:
                 self._reassign_of(job, group, repartition=repartition)
 
     def _reassign_of(self, job: GemmJob, tasks: list[Task], *, repartition: bool) -> None:
-        """Give unfinished tasks of one job to devices, unchanged or repartitioned."""
+        """Assign unfinished tasks of one job to devices, unchanged or repartitioned."""
         devices, now_s = self._devices, self._now_s
         able = {r.device: devices[r.device].remaining_s(now_s) for r in self._able(job)}
         if not able:
@@ -378,7 +401,10 @@ class Scheduler:
                 self._pump(devices[device_id])
 
     def _able(self, job: GemmJob) -> list[DeviceRates]:
-        """Return the rates of the devices that can run the job; overdue ones only if all are."""
+        """Return the rates of devices that can run a job.
+
+        Overdue devices count only if all are overdue.
+        """
         able = [d for d in self._devices.values() if d.present and job.runs_on(d.rates)]
         return [d.rates for d in able if not d.overdue] or [d.rates for d in able]
 
@@ -394,7 +420,10 @@ class Scheduler:
     # --- duplicated tasks ---
 
     def _copied(self, device_id: int, task: Task) -> bool:
-        """Record that a device will not do a task; return whether another device still will."""
+        """Record that a device will not complete a task.
+
+        Return whether a copy is on another device.
+        """
         others = self._copies.get(task)
         if others is None:
             return False
@@ -407,8 +436,8 @@ class Scheduler:
         """Duplicate the last tasks of late devices on other devices.
 
         Args:
-            late: by late device, the expected seconds for its remaining tasks.
-            helpers: by helper, the seconds of work that it already has.
+            late: maps a late device to the predicted seconds of its remaining tasks.
+            helpers: maps a helper to the predicted seconds of its current tasks.
         """
         undone = {}
         for device_id in late:
@@ -422,7 +451,7 @@ class Scheduler:
         touched = set()
         for device_id, helper, task in speculate(undone, late, helpers, able, self._task_s):
             device = self._devices[device_id]
-            if task in device.queue:  # it was not sent yet
+            if task in device.queue:  # the task has not been sent
                 device.queue.remove(task)
                 self.device_memory.release_inputs(device, task)
                 self.counters.reissued += 1
@@ -445,7 +474,7 @@ class Scheduler:
         self._speculate(late, {newcomer: self._devices[newcomer].remaining_s(now_s)})
 
     def _cancel_copies(self, device_id: int, task: Task) -> None:
-        """Cancel a task on the other devices that have it, after the first answer."""
+        """Cancel all other copies of a task after a device has returned the first result."""
         for other_id in sorted(self._copies.pop(task) - {device_id}):
             other = self._devices[other_id]
             runs = tuple(run for run, asked in other.running.items() if asked is task)
@@ -460,7 +489,7 @@ class Scheduler:
             self._finish_draining(other)
 
     def _tick(self, event: events.Tick, now_s: float) -> None:
-        """Give missing tasks of overdue jobs to other devices before any device is lost."""
+        """Retry held tasks that are due, and give helpers copies of tasks of late devices."""
         due = [task for task, until_s in self._held.items() if until_s <= now_s]
         for task in due:
             task.failed_on.clear()
@@ -481,11 +510,14 @@ class Scheduler:
             self._speculate(late, helpers)
 
     def _expected_since(self) -> dict[int, float]:
-        """Return, by job, when its results became due: jobs run one after another."""
+        """Return a map from job to the time from which the job's results are expected.
+
+        Jobs run one after another, so this time is not before the previous job finished.
+        """
         return {job: max(begun, self._finished_s) for job, begun in self._begun_s.items()}
 
     def _alive(self, event: events.Alive, now_s: float) -> None:
-        """Give an overdue device work again, because only its answer may have been lost."""
+        """Make an overdue device available for tasks again. Perhaps only an answer was lost."""
         device = self._devices.get(event.device)
         if device is None or not device.overdue or device.running:
             return
@@ -493,10 +525,13 @@ class Scheduler:
             device.overdue = False
             self._instructions.append(Overdue(event.device, False))
 
-    # --- tasks that no device can do ---
+    # --- tasks that no device can run ---
 
     def _stick(self, job: GemmJob, reason: str) -> None:
-        """Record why part of a job waits. Report each reason once, and only an event's last one."""
+        """Record why part of a job waits, and report the reason if it is new.
+
+        If one event produces several reasons, only the last reason is reported.
+        """
         if self._stuck.get(job.id) != reason:
             self._stuck[job.id] = reason
             said = [i for i in self._instructions if isinstance(i, Stuck) and i.job == job.id]
@@ -505,7 +540,7 @@ class Scheduler:
             self._instructions.append(Stuck(job.id, reason))
 
     def _hold(self, job: GemmJob, task: Task, last: str) -> None:
-        """Keep back a task that every device failed, so that it does not keep failing."""
+        """Hold back a task that failed on every device, and report the reason."""
         task.held += 1
         for_s = min(HOLD_MOST_S, HOLD_S * 2 ** (task.held - 1))
         self._held[task] = self._now_s + for_s
@@ -525,7 +560,7 @@ class Scheduler:
     # --- sending ---
 
     def _pump(self, device: DeviceLoad) -> None:
-        """Send queued tasks, and the arrays they need, while the device has room."""
+        """Send queued tasks and missing arrays, as far as device memory and run limit allow."""
         while device.queue and device.has_turn:
             task = device.queue[0]
             if task.job not in self._jobs:  # the job failed meanwhile
@@ -563,7 +598,7 @@ class Scheduler:
             self._tell_forgotten(device)
 
     def _tell_forgotten(self, device: DeviceLoad) -> None:
-        """Tell a device to drop all arrays that nobody needs."""
+        """Tell a device to drop all arrays that were removed from its record."""
         device.forget_bytes = 0
         while device.forget:
             some, device.forget = device.forget[: limits.MAX_IDS], device.forget[limits.MAX_IDS :]
@@ -572,7 +607,7 @@ class Scheduler:
     # --- answers ---
 
     def _take(self, device_id: int, run: int) -> tuple[DeviceLoad, Task] | None:
-        """End a run and return its device and task; None if the run is not in flight."""
+        """End a run. Return its device and task, or None if the run is not in flight."""
         self._heard(device_id)
         device = self._devices.get(device_id)
         task = device.ended(run) if device else None
@@ -587,13 +622,13 @@ class Scheduler:
         self._heard(event.device)
 
     def _heard(self, device_id: int) -> None:
-        """Record that a device answered and is not overdue."""
+        """Record that a device answered. The device is then no longer overdue."""
         device = self._devices.get(device_id)
         if device is not None and device.heard(self._now_s):
             self._instructions.append(Overdue(device_id, False))
 
     def _result(self, event: events.ResultArrived, now_s: float) -> None:
-        """Handle a result: end the run, place the results that are ready, send more tasks."""
+        """Handle a result: end the run, write the results that are ready, and send more tasks."""
         taken = self._take(event.device, event.run)
         if taken is None:
             return
@@ -613,7 +648,7 @@ class Scheduler:
         self._finish_draining(device)
 
     def _run_failed(self, event: events.RunFailed, now_s: float) -> None:
-        """Give a failed task to another device, or keep it back."""
+        """Assign a failed task to another device, or hold the task back."""
         taken = self._take(event.device, event.run)
         if taken is None:
             return
@@ -633,7 +668,7 @@ class Scheduler:
         self._finish_draining(device)
 
     def _complete(self, job: int) -> None:
-        """Finish a job whose results may all be placed."""
+        """Finish a job whose results have all been released for writing."""
         done, begun_s = self._jobs.pop(job), self._begun_s.pop(job)
         self._stuck.pop(job, None)
         self._finished_s = self._now_s
@@ -661,7 +696,7 @@ class Scheduler:
                 self._instructions.append(SendCancel(device.id, tuple(runs)))
                 freed.append(device)
         self._instructions.append(Failed(job, reason))
-        for device in freed:  # queued tasks may now have room
+        for device in freed:  # queued tasks may now fit in memory
             if device.id in self._devices:
                 self._pump(device)
                 self._finish_draining(device)
@@ -685,5 +720,5 @@ class Scheduler:
 
 
 def _need(task: Task) -> int:
-    """Return the bytes of device memory that a task needs: its distinct inputs and its output."""
+    """Return a task's device memory requirement in bytes: its distinct inputs and its result."""
     return sum({a.id: a.nbytes for a in task.inputs}.values()) + task.output_bytes

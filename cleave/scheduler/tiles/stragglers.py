@@ -1,4 +1,4 @@
-"""Find late and overdue devices, from predicted times."""
+"""Finds late and overdue devices by comparing elapsed times with predicted times."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from cleave.scheduler.tiles.gemm_job import GemmJob
 from cleave.scheduler.tiles.load import DeviceLoad
 
 OVERDUE_S: Final = 1.0
-"""A job is overdue after both this long and `OVERDUE_SHARE` times its prediction. A device is
-overdue if it has a task of such a job and has answered nothing for that long."""
+"""A job is overdue after this many seconds or `OVERDUE_SHARE` times its predicted time, whichever
+is longer. A device is overdue if it has a running task of an overdue job and has answered nothing
+for that long."""
 
 OVERDUE_SHARE: Final = 2.0
 
 SILENT_SHARE: Final = 0.25
-"""If at most this share of devices is silent for longer than its blocks should take, those devices
-get help before they are overdue. If more are silent, the server or the prediction is slow."""
+"""A device is silent if it has returned nothing for longer than its blocks should take. If at most
+this share of all devices is silent, the silent devices get help before they are overdue. If more
+devices are silent, the server is slow or the prediction is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Late devices.
+    """The late devices.
 
     Attributes:
-        remaining_s: by device, the seconds it still needs at its pace so far; infinite if it is
-            silent.
+        remaining_s: maps a late device to the seconds that it still needs at its pace so far;
+            infinite for a silent device.
         overdue: devices that have just become overdue.
     """
 
@@ -41,12 +43,12 @@ def find_stragglers(
     since_s: Mapping[int, float],
     now_s: float,
 ) -> Late:
-    """Return the late devices.
+    """Return the late devices and the overdue devices.
 
     Args:
-        devices: by id, the load of each device.
-        jobs: unfinished jobs, by id.
-        since_s: by job, the time from which its results are expected.
+        devices: maps a device ID to the device's load.
+        jobs: maps a job ID to the unfinished job.
+        since_s: maps a job ID to the time from which its results are expected.
     """
     limits_s = {id: _limit_s(job) for id, job in jobs.items()}
     limits_s = {id: s for id, s in limits_s.items() if now_s - since_s[id] > s}
@@ -65,7 +67,7 @@ def find_stragglers(
 
 
 def _limit_s(job: GemmJob) -> float:
-    """Return the seconds a job may take; infinite if it is not assigned."""
+    """Return the seconds after which a job is overdue; infinite if the job is not assigned."""
     if job.expected_s is None:
         return math.inf
     return max(OVERDUE_S, OVERDUE_SHARE * job.expected_s)
@@ -74,7 +76,7 @@ def _limit_s(job: GemmJob) -> float:
 def _silent(
     devices: Mapping[int, DeviceLoad], jobs: Mapping[int, GemmJob], now_s: float
 ) -> list[int]:
-    """Return devices silent for longer than their blocks should take; none if too many are."""
+    """Return the silent devices; empty if more than `SILENT_SHARE` of all devices are silent."""
     silent = []
     for device_id, device in devices.items():
         for_s = now_s - device.heard_s

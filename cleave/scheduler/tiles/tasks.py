@@ -1,4 +1,4 @@
-"""Arrays and tasks, the scheduler's units of data and work."""
+"""Tasks and arrays: the units of computation and data that the scheduler handles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cleave.gemm import Span
 
 @dataclass(frozen=True, slots=True)
 class ArrayRef:
-    """A reference to an array that devices can be sent: a region of an operand.
+    """A reference to an array: a region of an operand that can be sent to devices.
 
     Attributes:
-        id: the array's name on the wire, never reused.
-        operand: the operand (one version of one matrix) that contains the array.
-        rows, columns: the array's region, in the operand's own orientation.
+        id: the array's ID in protocol messages. IDs are never reused.
+        operand: ID of the operand, which is one version of one matrix.
+        rows, columns: the region, in the operand's own orientation.
         nbytes: size in bytes.
     """
 
@@ -28,21 +28,22 @@ class ArrayRef:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One computation for one device, and the block that it yields.
+    """One computation on one device, which produces one output block.
 
-    In a step by stages, a task is one order (`StageOrder`), with `job` 0 and no inputs.
+    In a stage-wise step, a task is one order (`StageOrder`) with `job` 0 and no inputs.
 
     Attributes:
-        job: id of the task's job.
+        job: ID of the task's job.
         inputs: the input arrays, in the order of the operation's arguments.
         flops: number of floating-point operations.
-        output_bytes: size of the result.
-        detail: how to request the task (for the session manager) and where its block goes (for the
-            runtime). The scheduler never reads it.
-        input_ratio, output_ratio: compressed size over plain size, where links are compressed.
-        failures: number of times a device failed the task.
-        failed_on: the devices that failed the task.
-        held: number of times the task was kept back because every device had failed it.
+        output_bytes: size of the result, in bytes.
+        detail: how the session manager requests the task, and where the runtime writes the result.
+            The scheduler does not read this.
+        input_ratio, output_ratio: compressed size divided by uncompressed size, on links with
+            compression.
+        failures: number of times the task failed on a device.
+        failed_on: the devices on which the task failed.
+        held: number of times the task was held back because it failed on every device.
     """
 
     job: int
@@ -59,11 +60,11 @@ class Task:
 
 @dataclass(slots=True)
 class Repartition:
-    """A proposal of tasks to replace undone ones.
+    """A proposal of new tasks that replace undone tasks.
 
     Attributes:
         assigned: (device, task) pairs of the new tasks, in order.
-        finish_s: predicted finish time of the last task, in seconds from now.
+        finish_s: predicted time until the last task finishes, in seconds from now.
     """
 
     assigned: list[tuple[int, Task]]

@@ -1,4 +1,4 @@
-"""Invariants of the scheduler's state, for tests and debugging."""
+"""Checks of the scheduler's state, for tests and debugging."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def broken_invariants(
     kept_back: Iterable[Task],
     memory: DeviceMemory,
 ) -> list[str]:
-    """List the inconsistencies, in sentences; empty if the state is consistent.
+    """List the inconsistencies in the scheduler's state, in sentences; empty if there are none.
 
     Args:
-        devices: by id, the load of each device.
-        jobs: unfinished jobs, by id.
-        copies: by duplicated task, the devices that have it.
-        kept_back: tasks that no device can take now.
+        devices: maps a device ID to the device's load.
+        jobs: maps a job ID to the unfinished job.
+        copies: maps a duplicated task to the devices to which the task is assigned.
+        kept_back: tasks that no device can run now.
         memory: the record of which devices hold which arrays.
     """
     found = []
@@ -85,8 +85,8 @@ def leftovers(
     """List state that should have been freed, in sentences.
 
     Args:
-        devices: all devices.
-        kept: by name, collections that must be empty.
+        devices: the loads of all devices.
+        kept: maps a name to a collection that must be empty.
         memory: the record of arrays, which must be empty.
     """
     found = [f"{len(some)} {name} are left" for name, some in kept.items() if some]
