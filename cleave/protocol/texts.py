@@ -1,4 +1,4 @@
-"""Cleaning a peer's texts, so that they are safe to show anywhere."""
+"""Cleans texts from a peer so that a terminal, log or web page can safely show them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Return a text without line ends, terminal codes, direction marks, and the like.
+    """Return a text as one line of printable characters.
 
-    The result is one line: each white space character becomes a space, and other characters that
-    Unicode does not call printable are removed.
+    Each unprintable whitespace character, such as a line end, becomes a space. All other characters
+    that Unicode does not call printable, such as terminal codes and direction marks, are removed.
     """
     if text.isprintable():  # almost always
         return text
@@ -17,7 +17,7 @@ def clean(text: str) -> str:
 
 
 def clean_plain(value: Any) -> Any:
-    """Return an untyped value with all its texts cleaned, including keys."""
+    """Return an untyped value in which every text, including map keys, is cleaned."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list | tuple):
