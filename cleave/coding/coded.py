@@ -27,7 +27,7 @@ def coded_payload(message: Plain, each: Each = map) -> bytes | None:
             save enough bytes.
     """
     dtype = _DTYPES.get(message.dtype)
-    if dtype is None:  # integers
+    if dtype is None:  # only floating-point arrays are compressed
         return None
     payload = message.payload
     packed = payload if isinstance(payload, bytes | memoryview) else payload.pack()

@@ -33,7 +33,7 @@ Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """A function that works like `map`; for example, a thread pool's `map` method."""
 
 _WORTH: Final = 0.95  # largest ratio of compressed to plain size that is worth the time
-_SAMPLE: Final = 4096  # elements
+_SAMPLE: Final = 4096  # approximate number of elements in a sample
 _LENGTH_BYTES: Final = 4
 _MEMORY_LEVEL: Final = 9  # zlib starts a block every 32768 bytes: fewer headers than at level 8
 

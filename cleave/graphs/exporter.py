@@ -42,7 +42,7 @@ def without_repetition() -> Iterator[None]:
 def _changed(
     module: str, owner: str, name: str, change: Callable[[Any, Any], Any]
 ) -> Iterator[None]:
-    """Replace an attribute of a class within the context; do nothing if it does not exist.
+    """Replace an attribute of a class within the context, if the attribute exists.
 
     Args:
         module, owner, name: names of the module, the class and the attribute.

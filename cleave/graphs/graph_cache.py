@@ -19,7 +19,9 @@ _SUFFIX: Final = ".graphs"
 
 
 class GraphCache:
-    """A folder of exported graphs. The key of a graph is a digest of everything it depends on.
+    """A folder of exported graphs.
+
+    The key of a graph is a digest of everything that the graph depends on.
 
     A graph whose file is unreadable or damaged is exported again. If the folder is not writable,
     graphs are exported in every run.

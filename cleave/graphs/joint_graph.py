@@ -70,7 +70,7 @@ def split(
     of_forward: int,
     name: Callable[[int], str],
 ) -> SplitGraph:
-    """Split a joint graph into operations that need the output's gradient and those that do not.
+    """Split the joint graph of a function and its gradient into a forward and two backward graphs.
 
     Args:
         joint: a function and its gradient as one graph in core ATen operations.
@@ -129,7 +129,7 @@ class _Splitter:
 
         Returns:
             The nodes whose results are activations, in the graph's order, and the nodes that the
-                backward pass recomputes from them.
+                backward pass recomputes from the activations.
         """
         kept: set[fx.Node] = set()
         reached: set[fx.Node] = set()

@@ -344,7 +344,10 @@ class _Trace:
 
 
 def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
-    """Return a node and the nodes that it depends on, without those reached only via `without`."""
+    """Return a node and all nodes that the node depends on.
+
+    The node `without` is left out, and so are the nodes that are needed only for `without`.
+    """
     found: set[fx.Node] = set()
     ahead = [node]
     while ahead:

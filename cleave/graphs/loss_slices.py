@@ -153,7 +153,7 @@ def combined(of_slices: Sequence[Array], targets: Array, scale: float) -> tuple[
         The loss, and the log-sum-exp over the whole vocabulary, shape (tokens, 1).
     """
     parts = np.stack([part.astype(np.float64) for part in of_slices])
-    with np.errstate(invalid="ignore"):  # a diverging run has infinities
+    with np.errstate(invalid="ignore"):  # a diverging training run has infinite logits
         total = np.logaddexp.reduce(parts[:, :, 0], axis=0)
     each = np.where(targets >= 0, total - parts[:, :, 1].sum(axis=0), 0.0)
     return float(each.sum() * scale), total[:, None].astype(np.float32)

@@ -57,9 +57,9 @@ _OURS: Final = (
     tracing,
 )
 _EXAMPLE_SAMPLES: Final = 2
-_MOST_OFF: Final = 1e-4  # relative to the largest element; correct graphs are off by 1e-6
+_MOST_OFF: Final = 1e-4  # maximum error relative to the largest element; usually it is 1e-6
 _MOST_OFF_16_BIT: Final = 0.05
-_MOST_OFF_GRADIENT: Final = 1e-2  # relative to the norm: rounding at a kink zeroes single elements
+_MOST_OFF_GRADIENT: Final = 1e-2  # relative to the norm, as rounding at a kink may zero an element
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,10 @@ class _Describer:
         return described
 
     def source(self, kind: Any) -> str:
-        """Return a digest of a class's or function's source file; its name if there is no file."""
+        """Return a digest of the source file that defines a class or function.
+
+        If there is no source file, the qualified name of the class or function is returned.
+        """
         return _source(kind.__module__) or str(kind.__qualname__)
 
     def _described(self, held: Any, depth: int) -> Any:

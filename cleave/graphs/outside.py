@@ -88,7 +88,7 @@ class OutsideLayers:
         def give(call: LayerCall, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
             return (x,) if call.in_tuple else x
 
-        ids = torch.zeros(x.shape[:2], dtype=torch.long)  # the logits do not depend on them
+        ids = torch.zeros(x.shape[:2], dtype=torch.long)  # the logits do not depend on the IDs
         how = {
             "input_ids": ids,
             "position_ids": ids,

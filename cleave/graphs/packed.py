@@ -1,6 +1,6 @@
 """Packing of several documents into one sequence so that no token attends to another document.
 
-This supports models of transformers.
+Packing works with causal language models of transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cleave.errors import UsageError
 
-_LENGTHS: Final = 3, 5  # tokens of two documents
+_LENGTHS: Final = 3, 5  # numbers of tokens in two test documents
 _MOST_OFF: Final = 1e-3
 _MOST_OFF_16_BIT: Final = 0.1
 

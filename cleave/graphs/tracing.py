@@ -441,7 +441,7 @@ def _slice_backward(
     """
     dim %= grad.dim()
     before = min(start, sizes[dim]) if start >= 0 else start + sizes[dim]
-    if step > 1:  # zeros after each element
+    if step > 1:  # insert zeros after each element
         grad = _padded(grad.unsqueeze(dim + 1), dim + 1, 0, step - 1).flatten(dim, dim + 1)
         grad = grad.narrow(dim, 0, min(grad.shape[dim], sizes[dim] - before))
     return _padded(grad, dim, before, sizes[dim] - before - grad.shape[dim])

@@ -121,7 +121,7 @@ class GraphMemory:
                 self._found.clear()
             try:
                 self._found[key] = self._peak(given, kept)
-            except ProtobufError as error:  # in a subgraph
+            except ProtobufError as error:  # subgraphs are parsed only here
                 raise GraphError(f"it is no ONNX model: {error}") from None
         return self._found[key]
 

@@ -106,7 +106,7 @@ class _Narrowing:
         return b"".join((*rest, content(ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Return the name of a fp32 copy of an array, for one use of the array.
+        """Return the name of an fp32 copy of an array, for one use of the array.
 
         For a 16-bit parameter or its transpose, this adds a `Cast` and the transposes to the graph.
         The name of any other array is returned unchanged.

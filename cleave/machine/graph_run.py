@@ -63,8 +63,8 @@ class Kept:
     Attributes:
         nbytes: size in bytes, as declared by the PS.
         value: the output array; None until it is computed.
-        replaces: the older stored output with the same ID, which this output replaces; None if
-            there is none, or after the run.
+        replaces: the older output with the same ID that the run takes as an input and then
+            replaces by this output; None if there is no such output, or after the run.
         returned: whether a `result` shares the array's memory, which must then stay unchanged.
     """
 
@@ -279,7 +279,7 @@ def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
         dtypes = dict(zip(session.inputs, given, strict=False))
         if any(dtypes.get(name) is not dtype for name, dtype in session.narrow.items()):
             session = None  # an input does not have the 16-bit dtype of the open session
-    if session is None:  # the run's duration does not include this
+    if session is None:  # opening a session does not count as part of the run
         session = make_session(bytes(order.graph.model), given)
     order.graph.session = session
     return session

@@ -40,7 +40,7 @@ class GraphSession:
     ONNX Runtime is imported when the first session is opened, which takes 0.25 s and 20 MB.
 
     Args:
-        model: serialized ONNX model. The session prevents it from referring to other files.
+        model: serialized ONNX model. References to external files are blocked.
         threads: number of threads; None for the value of `OMP_NUM_THREADS`, as in numpy and torch,
             or else the number of cores.
         setup: the execution provider. The CPU runs operations that the provider does not support.

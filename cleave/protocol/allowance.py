@@ -2,8 +2,8 @@
 
 An honest device sends few unrequested messages, but many may arrive at once after the network was
 stuck. So token buckets count messages and bytes. A bucket holds what a device normally sends in an
-hour, and refills faster than a device normally empties it. The first response to a run never
-counts, however late it arrives.
+hour, and refills faster than a device normally empties the bucket. The first response to a run
+never counts, however late the response arrives.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class Allowance:
 class CancelledRuns:
     """Cancelled runs of one device whose responses may still arrive.
 
-    A device that has read a `cancel` message does not respond to the runs that it lists. So once
+    A device that has read a `cancel` message does not respond to the runs in that message. So once
     the device responds to a run that was sent after the `cancel`, no response to a cancelled run
     can follow. If no response arrives at all, the oldest cancelled runs are removed. Run IDs
     increase in the order of creation.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[int, tuple[int, int]] = {}  # result size, last run sent before the cancel
+        self._runs: dict[int, tuple[int, int]] = {}  # result bytes, last run sent before the cancel
         self._sent = 0
 
     def sent(self, run: int) -> None:

@@ -266,7 +266,7 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
                         f"the server goes on in protocol version {version} and this client speaks "
                         f"{limits.VERSION}; install the same version of cleave on both"
                     )
-            message = decoder.decode(part)  # ignores unknown fields, so that the protocol can grow
+            message = decoder.decode(part)  # ignores unknown fields, which newer peers may send
             for name in to_check:
                 _check_plain(getattr(message, name))
         except (*_BAD_BYTES, ValueError) as error:

@@ -30,7 +30,7 @@ def agreed(hello: Hello) -> frozenset[Feature]:
     The PS calls this. Feature names in `hello` that the PS does not know are ignored.
     """
     named = {feature for feature in Feature if feature.value in hello.features}
-    if hello.measure:  # the older way to request this feature
+    if hello.measure:  # older clients request the feature in this way
         named.add(Feature.MEASURE)
     return frozenset(named)
 

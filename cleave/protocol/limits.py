@@ -39,8 +39,8 @@ CODED_CHUNK: Final = 2**20
 
 CODED_LEAST_BYTES: Final = 16 * 2**10
 """Minimum size of a payload that is compressed, in bytes. Compressing a shorter payload would save
-under 0.5 ms at 100 Mbit/s. That is about the time to wake one or two threads, and less than a
-browser needs to call its decompressor."""
+under 0.5 ms at 100 Mbit/s. Waking one or two threads takes about as long, and calling the
+decompressor of a browser takes longer."""
 
 MAX_IDS: Final = 65536
 """Maximum number of IDs in one `drop` or `cancel` message."""

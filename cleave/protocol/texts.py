@@ -11,7 +11,7 @@ def clean(text: str) -> str:
     Each unprintable whitespace character, such as a line end, becomes a space. All other characters
     that Unicode does not call printable, such as terminal codes and direction marks, are removed.
     """
-    if text.isprintable():  # almost always
+    if text.isprintable():  # true for almost all texts
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
 

@@ -61,9 +61,9 @@ class Fault:
 
     Attributes:
         reason: readable description of the error.
-        gross: whether the whole block is wrong. A single flipped bit cannot cause this: it changes
-            one element if it is in the result, one row if it is in the device's copy of A, and one
-            column if it is in the device's copy of B.
+        gross: whether the whole block is wrong. A single flipped bit in memory cannot cause this. A
+            flipped bit in the result changes one element, a flipped bit in the device's copy of A
+            changes one row, and a flipped bit in the device's copy of B changes one column.
     """
 
     reason: str

@@ -8,9 +8,9 @@ Each loop reads a matrix as lines in memory, which are the matrix's rows (`along
     vectors  the vectors to multiply by, shape (vectors, columns)
     weights  a weight for each column, shape (columns,)
     bounds   the boundaries of the groups of columns, shape (groups + 1,)
-    out      the matrix-vector products are added to it, shape (groups, vectors, rows)
-    squares  the weighted sums of squared elements are added to it, shape (groups, rows); may be
-             empty, and then the squares are not computed
+    out      accumulates the matrix-vector products, shape (groups, vectors, rows)
+    squares  accumulates the weighted sums of squared elements, shape (groups, rows); an empty array
+             if no squares are needed
 
 A loop reads four lines and two vectors at a time, because their sums fill the registers. While it
 reads a part of four lines, it prefetches the same part of the next four lines. Processors do not
@@ -73,7 +73,7 @@ def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
         small = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, small, small, small])
         fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        how = [ir.Constant(small, value) for value in (0, 2, 1)]  # to read, into L2, data
+        how = [ir.Constant(small, value) for value in (0, 2, 1)]  # read, into L2, data cache
         builder.call(fetch, [builder.bitcast(pointer, byte), *how])
         return context.get_dummy_value()
 

@@ -43,9 +43,9 @@ hide larger errors."""
 
 _LEAST_ENTRY: Final = 0.75
 _ENTRY_RANGE: Final = 0.5  # difference of the largest and the smallest magnitude
-_SAMPLED_ROWS: Final = 16  # rows of A, to estimate the size of C's columns
+_SAMPLED_ROWS: Final = 16  # number of rows of A from which the norms of C's columns are estimated
 _SKETCHES: Final = 4  # number of random sums of these rows
-_SAMPLED_DEPTH: Final = 64  # minimum depth of B's columns, to estimate their size
+_SAMPLED_DEPTH: Final = 64  # minimum rows of B from which the norms of its columns are estimated
 _UNEVEN: Final = 4.0  # ratio of actual to estimated squares above which the estimate is repeated
 _SHARED_PASSES: Final = 1.5  # mean reads of each element above which all blocks share reads
 
@@ -256,7 +256,7 @@ class SecretProducts:
         parts = self._a_parts.get((m, k), {})
         if n not in parts:
             planned = self._meets.get((m, k), {})
-            beside = not parts and n in planned  # else the block is not in the plan
+            beside = not parts and n in planned  # False for a block that is not in the plan
             columns = dict.fromkeys((*(() if parts else planned), n))
             self._read_a(self._rows_beside(m, k) if beside else [m], k, list(columns))
             parts = self._a_parts[m, k]

@@ -1,7 +1,7 @@
 """Multiplies a matrix by several vectors and computes weighted squared norms of its rows.
 
-Both happen in one pass over the matrix. All sums are in double precision for every dtype, because a
-check must be far more exact than the results that it judges. The pass runs in numpy or in a
+A single pass over the matrix computes both. All sums are in double precision for every dtype,
+because a check must be far more exact than the checked results. The pass runs in numpy or in a
 compiled loop (`cleave.verify.kernels`). The compiled loop is several times as fast, because it
 finishes each part of a row while that part is in the L1 cache.
 """

@@ -32,9 +32,9 @@ OUT_UNIT: Final = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
 """Unit roundoff of each result dtype; 0 for fp32, since fp32 sums are returned unrounded."""
 
 LEAST: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-25}
-"""Maximum absolute rounding error near zero. For fp32 and bf16 it is the smallest normal number,
-because devices may flush smaller numbers to zero. For fp16 it is half of the spacing of subnormal
-numbers, because honest devices keep them."""
+"""Maximum absolute rounding error near zero for each dtype. For fp32 and bf16 this is the smallest
+normal number, because devices may flush smaller numbers to zero. For fp16 this is half of the
+spacing of subnormal numbers, because honest devices do not flush fp16 results to zero."""
 
 LARGEST_FP32: Final = 2.0**128 * (1 - 2.0**-24)
 
