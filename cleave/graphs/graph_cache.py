@@ -35,7 +35,7 @@ class GraphCache:
 
     @classmethod
     def of_user(cls) -> GraphCache:
-        """Return the cache in the user's cache folder."""
+        """Return the graph cache of the current user (see `cache_folder`)."""
         return cls(cache_folder() / "graphs")
 
     def get(self, key: str, kind: type[Kept], make: Callable[[], Kept]) -> Kept:

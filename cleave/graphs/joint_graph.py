@@ -262,7 +262,11 @@ def _sizes(node: fx.Node) -> list[Any]:
 
 
 def _times(size: torch.SymInt) -> int:
-    """Return the factor by which a symbolic size is larger than the batch size."""
+    """Return a symbolic size divided by the batch size.
+
+    Raises:
+        LayerGraphError: when the size is not a multiple of the batch size.
+    """
     expression: Any = size.node.expr
     times = expression / next(iter(expression.free_symbols))
     if not times.is_Integer:
@@ -286,7 +290,10 @@ def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
 
 
 def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
-    """Return an activation's shape after (batch * n) is split into the dimensions (batch, n)."""
+    """Return an activation's shape with its batch dimension of size batch * n split in two.
+
+    The sizes of the two new dimensions are batch and n. The second is left out if n is 1.
+    """
     dim, times = _batch_dim(node, batch)
     sizes = _sizes(node)
     return [*sizes[:dim], batch, *([times] if times > 1 else []), *sizes[dim + 1 :]]

@@ -231,7 +231,7 @@ class _Describer:
     def source(self, kind: Any) -> str:
         """Return a digest of the source file that defines a class or function.
 
-        If there is no source file, the qualified name of the class or function is returned.
+        Without a source file, return the qualified name of the class or function.
         """
         return _source(kind.__module__) or str(kind.__qualname__)
 

@@ -164,7 +164,7 @@ def execute(backend: MatmulBackend, order: Compute) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A backend and its measured throughput in FLOP/s."""
+    """A matrix multiplication backend and its measured throughput in FLOP/s."""
 
     backend: MatmulBackend
     flops_per_s: float

@@ -168,7 +168,7 @@ def _one_by_one(
 
 
 def _exact(calculate: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap a calculation to return None if an operand is too large to be exact."""
+    """Wrap a calculation on integers to return None if an operand is `LARGEST_NUMBER` or larger."""
 
     def calculated(*numbers: int) -> int | None:
         if any(abs(number) >= LARGEST_NUMBER for number in numbers):

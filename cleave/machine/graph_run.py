@@ -352,7 +352,7 @@ def _aligned(given: StoredArray) -> arrays.Buffer:
 
 
 def _narrow(given: StoredArray | Concatenated) -> Array:
-    """Return a stored 16-bit array without an upcast."""
+    """Return a stored 16-bit array as a numpy array without upcasting it to fp32."""
     if isinstance(given, Concatenated):
         return given.buffer().array
     return _aligned(given).array

@@ -75,7 +75,7 @@ class _OpenEnum(StrEnum):
 
 
 class ByeCode(_OpenEnum):
-    """Why a session ends with `bye`."""
+    """Reason code of a `bye` message, which ends a session without a fault."""
 
     UNSTATED = ""
     CLOSING = "closing"
@@ -86,7 +86,7 @@ class ByeCode(_OpenEnum):
 
 
 class ErrorCode(_OpenEnum):
-    """Why a session ends with `error`."""
+    """Reason code of an `error` message, which ends a session because of a fault of the peer."""
 
     VERSION = "version"
     CREDENTIAL = "credential"
@@ -292,7 +292,7 @@ class TaskError:
 
 @dataclass(slots=True)
 class Drop:
-    """PS to device: delete these arrays and graphs."""
+    """PS to device: delete the stored arrays and graphs with these IDs."""
 
     TYPE: ClassVar[str] = "drop"
     FEATURE: ClassVar[Feature | None] = None
@@ -301,7 +301,7 @@ class Drop:
 
 @dataclass(slots=True)
 class Cancel:
-    """PS to device: the PS no longer needs the results of these runs."""
+    """PS to device: skip the runs with these IDs, because the PS no longer needs their results."""
 
     TYPE: ClassVar[str] = "cancel"
     FEATURE: ClassVar[Feature | None] = None
@@ -324,7 +324,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Device to PS: the device is still connected."""
+    """Device to PS: the device is still connected; sent at least every `HEARTBEAT_S` seconds."""
 
     TYPE: ClassVar[str] = "heartbeat"
     FEATURE: ClassVar[Feature | None] = None

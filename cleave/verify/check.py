@@ -154,7 +154,7 @@ class GemmCheck:
 
     @property
     def read_bytes(self) -> int:
-        """Return the bytes of A, B and result blocks read so far."""
+        """Return the number of bytes of A, B and result blocks read so far."""
         return self._project.read_bytes
 
     @property

@@ -97,7 +97,10 @@ class _BPart(NamedTuple):
 
 
 class _APart(NamedTuple):
-    """Products of A and B r for a range of rows, columns and depths; see `Expected`."""
+    """Products of A and B r for a range of rows, columns and depths.
+
+    The fields `products`, `squares` (|a_i|^2) and `precision` are defined as in `Expected`.
+    """
 
     products: Doubles
     squares: Doubles
