@@ -1,14 +1,19 @@
-"""Lossless compression of floating-point payloads, for the network.
+"""Lossless compression of floating-point payloads, to save network traffic.
 
-The exponents of a model's numbers are similar, while their signs and fractions are almost random.
-So each 16-bit word (of fp32 the upper half, which is a bf16) is rotated left by one bit. Then bf16
-has its exponent in the upper byte, and fraction and sign in the lower. Fp16 has its exponent and
-the top of its fraction in the upper. The upper bytes are deflated with Huffman codes alone, because
-a search for repetitions is slow and finds none; the rest is not compressed. At most as many bytes
-are inflated as arrived uncompressed, so decompression bombs are impossible.
+The exponents of a model's numbers are similar, while the signs and fractions are almost random. So
+only the exponents are compressed:
 
-`docs/protocol.md` defines the layout. Everything here is pure. Zlib and numpy release the GIL, so
-chunks can be processed in several threads.
+1. Each 16-bit element is rotated left by one bit. Of an fp32 element, only the upper half, which is
+   a bf16 number, is rotated. The upper byte of a rotated bf16 is the exponent, and the lower byte
+   holds fraction and sign. The upper byte of a rotated fp16 is the exponent and the top three bits
+   of the fraction.
+2. The upper bytes are deflated with Huffman codes alone, because a search for repetitions is slow
+   and finds none.
+3. All other bytes are stored uncompressed.
+
+A chunk inflates to at most as many bytes as it has uncompressed bytes, so decompression bombs are
+impossible. `docs/protocol.md` defines the layout. The functions have no side effects. Zlib and
+numpy release the GIL, so several threads can process chunks in parallel.
 """
 
 from __future__ import annotations
@@ -25,21 +30,21 @@ from cleave.protocol.limits import CODED_CHUNK, CODED_LEAST_BYTES
 
 Payload: TypeAlias = bytes | memoryview
 Each: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-"""Maps a function over items: `map`, or a thread pool's."""
+"""A function that works like `map`; for example, a thread pool's `map` method."""
 
-_WORTH: Final = 0.95  # of the plain size; above it compression is not worth its time
-_SAMPLE: Final = 4096  # elements
+_WORTH: Final = 0.95  # largest ratio of compressed to plain size that is worth the time
+_SAMPLE: Final = 4096  # approximate number of elements in a sample
 _LENGTH_BYTES: Final = 4
-_MEMORY_LEVEL: Final = 9  # new codes after 32768 numbers: fewer headers than with 8
+_MEMORY_LEVEL: Final = 9  # zlib starts a block every 32768 bytes: fewer headers than at level 8
 
 
 def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
-    """Compress a payload, even if that does not make it shorter.
+    """Compress a payload. The result may be longer than the payload.
 
     Args:
-        payload: elements of `dtype`, any number of them.
+        payload: any number of elements of `dtype`, little-endian.
         dtype: dtype of the elements.
-        each: maps a function over the chunks.
+        each: maps a function over the payload's chunks.
     """
     words = np.frombuffer(payload, "<u2")
     step = CODED_CHUNK * _words(dtype)
@@ -51,7 +56,12 @@ def encode(payload: Payload, dtype: DType, each: Each = map) -> bytes:
 
 
 def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes | None:
-    """Compress a payload; return None if it is short, or would hardly become shorter."""
+    """Compress a payload like `encode`, if compression saves enough bytes.
+
+    Returns:
+        The compressed payload; None if the payload has fewer than `CODED_LEAST_BYTES` bytes, or if
+            a sample of its elements suggests savings below 5%.
+    """
     if len(payload) < CODED_LEAST_BYTES or _sampled_ratio(payload, dtype) > _WORTH:
         return None
     coded = encode(payload, dtype, each)
@@ -61,17 +71,18 @@ def encode_if_shorter(payload: Payload, dtype: DType, each: Each = map) -> bytes
 def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memoryview:
     """Decompress a payload.
 
-    Memory for the payload is allocated only after the compressed length was checked: it is more
-    than half of the payload's size.
+    The length of `coded` is checked before memory for the payload is allocated. A valid compressed
+    payload has more than half of the payload's size, so a peer cannot cause large allocations with
+    short messages.
 
     Args:
         coded: compressed payload from a peer, which may be invalid.
         dtype: dtype of the elements.
-        nbytes: size of the payload.
-        each: maps a function over the chunks.
+        nbytes: size of the decompressed payload in bytes.
+        each: maps a function over the payload's chunks.
 
     Raises:
-        ProtocolError: when it is not the compressed form of such a payload.
+        ProtocolError: when `coded` is not a compressed payload of `nbytes` bytes.
     """
     chunks = _chunks(memoryview(coded), dtype, nbytes)
     words = np.empty(nbytes // 2, "<u2")
@@ -85,12 +96,17 @@ def decode(coded: Payload, dtype: DType, nbytes: int, each: Each = map) -> memor
 
 
 def _words(dtype: DType) -> int:
-    """Return the number of 16-bit words in an element; the last has the exponent."""
+    """Return the number of 16-bit words in an element. The last word contains the exponent."""
     return dtype.itemsize // 2
 
 
 def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
-    """Compress at most `CODED_CHUNK` elements, given as 16-bit words."""
+    """Compress one chunk and return the parts of its compressed form.
+
+    Args:
+        chunk: at most `CODED_CHUNK` elements, as 16-bit words.
+        dtype: dtype of the elements.
+    """
     upper = chunk[_words(dtype) - 1 :: _words(dtype)]
     packer = zlib.compressobj(
         method=zlib.DEFLATED, memLevel=_MEMORY_LEVEL, strategy=zlib.Z_HUFFMAN_ONLY
@@ -104,10 +120,13 @@ def _encode_chunk(chunk: Array, dtype: DType) -> list[bytes]:
 
 
 def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryview, memoryview]]:
-    """Split a compressed payload into chunks, each with its deflated and its plain part.
+    """Split a compressed payload into chunks.
+
+    Returns:
+        The deflated part and the uncompressed part of each chunk.
 
     Raises:
-        ProtocolError: when its length does not fit a payload of `nbytes` bytes.
+        ProtocolError: when `coded` has the wrong length for a payload of `nbytes` bytes.
     """
     count, left = divmod(nbytes, dtype.itemsize)
     if left:
@@ -130,10 +149,15 @@ def _chunks(coded: memoryview, dtype: DType, nbytes: int) -> list[tuple[memoryvi
 
 
 def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DType) -> None:
-    """Decompress a chunk into its 16-bit words.
+    """Decompress one chunk into `words`.
+
+    Args:
+        parts: the deflated part and the uncompressed part of the chunk.
+        words: receives the chunk's elements as 16-bit words.
+        dtype: dtype of the elements.
 
     Raises:
-        ProtocolError: when the number of exponents is not the number of elements.
+        ProtocolError: when the deflated part does not inflate to one byte per element.
     """
     deflated, plain = parts
     upper = words[_words(dtype) - 1 :: _words(dtype)]
@@ -154,7 +178,10 @@ def _decode_chunk(parts: tuple[memoryview, memoryview], words: Array, dtype: DTy
 
 
 def _sampled_ratio(payload: Payload, dtype: DType) -> float:
-    """Return the estimated ratio of compressed to plain size, from the entropy of a sample."""
+    """Estimate the ratio of a payload's compressed size to its uncompressed size.
+
+    The estimate is the entropy of a sample of the payload's exponents.
+    """
     upper = np.frombuffer(payload, "<u2")[_words(dtype) - 1 :: _words(dtype)]
     sample = (upper[:: max(1, upper.size // _SAMPLE)] >> 7).astype(np.uint8)
     shares = np.bincount(sample) / sample.size

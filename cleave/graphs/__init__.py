@@ -1,1 +1,1 @@
-"""Layers of a model as ONNX graphs, which devices run without torch."""
+"""Exports a model's layers and loss as ONNX graphs, which devices can run without torch."""

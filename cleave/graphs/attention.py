@@ -1,7 +1,8 @@
-"""Attention in plain operations, for layers that are traced.
+"""Attention as separate matrix multiplications and a softmax, for tracing layers.
 
-torch has no decomposition of its fused attention's backward pass on a CPU, so a layer that uses it
-cannot become a graph. Within `plain_attention` a model uses products and a softmax instead.
+torch has no decomposition for the backward pass of its fused attention on a CPU. So a layer that
+uses fused attention cannot be exported as a graph. Within the context of `plain_attention`, a model
+uses the attention of this module instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cleave.graphs.errors import LayerGraphError
 
 _NAME: Final = "cleave"
 _KNOWN: Final = frozenset({"position_ids", "cache_position"})
-"""Arguments that can be ignored, because the mask already accounts for them."""
+"""Keyword arguments of attention that can be ignored, because the mask already reflects them."""
 
 _NAMED: Final = {"s_aux": "sinks (s_aux)", "alibi": "ALiBi slopes (alibi)"}
 
@@ -29,15 +30,17 @@ _NAMED: Final = {"s_aux": "sinks (s_aux)", "alibi": "ALiBi slopes (alibi)"}
 def plain_attention(
     model: nn.Module, blocks: Blocks = BLOCKS, *, packed: bool = False
 ) -> Iterator[None]:
-    """Make a transformers model use traceable attention within the context.
+    """Return a context manager in which a transformers model uses traceable attention.
 
     Args:
-        blocks: when attention runs over blocks of queries, and the size of a block.
-        packed: whether sequences may hold several documents, told apart by their positions. Layers
-            then always get a mask, even for a batch without such sequences.
+        model: the model; its own attention implementation is restored afterwards.
+        blocks: decides when attention runs over blocks of queries, and the size of a block.
+        packed: whether one sequence may hold several documents, which are distinguished by their
+            position IDs. The layers then always receive a mask, even for a batch in which each
+            sequence is one document.
 
     Raises:
-        LayerGraphError: when the model's attention implementation cannot be chosen.
+        LayerGraphError: when the model's attention implementation cannot be replaced.
     """
     from transformers import AttentionInterface, PreTrainedModel
     from transformers.masking_utils import AttentionMaskInterface
@@ -70,24 +73,27 @@ def attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention, with the signature of transformers' attention functions.
+    """Compute attention, with the signature of an attention function of transformers.
 
     Args:
-        blocks: when attention runs over blocks of queries, and the size of a block.
-        module: the calling attention module.
+        blocks: decides when attention runs over blocks of queries, and the size of a block.
+        module: the attention module that calls this function.
         query: shape (batch, heads, queries, width).
-        key, value: shape (batch, heads or a divisor of it, keys, width).
-        attention_mask: true, or 0, where a query sees a key; None for no mask.
+        key, value: shape (batch, key-value heads, keys, width). The number of key-value heads
+            divides the number of heads.
+        attention_mask: a boolean mask that is true where a query attends to a key, or a mask that
+            is added to the scores; None for no mask.
         scaling: factor of the scores; by default 1 / sqrt(width).
-        dropout: must be 0.
-        is_causal: whether a query sees only earlier keys; used without a mask.
-        softcap: bound of the scores (tanh), as in Gemma 2.
+        dropout: dropout probability; must be 0.
+        is_causal: whether a query attends only to its own and earlier positions; used if there is
+            no mask. None for the module's own setting.
+        softcap: bound on the scores, applied with tanh, as in Gemma 2; None for no bound.
 
     Returns:
-        The output, shape (batch, queries, heads, width), and None in place of the weights.
+        The output, shape (batch, queries, heads, width), and None instead of attention weights.
 
     Raises:
-        LayerGraphError: when dropout is not 0, or an argument is unknown.
+        LayerGraphError: when `dropout` is not 0, or a tensor or float argument is unknown.
     """
     if dropout:
         raise LayerGraphError(f"its attention drops {dropout:g} of the weights at random")
@@ -108,13 +114,16 @@ def attention(
         scores = torch.tanh(scores / softcap) * softcap
     weights = _masked(scores, attention_mask, _causal(module, is_causal)).softmax(-1)
     if attention_mask is not None and attention_mask.dtype is torch.bool:
-        # A query that sees no key (left padding) gets zeros, as in torch's own attention.
+        # A query that attends to no key (left padding) gets zeros, as in torch's own attention.
         weights = torch.where(attention_mask[..., : scores.shape[-1]], weights, 0.0)
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
 def _mask(*, packed: bool, **how: Any) -> Tensor | None:
-    """Return a layer's mask. Whether it is None does not depend on the batch's values."""
+    """Return the attention mask of a layer; None if causal attention needs no mask.
+
+    Whether the mask is None depends on the arguments, never on the values in a batch.
+    """
     from transformers.masking_utils import sdpa_mask
 
     made: Tensor | None

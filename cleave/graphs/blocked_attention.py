@@ -1,8 +1,9 @@
-"""Attention over blocks of queries, for sequences whose scores do not fit in memory at once.
+"""Attention over blocks of queries, for long sequences whose attention scores exceed the memory.
 
-The scores of one block are computed, used and freed before the next block. In a graph, blocks are
-the iterations of one `Scan`, whose memory ONNX Runtime reuses. Without a graph, they are the
-iterations of a loop. The backward pass recomputes the scores, block by block.
+The scores of one block of queries are computed, used and freed before the next block starts. In an
+ONNX graph, each block is an iteration of one `Scan`, and ONNX Runtime reuses the memory of the
+previous iteration. In PyTorch, each block is an iteration of a loop. The backward pass recomputes
+the scores block by block.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from cleave.graphs.errors import LayerGraphError
 
 @dataclass(frozen=True)
 class Weighing:
-    """How scores of queries and keys become attention weights.
+    """Parameters of the computation of attention weights from queries and keys.
 
     Attributes:
-        rows: queries in a block. The last block may have fewer.
+        rows: number of queries in a block. The last block may have fewer queries.
         factor: factor of the scores.
-        causal: whether a query sees only earlier keys; used without a mask.
-        softcap: bound of the scores (tanh); None for no bound.
+        causal: whether a query attends only to its own and earlier positions; used if there is no
+            mask.
+        softcap: bound on the scores, applied with tanh; None for no bound.
     """
 
     rows: int
@@ -38,26 +40,30 @@ class Weighing:
 def attention_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: Weighing
 ) -> Tensor:
-    """Return the attention output, shape (batch, queries, heads, width).
+    """Compute attention over blocks of queries.
 
     Args:
         query: shape (batch, heads, queries, width).
         key, value: shape (batch, heads, keys, width).
-        mask: true, or 0, where a query sees a key, shape (batch or 1, heads or 1, queries or 1,
-            keys); None for no mask.
-        how: how scores become weights.
+        mask: a boolean mask that is true where a query attends to a key, or a mask that is added to
+            the scores, shape (batch or 1, heads or 1, queries or 1, keys); None for no mask.
+        how: block size, and parameters of the attention weights.
+
+    Returns:
+        The attention output, shape (batch, queries, heads, width).
 
     Raises:
-        LayerGraphError: in the backward pass, when the mask is trained.
+        LayerGraphError: in the backward pass, when the mask requires a gradient.
     """
-    # A scan refuses views of one tensor, as in GPT-2. Exported graphs do not contain this copy.
+    # `scan_op` refuses inputs that are views of one tensor, as in GPT-2. Exported graphs do not
+    # contain these copies.
     own = [part.clone(memory_format=torch.contiguous_format) for part in (query, key, value)]
     found: Tensor = _Attention.apply(*own, mask, how)  # type: ignore[no-untyped-call]
     return found.contiguous()
 
 
 class _Attention(torch.autograd.Function):
-    """Attention with a custom backward pass that works in `torch.func` and while tracing."""
+    """Attention with a custom backward pass, which also works in `torch.func` and in a trace."""
 
     @staticmethod
     def forward(
@@ -84,7 +90,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward pass of attention: a separate function, because `torch.func` requires it."""
+    """The backward pass of attention, which `torch.func` requires as a separate function."""
 
     @staticmethod
     def forward(
@@ -103,13 +109,13 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save nothing: gradients of gradients are not needed."""
+        """Save no tensors, because second-order gradients are not needed."""
 
 
 def _attend(
     how: Weighing, start: Tensor, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor
 ) -> tuple[Tensor]:
-    """Return the attention output of one block, shape (batch, rows, heads, width)."""
+    """Return the attention output of one block of queries, shape (batch, rows, heads, width)."""
     at = _positions(start, query, how)
     weights = _Weights.of(query.index_select(2, at) * how.factor, key, at, mask, how).weights
     return ((weights @ value).transpose(1, 2).contiguous(),)
@@ -127,15 +133,21 @@ def _back(
     dy: Tensor,
     *mask: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add one block to the gradients of keys and values.
+    """Run the backward pass of one block of queries.
+
+    Args:
+        dkey, dvalue: sums of the key and value gradients over the previous blocks.
+        start: index of the block's first query.
+        y, dy: the attention output and its gradient, shape (batch, queries, heads, width).
 
     Returns:
-        Both sums, and the gradient of the block's queries, shape (batch, rows, heads, width).
+        The key and value gradients including this block, and the gradient of the block's queries,
+            shape (batch, rows, heads, width).
     """
     at = _positions(start, query, how)
     block = query.index_select(2, at) * how.factor
     made = _Weights.of(block, key, at, mask, how)
-    # Rows after the last query are padding, and must add nothing.
+    # Rows after the last query are padding and must not contribute to the gradients.
     there = (start + torch.arange(how.rows) < query.shape[2])[:, None, None]
     dblock = torch.where(there, dy.index_select(1, at), 0.0)
     common = (dblock * y.index_select(1, at)).sum(-1).transpose(1, 2)[..., None]
@@ -148,12 +160,13 @@ def _back(
 
 @dataclass(frozen=True)
 class _Weights:
-    """The attention weights of one block, and what their gradient needs.
+    """The attention weights of one block of queries, with the tensors that the gradient needs.
 
     Attributes:
-        weights: shape (batch, heads, rows, keys).
-        squeezed: tanh(scores / softcap); None without a softcap.
-        seen: whether a query sees a key; None if no scores were masked out.
+        weights: attention weights, shape (batch, heads, rows, keys).
+        squeezed: tanh(scores / softcap), same shape; None without a softcap.
+        seen: boolean mask that is true where a query attends to a key; None if there is no boolean
+            or causal mask.
     """
 
     weights: Tensor
@@ -180,12 +193,17 @@ class _Weights:
         if seen is not None:
             scores = torch.where(seen, scores, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1)
-        if mask and seen is not None:  # a query that sees no key gets zeros
+        if mask and seen is not None:  # a query that attends to no key gets zeros
             weights = torch.where(seen, weights, 0.0)
         return cls(weights, squeezed, seen)
 
     def before_softmax(self, gradient: Tensor, how: Weighing) -> Tensor:
-        """Return the gradient of the raw scores, from the gradient of the softmax's input."""
+        """Return the gradient of the scores before softcap and mask.
+
+        Args:
+            gradient: gradient of the softmax's input.
+            how: parameters of the attention weights.
+        """
         if self.seen is not None:
             gradient = torch.where(self.seen, gradient, 0.0)
         return gradient if self.squeezed is None else gradient * (1 - self.squeezed**2)
@@ -196,10 +214,15 @@ def _starts(query: Tensor, how: Weighing) -> Tensor:
 
 
 def _positions(start: Tensor, query: Tensor, how: Weighing) -> Tensor:
-    """Return the query indices of a block; the last query fills up an incomplete block."""
+    """Return the query indices of a block; an incomplete block repeats the last query's index."""
     return (start + torch.arange(how.rows)).clamp(max=query.shape[2] - 1)
 
 
 def _joined(blocks: Tensor, query: Tensor) -> Tensor:
-    """Join blocks, shape (blocks, batch, rows, heads, width), and drop the rows of padding."""
+    """Concatenate blocks along the queries and remove the padding.
+
+    Args:
+        blocks: shape (blocks, batch, rows, heads, width).
+        query: the queries, which give the number of rows to return.
+    """
     return blocks.movedim(0, 1).flatten(1, 2)[:, : query.shape[2]]

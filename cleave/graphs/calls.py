@@ -1,4 +1,4 @@
-"""How a model calls its decoder layers, observed in one forward pass."""
+"""Records the arguments with which a model calls its decoder layers in one forward pass."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from cleave.graphs.packed import called_with
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One layer of a model, and how the model calls it.
+    """A recorded call of one decoder layer.
 
     Attributes:
+        model: the model that called the layer.
+        layer: the decoder layer.
         x: the layer's input, shape (batch, tokens, width).
-        beside: the layer's other tensor arguments (masks, position embeddings), by name.
+        beside: maps the name of each other tensor argument (masks, position embeddings) to the
+            tensor.
         y: the layer's output, same shape as `x`.
-        in_tuple: whether the layer returns a tuple whose first element is its output.
-        blocks: when attention runs over blocks of queries, and the size of a block.
-        hooked: why the layer's hooks prevent a graph; empty if they do not.
+        in_tuple: whether the layer returns a tuple whose first element is the output.
+        blocks: decides when attention runs over blocks of queries, and the size of a block.
+        hooked: why hooks within the layer prevent exporting it; empty if there are no such hooks.
     """
 
     model: nn.Module
@@ -39,13 +42,19 @@ class LayerCall:
     in_tuple: bool
     blocks: Blocks
     hooked: str
-    _leaves: Sequence[object]  # the other arguments; each tensor is replaced by its name
+    _leaves: Sequence[object]  # all arguments except `x`; the name of a tensor replaces the tensor
     _structure: pytree.TreeSpec
 
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
     ) -> Tensor:
-        """Return the layer's output for other parameters, input and tensor arguments."""
+        """Call the layer as the model did, but with other tensors, and return its output.
+
+        Args:
+            parameters: the layer's parameters and buffers, by name.
+            x: the layer's input, shape (batch, tokens, width).
+            beside: the layer's other tensor arguments, by name.
+        """
         leaves = [beside[n] if isinstance(n, _Name) else n for n in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         with plain_attention(self.model, self.blocks):
@@ -53,10 +62,13 @@ class LayerCall:
         return output_of(found)
 
     def tensors_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the tensors of another call of the layer by name, without its first argument.
+        """Return the tensors among a later call's arguments, by name.
+
+        Args:
+            args, kwargs: arguments of the later call of this layer, without the first argument.
 
         Raises:
-            LayerGraphError: when the other arguments differ.
+            LayerGraphError: when an argument that is not a tensor differs from the recorded call.
         """
         leaves, structure = _named_leaves(args, kwargs)
         found = {leaf.name: leaf.tensor for leaf in leaves if isinstance(leaf, _NamedTensor)}
@@ -66,16 +78,16 @@ class LayerCall:
 
 
 class _Name(str):
-    """The name of a tensor, distinct from a string argument of the layer."""
+    """The name of a tensor argument. Its type distinguishes it from a string argument."""
 
     __slots__ = ()
 
 
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the layers of a model: its module list with the most parameters.
+    """Return the decoder layers of a model, which are its `ModuleList` with the most parameters.
 
     Raises:
-        LayerGraphError: when the model has no module list.
+        LayerGraphError: when the model has no `ModuleList`.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
@@ -96,18 +108,22 @@ def layer_calls(
     *,
     positions: Tensor | None = None,
 ) -> list[LayerCall]:
-    """Return how a model calls its layers, in order.
+    """Run a model's forward pass with `plain_attention` and record the call of each layer.
 
     Args:
-        model: a causal language model of transformers, run with `plain_attention`.
-        ids: tokens, shape (batch, tokens).
-        mask: padding or document mask, see `called_with`.
-        blocks: when attention runs over blocks of queries, and the size of a block.
-        positions: each token's position in its document, shaped as `ids`; None for one document.
+        model: a causal language model of transformers.
+        ids: token IDs, shape (batch, tokens).
+        mask: padding or document mask (see `called_with`); None for no mask.
+        blocks: decides when attention runs over blocks of queries, and the size of a block.
+        positions: each token's position in its document, same shape as `ids`; None if each
+            sequence is one document.
+
+    Returns:
+        The recorded calls, in order of the layers.
 
     Raises:
         LayerGraphError: when the model does not call each layer once, in order, with the output of
-            the previous layer; or when a layer cannot be called alone.
+            the previous layer; or when a layer has hooks or an argument of an unsupported type.
     """
     layers = decoder_layers(model)
     if len(set(layers)) < len(layers):
@@ -167,7 +183,14 @@ class _NamedTensor(NamedTuple):
 def _named_leaves(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[object], pytree.TreeSpec]:
-    """Return all arguments after the first, tensors with their names, and their structure."""
+    """Flatten a call's arguments and name its tensors.
+
+    Args:
+        args, kwargs: arguments of a layer's call, without the first argument.
+
+    Returns:
+        The flattened arguments, with each tensor as a `_NamedTensor`, and their tree structure.
+    """
     paths, structure = pytree.tree_flatten_with_path((args, kwargs))
     leaves: list[object] = []
     for path, leaf in paths:
@@ -180,20 +203,22 @@ def _named_leaves(
 
 
 def _without_tensors(leaves: Sequence[object]) -> list[object]:
-    """Return arguments with tensors replaced by their names."""
+    """Replace each named tensor in a list of arguments by the tensor's name."""
     return [_Name(leaf.name) if isinstance(leaf, _NamedTensor) else leaf for leaf in leaves]
 
 
 def _hooked(layer: nn.Module) -> str:
-    """Return which module within a layer has hooks, which a graph would ignore; empty for none.
+    """Return a sentence that names the module with hooks within a layer; empty if none has hooks.
+
+    A graph would ignore such hooks.
 
     Raises:
-        LayerGraphError: when the layer itself has hooks: they would run in the observing pass.
+        LayerGraphError: when the layer itself has hooks, which would run in the recorded pass.
     """
     for name, module in layer.named_modules():
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         hooks += len(module._backward_hooks) + len(module._backward_pre_hooks)
-        if module is layer and hooks > 1:  # one hook belongs to the observing pass
+        if module is layer and hooks > 1:  # `layer_calls` itself adds one hook
             raise LayerGraphError(f"there are hooks on its layer {type(layer).__name__}")
         if module is not layer and hooks:
             return f"there are hooks on its module {name}"
@@ -201,10 +226,13 @@ def _hooked(layer: nn.Module) -> str:
 
 
 def output_of(found: object) -> Tensor:
-    """Return the tensor that a layer returned, alone or first in a tuple.
+    """Return the output tensor of a layer.
+
+    Args:
+        found: a layer's return value: the output tensor, or a tuple that starts with the output.
 
     Raises:
-        LayerGraphError: when it returned something else.
+        LayerGraphError: when the output is not a tensor.
     """
     first = found[0] if isinstance(found, tuple) else found
     if not isinstance(first, Tensor):

@@ -4,4 +4,4 @@ from cleave.errors import PlanError
 
 
 class LayerGraphError(PlanError):
-    """A layer cannot become a graph; the text is the reason, to follow "because"."""
+    """A layer cannot be exported as a graph. The message is a clause that can follow "because"."""

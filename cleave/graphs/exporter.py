@@ -1,7 +1,7 @@
-"""Torch's ONNX exporter without its repeated work.
+"""Patches that make torch's ONNX exporter twice as fast without changing the exported graphs.
 
-This saves half of an export's time and does not change the graphs. With a version of torch or
-onnxscript that is organized differently, the exporter is left unchanged.
+A patch is skipped if the installed version of torch or onnxscript does not have the patched
+function.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SIGNATURES: Final = "onnx_ir.schemas"
 
 @contextmanager
 def without_repetition() -> Iterator[None]:
-    """Make the exporter cache intermediate results and skip work without effect.
+    """Return a context manager in which torch's ONNX exporter avoids repeated computation.
 
-    It caches its translation table, which takes 0.25 s, and the signatures of operations. It tries
-    each optimizer rule only at operations that the rule can match. Where type promotion does not
-    apply, it uses an operation's result as traced.
+    Within the context, the exporter caches its translation table (which takes 0.25 s to build) and
+    the signatures of operations. It tries each optimizer rule only on operations that the rule can
+    match. It skips type promotion for operations without a promotion rule.
     """
     with ExitStack() as changes:
         for module, owner, name, change in (
@@ -42,7 +42,12 @@ def without_repetition() -> Iterator[None]:
 def _changed(
     module: str, owner: str, name: str, change: Callable[[Any, Any], Any]
 ) -> Iterator[None]:
-    """Change an attribute of a class within the context, if the class has it."""
+    """Replace an attribute of a class within the context, if the attribute exists.
+
+    Args:
+        module, owner, name: names of the module, the class and the attribute.
+        change: returns the replacement, given the class and the attribute's value.
+    """
     try:
         changed: Any = getattr(importlib.import_module(module), owner)
         made = vars(changed)[name]
@@ -84,7 +89,7 @@ def _kept_signatures(signatures: Any, made: Any) -> Any:
 
 
 def _where_it_can_match(_: Any, made: Callable[..., Any]) -> Any:
-    """Try a rule only at the operation that ends its pattern, if the pattern names one."""
+    """Return a `try_rewrite` that skips operations that cannot end the rule's pattern."""
     ends: dict[Any, Any] = {}
 
     def try_rewrite(rule: Any, model: Any, graph: Any, node: Any, **how: Any) -> Any:
@@ -98,7 +103,10 @@ def _where_it_can_match(_: Any, made: Callable[..., Any]) -> Any:
 
 
 def _last_operation(rule: Any) -> Any:
-    """Return the domain and name of the operation that ends a pattern; None for any."""
+    """Return the domain and name of the last operation in a rule's pattern.
+
+    None means that the pattern may end with any operation.
+    """
     try:
         named = rule._target_pattern.output_nodes[0].op_identifier()
     except (AttributeError, IndexError):

@@ -1,4 +1,4 @@
-"""Graphs cached on disk between runs, because exporting one takes seconds."""
+"""A disk cache of exported graphs, because exporting one graph takes seconds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _SUFFIX: Final = ".graphs"
 
 
 class GraphCache:
-    """A folder of graphs, keyed by the digest of everything that they depend on.
+    """A folder of exported graphs.
 
-    Unreadable or damaged files are rebuilt. If the folder cannot be written, graphs are exported
-    each time.
+    The key of a graph is a digest of everything that the graph depends on.
+
+    A graph whose file is unreadable or damaged is exported again. If the folder is not writable,
+    graphs are exported in every run.
 
     Args:
-        folder: folder of the cache; created with the first graph.
+        folder: the cache folder, which is created when the first graph is cached.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,18 +35,18 @@ class GraphCache:
 
     @classmethod
     def of_user(cls) -> GraphCache:
-        """Return the cache in the user's cache folder."""
+        """Return the graph cache of the current user (see `cache_folder`)."""
         return cls(cache_folder() / "graphs")
 
     def get(self, key: str, kind: type[Kept], make: Callable[[], Kept]) -> Kept:
-        """Return the object cached under a key, or make and cache it.
+        """Return the object cached under a key. If there is none, create and cache the object.
 
-        If several processes want the same object, one makes it and the others wait.
+        If several processes request the same object, one process creates it and the others wait.
 
         Args:
             key: a digest, as hexadecimal digits.
-            kind: the dataclass of the object.
-            make: makes the object.
+            kind: dataclass of the object.
+            make: creates the object.
         """
         path = self._folder / f"{key}{_SUFFIX}"
         if (kept := _read(path, kind)) is not None:
@@ -58,7 +60,10 @@ class GraphCache:
 
     @contextmanager
     def _alone(self, path: Path) -> Iterator[None]:
-        """Lock a file against other processes; run without a lock if locking fails."""
+        """Hold an exclusive lock on a cache file within the context.
+
+        If locking fails, the context runs without a lock.
+        """
         try:
             make_folder(self._folder)
             lock = Lock(path.with_name(f"{path.name}.lock"), wait_s=math.inf)
@@ -72,7 +77,7 @@ class GraphCache:
         try:
             write_atomically(path, msgspec.msgpack.encode(made), 0o600, sync=False)
         except OSError:
-            return  # the next run makes it again
+            return  # the next run creates the object again
 
 
 def _read(path: Path, kind: type[Kept]) -> Kept | None:

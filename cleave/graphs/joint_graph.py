@@ -1,9 +1,10 @@
-"""A function and its gradient, traced together and split into forward and backward graphs.
+"""Splits the joint trace of a function and its gradient into forward and backward graphs.
 
-The forward graph also returns *activations*. One backward graph takes them; another one recomputes
-them. Activations are the results of matrix products, the costliest operations. Cheap operations
-between them (norms, additions, softmax) are always recomputed. So is a batched product that is
-larger than its operands, such as attention scores.
+The forward graph also returns *activations*. One backward graph takes the activations as inputs,
+and another backward graph recomputes them. Activations are the results of matrix multiplications,
+which are the costliest operations. The cheap operations between matrix multiplications (norms,
+additions, softmax) are always recomputed. Batched matrix multiplications whose result is larger
+than their operands, such as attention scores, are recomputed as well.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ _BATCHED_PRODUCTS: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
 
 @dataclass(frozen=True)
 class Part:
-    """One of the graphs.
+    """A graph that is ready for export, with descriptions of its inputs and outputs.
 
     Attributes:
         graph: the graph in core ATen operations.
-        inputs: examples by name, in order.
-        batch_dims: the batch dimension of each input that has one, by name.
-        outputs: names of the outputs.
+        inputs: maps the name of each input to an example tensor, in order of the inputs.
+        batch_dims: maps the name of each input that has a batch dimension to the index of that
+            dimension.
+        outputs: names of the outputs, in order.
     """
 
     graph: fx.GraphModule
@@ -43,13 +45,13 @@ class Part:
 
 @dataclass(frozen=True)
 class SplitGraph:
-    """The forward graph and both backward graphs.
+    """The forward graph and the two backward graphs of a function.
 
     Attributes:
-        forward: returns the outputs and the activations.
-        backward: recomputes the activations.
-        from_activations: takes the activations of the forward graph.
-        activations: elements of each activation per sample, by name.
+        forward: returns the function's outputs and the activations.
+        backward: backward graph that recomputes the activations.
+        from_activations: backward graph that takes the activations as inputs.
+        activations: maps the name of each activation to its number of elements per sample.
     """
 
     forward: Part
@@ -68,16 +70,17 @@ def split(
     of_forward: int,
     name: Callable[[int], str],
 ) -> SplitGraph:
-    """Split a graph at the input that is the gradient of its output.
+    """Split the joint graph of a function and its gradient into a forward and two backward graphs.
 
     Args:
-        joint: the graph in core ATen operations.
-        inputs: examples of its inputs by name, in order.
+        joint: a function and its gradient as one graph in core ATen operations.
+        inputs: maps the name of each graph input to an example tensor, in order.
         batched: names of the inputs whose first dimension is the batch.
-        outputs: names of its outputs.
-        batch_of: name of the output's gradient; its first dimension is the batch.
-        of_forward: number of leading outputs that do not depend on that gradient.
-        name: returns the name of an activation, given its number.
+        outputs: names of the graph outputs, in order.
+        batch_of: name of the input that is the gradient of the function's output; its first
+            dimension is the batch.
+        of_forward: number of leading graph outputs that do not depend on this gradient.
+        name: returns the name of an activation, given its index.
 
     Raises:
         LayerGraphError: when an activation does not have exactly one batch dimension.
@@ -119,7 +122,15 @@ class _Splitter:
         return SplitGraph(forward, backward, from_activations, sizes)
 
     def _needed(self, outputs: Iterable[fx.Node]) -> tuple[list[fx.Node], set[fx.Node]]:
-        """Return the activations that some outputs need, in order, and the nodes to recompute."""
+        """Find the activations that the backward pass needs.
+
+        Args:
+            outputs: the output nodes of the backward pass.
+
+        Returns:
+            The nodes whose results are activations, in the graph's order, and the nodes that the
+                backward pass recomputes from the activations.
+        """
         kept: set[fx.Node] = set()
         reached: set[fx.Node] = set()
         ahead = list(outputs)
@@ -210,16 +221,23 @@ class _Splitter:
 def _call(
     graph: fx.Graph, target: Callable[..., Any], given: tuple[Any, ...], result: Any
 ) -> fx.Node:
-    """Add a call to a graph, with its result's metadata as tracing would set it."""
+    """Add a call to a graph and return its node.
+
+    Args:
+        graph: the graph.
+        target: the operation.
+        given: arguments of the operation.
+        result: a value like the operation's result, which tracing would store as metadata.
+    """
     node = graph.call_function(target, given)
     node.meta["val"] = result
     return node
 
 
 def _is_costly(node: fx.Node) -> bool:
-    """Return whether a node's result is kept for the backward pass, not recomputed."""
+    """Return True if a node's result is an activation, and False if it is recomputed."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return False  # its extracted results (getitem) are kept instead
+        return False  # the results are a tuple; its elements (getitem nodes) are activations
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and isinstance(
             node.args[0].target, torch._ops.HigherOrderOperator
@@ -227,7 +245,7 @@ def _is_costly(node: fx.Node) -> bool:
     if node.target not in (*_PRODUCTS, *_BATCHED_PRODUCTS):
         return False
     if all(isinstance(size, int) for size in _sizes(node)):
-        return False  # it depends on parameters only, as in DoRA, and is no activation
+        return False  # without a batch dimension the result depends on parameters only, as in DoRA
     if node.target in _PRODUCTS:
         return True
     made_of = sum(prod(_known(given)) for given in node.all_input_nodes)
@@ -235,7 +253,7 @@ def _is_costly(node: fx.Node) -> bool:
 
 
 def _known(node: fx.Node) -> list[int]:
-    """Return a node's sizes, per sample where they depend on the batch."""
+    """Return the shape of a node's result, with the batch dimension divided by the batch size."""
     return [size if isinstance(size, int) else _times(size) for size in _sizes(node)]
 
 
@@ -244,7 +262,11 @@ def _sizes(node: fx.Node) -> list[Any]:
 
 
 def _times(size: torch.SymInt) -> int:
-    """Return a size as a multiple of the batch size."""
+    """Return a symbolic size divided by the batch size.
+
+    Raises:
+        LayerGraphError: when the size is not a multiple of the batch size.
+    """
     expression: Any = size.node.expr
     times = expression / next(iter(expression.free_symbols))
     if not times.is_Integer:
@@ -253,10 +275,13 @@ def _times(size: torch.SymInt) -> int:
 
 
 def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
-    """Return the batch dimension of an activation, and its size as a multiple of the batch size.
+    """Find the batch dimension of an activation.
+
+    Returns:
+        The index of the dimension, and the dimension's size as a multiple of the batch size.
 
     Raises:
-        LayerGraphError: when there is no such dimension, or several.
+        LayerGraphError: when the activation does not have exactly one batch dimension.
     """
     dims = [(n, size) for n, size in enumerate(_sizes(node)) if not isinstance(size, int)]
     if len(dims) != 1 or dims[0][1].node.expr.free_symbols != batch.node.expr.free_symbols:
@@ -265,7 +290,10 @@ def _batch_dim(node: fx.Node, batch: torch.SymInt) -> tuple[int, int]:
 
 
 def _apart(node: fx.Node, batch: torch.SymInt) -> list[Any]:
-    """Return an activation's sizes with the batch as a separate dimension."""
+    """Return an activation's shape with its batch dimension of size batch * n split in two.
+
+    The sizes of the two new dimensions are batch and n. The second is left out if n is 1.
+    """
     dim, times = _batch_dim(node, batch)
     sizes = _sizes(node)
     return [*sizes[:dim], batch, *([times] if times > 1 else []), *sizes[dim + 1 :]]

@@ -1,14 +1,15 @@
-"""A decoder layer as graphs: forward, and backward with and without recomputation.
+"""Exports a decoder layer as a forward graph and backward graphs with and without recomputation.
 
-Graphs are pure functions of arrays, with a batch of any size:
+Each graph is a pure function of arrays and accepts any batch size:
 
     forward           x, parameters, others                         -> y, activations
     backward          x, dy, parameters, others, sums               -> dx, sums + gradients
     from_activations  x, dy, parameters, others, sums, activations  -> dx, sums + gradients
 
-If activations are kept between the passes, `from_activations` avoids most of the forward
-recomputation of `backward`. `names` defines the names of inputs and outputs. All floating-point
-arrays are fp32.
+`others` are the layer's other tensor arguments, such as masks. `sums` are the accumulated gradients
+of the parameters. If a device stores the activations between the two passes, `from_activations`
+avoids most of the forward recomputation of `backward`. `cleave.graph_names` defines the names of
+inputs and outputs. All floating-point arrays are fp32.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from cleave.graphs.tracing import TracedGraph, refuse_chance, to_onnx_split
 
 @dataclass(frozen=True)
 class LayerGraphs:
-    """The graphs of one kind of layer.
+    """The graphs of one kind of layer, or of a part of a layer.
 
     Attributes:
-        forward, backward, from_activations: ONNX models.
-        activations: elements per sample of each activation that `forward` returns, by name.
-        parameters: names of the layer's parameters and buffers, within the layer.
-        trainable: names of the parameters that get a gradient.
+        forward, backward, from_activations: serialized ONNX models.
+        activations: maps the name of each activation that `forward` returns to its number of
+            elements per sample.
+        parameters: names of the layer's parameters and buffers, relative to the layer.
+        trainable: names of the parameters for which the backward graphs return a gradient.
     """
 
     forward: bytes
@@ -45,10 +47,10 @@ class LayerGraphs:
 
 
 def export_layer(part: LayerPart) -> LayerGraphs:
-    """Export the graphs of a layer or a part of a layer, as the model calls it.
+    """Export the graphs of a layer, or of a part of a layer.
 
     Raises:
-        LayerGraphError: when the layer cannot become a graph; the message says why.
+        LayerGraphError: when the layer cannot be exported as a graph; the message says why.
     """
     batch = part.x.shape[0]
     if part.x.dim() != 3 or batch < 2 or batch in part.x.shape[1:]:
@@ -60,14 +62,14 @@ def export_layer(part: LayerPart) -> LayerGraphs:
     varying = part.varying() | {names.DY}
     module = part.call.layer
     was_training = module.training
-    module.train()  # so that dropout is in the trace and refused
+    module.train()  # so that the trace contains dropout, which is then refused
     try:
         found = names.DX, *(names.new_total(n) for n in trainable)
         given = {**inputs, names.DY: part.x, **sums}
         both = TracedGraph(layer.both, given, (names.Y, *found), varying)
         try:
             models = to_onnx_split(both, names.DY, 1, names.activation)
-        except LayerGraphError:  # with dropout the gradient fails first, for another reason
+        except LayerGraphError:  # dropout makes the gradient fail first, with a less clear reason
             alibi = part.call.beside.get("alibi")
             if alibi is not None and alibi.shape[0] != batch:
                 raise LayerGraphError(

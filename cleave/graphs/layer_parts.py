@@ -1,8 +1,8 @@
-"""Layers in two parts, for devices that cannot hold a whole layer.
+"""Cuts layers into two parts, for devices whose memory cannot hold a whole layer.
 
-Most layers add attention's output to their input, then add the MLP's output to that sum. Only the
-sum passes between the two, so each can be a stage. The place to cut is found in a trace of the
-layer, independent of its modules' names.
+Most layers add the output of attention to the layer's input, and then add the MLP's output to that
+sum. Only the sum passes from attention to the MLP, so attention and MLP can be separate stages. The
+cut is found in a trace of the layer and does not depend on module names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cleave.graphs.calls import LayerCall
 from cleave.graphs.tracing import TracedGraph, core_aten
 
 _LEAST_SHARE: Final = 1 / 8
-"""Smallest share of a layer's parameters that is worth a separate pass."""
+"""Minimum share of a layer's parameters in the smaller part; otherwise the layer is not cut."""
 
 _ATEN: Final = torch.ops.aten
 _SCORES: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
@@ -29,18 +29,19 @@ _SCORES: Final = (_ATEN.bmm.default, _ATEN.baddbmm.default)
 
 @dataclass(frozen=True)
 class LayerPart:
-    """A layer, or a part of one: a function of one activation.
+    """A layer, or a part of a layer, as a function of one hidden-state tensor.
 
     Attributes:
-        call: how the model calls the layer.
-        layer: the layer's number.
+        call: the recorded call of the layer.
+        layer: index of the layer in the model.
         x, y: example input and output of the part, shape (batch, tokens, width).
-        held: the part's parameters and buffers, by their names within the layer.
+        held: maps names, relative to the layer, to the part's parameters and buffers.
         attends: whether the part contains attention.
-        first, last: numbers of the results that are the part's input and output, among the layer's
-            results shaped as `x`; None for the layer's own input or output.
-        pieces: number of chunks of each sequence. `x` and `y` then have `pieces` times more rows
-            of `pieces` times fewer tokens.
+        first, last: which intermediate results of the layer are the part's input and output. They
+            are indices among the results with the layer input's shape. None means the layer's own
+            input or output.
+        pieces: number of chunks into which each sequence is cut. `x` and `y` then have the shape
+            (batch * pieces, tokens / pieces, width).
     """
 
     call: LayerCall
@@ -55,17 +56,25 @@ class LayerPart:
 
     @classmethod
     def whole(cls, call: LayerCall, layer: int) -> LayerPart:
-        """Return a whole layer as one part."""
+        """Return the part that is a whole layer.
+
+        Args:
+            call: the recorded call of the layer.
+            layer: index of the layer in the model.
+        """
         return cls(call, layer, call.x, call.y, tensors_of(call.layer))
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return examples of all inputs by name, with all tensors of the whole layer."""
+        """Return an example tensor for each graph input, by input name.
+
+        The inputs include the parameters of the whole layer, even if the part does not use them.
+        """
         found = {names.X: self.x}
         found |= {names.parameter(n): t for n, t in tensors_of(self.call.layer).items()}
         return found | {names.beside(n): t for n, t in self.call.beside.items()}
 
     def varying(self) -> set[str]:
-        """Return the names of the inputs whose first dimension is the batch."""
+        """Return the names of the graph inputs whose first dimension is the batch."""
         samples = self.x.shape[0]
         of_batch = {names.X}
         if self.pieces == 1:
@@ -77,38 +86,52 @@ class LayerPart:
         }
 
     def parameters(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the layer's parameters and buffers from named inputs, by their own names."""
+        """Return the layer's parameters and buffers from graph inputs.
+
+        Args:
+            given: graph inputs by input name.
+
+        Returns:
+            A map from names relative to the layer to parameters and buffers.
+        """
         return {n: given[names.parameter(n)] for n in tensors_of(self.call.layer)}
 
     def beside(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the layer's other tensor arguments (masks, position embeddings), by name."""
+        """Return the layer's other tensor arguments (masks, position embeddings) from graph inputs.
+
+        Args:
+            given: graph inputs by input name.
+
+        Returns:
+            A map from argument names to tensors.
+        """
         return {n: given[names.beside(n)] for n in self.call.beside}
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the part is the whole layer."""
+        """Return True if the part is the whole layer."""
         return self.first is None and self.last is None
 
     def trainable(self) -> tuple[str, ...]:
-        """Return the names of the parameters that get a gradient.
+        """Return the names of the part's parameters for which graphs return a gradient.
 
-        These parameters require a gradient, and the output depends on them. The output does not
-        depend on adapters that are merged or disabled, for example.
+        Such a parameter requires a gradient, and the part's output depends on it. For example, the
+        output does not depend on adapters that are merged or disabled.
         """
         wanted = [name for name, tensor in self.held.items() if tensor.requires_grad]
         found = self.gradients(wanted, torch.ones_like(self.x, dtype=torch.float32))
         return tuple(name for name in wanted if found[names.new_total(name)] is not None)
 
     def gradients(self, trainable: Sequence[str], dy: Tensor) -> dict[str, Tensor | None]:
-        """Return the gradients that PyTorch computes in fp32, by the names of the graphs' outputs.
+        """Compute the part's gradients with PyTorch in fp32.
 
         Args:
-            trainable: names of the parameters.
-            dy: the gradient of the output.
+            trainable: names of the parameters whose gradients are computed.
+            dy: gradient of the part's output, same shape as `y`.
 
         Returns:
-            The gradients of the input and of the parameters. A gradient is None when the output
-            does not depend on the parameter.
+            A map from output names of the backward graphs to the gradients of the input and the
+                parameters. A gradient is None if the output does not depend on the parameter.
         """
         held = {n: t.detach().float() if t.is_floating_point() else t for n, t in self.held.items()}
         trained = [held[name].requires_grad_() for name in trainable]
@@ -123,13 +146,18 @@ class LayerPart:
     def run(
         self, parameters: Mapping[str, Tensor], x: Tensor, beside: Mapping[str, Tensor]
     ) -> Tensor:
-        """Return the part's output, for other parameters, input and tensor arguments.
+        """Run the part on other tensors and return its output.
 
-        Operations of the layer outside the part may also run; nothing depends on them.
+        Operations of the layer before the part also run, but do not affect the output.
+
+        Args:
+            parameters: the layer's parameters and buffers, by name.
+            x: the part's input.
+            beside: the layer's other tensor arguments, by name.
         """
         if self.is_whole:
             return self.call.run(parameters, x, beside)
-        # Until its input is replaced, the layer needs an input of whole sequences.
+        # The operations before the part need an input with whole sequences.
         given = x if self.first is None else x.new_zeros(self.call.x.shape, dtype=x.dtype)
         given = x if self.pieces == 1 else given
         results = _Replaced(x, given, self.first, self.last)
@@ -140,15 +168,15 @@ class LayerPart:
                 return results.reached
 
     def in_pieces(self, pieces: int) -> LayerPart:
-        """Return the part for sequences that are cut into chunks.
+        """Return this part for sequences that are cut into `pieces` chunks.
 
-        Outputs are the same only if the tokens do not depend on each other.
+        The output stays the same only if the part processes each token independently.
         """
         shape = -1, self.x.shape[1] // pieces, self.x.shape[2]
         return replace(self, x=self.x.reshape(shape), y=self.y.reshape(shape), pieces=pieces)
 
     def cut(self) -> list[LayerPart]:
-        """Return the layer in two parts, or as one part if it cannot be cut."""
+        """Cut the layer into two parts of similar size; return one part if it cannot be cut."""
         trace = _Trace.of(self)
         best: tuple[int, _Cut] | None = None
         for number, cut in trace.cuts():
@@ -165,7 +193,11 @@ class LayerPart:
         )
 
     def cut_as(self, parts: Sequence[LayerPart]) -> list[LayerPart]:
-        """Return the layer cut as another layer of its kind was cut."""
+        """Cut this layer at the same place as another layer of the same kind.
+
+        Args:
+            parts: the parts of the other layer.
+        """
         found: list[LayerPart] = []
         for part in parts:
             x = found[-1].y if found else self.x
@@ -181,22 +213,25 @@ class LayerPart:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's parameters and buffers by name, each tensor once."""
+    """Return a map from names to a module's parameters and buffers. Tied tensors occur once."""
     found: dict[str, Tensor] = dict(module.named_parameters())
     return found | dict(module.named_buffers())
 
 
 class _ReachedError(Exception):
-    """The wanted result was computed; the rest of the layer must not run."""
+    """Raised once the part's output is computed, to skip the rest of the layer."""
 
 
 class _Replaced(TorchFunctionMode):
-    """Numbers results shaped as the layer's input, replaces result `first`, stops at `last`.
+    """A mode that runs a part of a layer by replacing one result and stopping at another result.
+
+    The mode counts the results that have the shape of the layer's input.
 
     Args:
-        x: replacement of the result number `first`.
+        x: replaces the result with the index `first`.
         given: the layer's input.
-        first, last: numbers of results, see `LayerPart`.
+        first, last: indices of results (see `LayerPart`). The mode raises `_ReachedError` at
+            `last`. None to replace no result, or not to stop.
     """
 
     def __init__(self, x: Tensor, given: Tensor, first: int | None, last: int | None) -> None:
@@ -220,7 +255,7 @@ class _Replaced(TorchFunctionMode):
         return self._x if number == self._first else result
 
     def _is_alike(self, result: object) -> bool:
-        # The batch size is unknown while a layer is traced.
+        # Ignore the first dimension: the batch size is unknown while a layer is traced.
         return (
             isinstance(result, Tensor)
             and result.is_floating_point()
@@ -231,11 +266,11 @@ class _Replaced(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Cut:
-    """The two parts of a layer at a possible cut.
+    """The two parts of a layer that a possible cut would create.
 
     Attributes:
-        first, second: parameters and buffers of each part, by name.
-        attends_first, attends_second: whether each part contains attention.
+        first, second: parameters and buffers of the first and of the second part, by name.
+        attends_first, attends_second: whether the first and the second part contain attention.
     """
 
     first: Mapping[str, Tensor]
@@ -245,12 +280,12 @@ class _Cut:
 
     @property
     def larger(self) -> int:
-        """Return the number of elements of the larger part."""
+        """Return the number of parameter elements in the larger part."""
         return max(_elements(self.first), _elements(self.second))
 
     @property
     def smaller(self) -> int:
-        """Return the number of elements of the smaller part."""
+        """Return the number of parameter elements in the smaller part."""
         return min(_elements(self.first), _elements(self.second))
 
 
@@ -260,7 +295,14 @@ def _elements(held: Mapping[str, Tensor]) -> int:
 
 @dataclass(frozen=True)
 class _Trace:
-    """The forward pass of a layer as a graph, with every result shaped as its input."""
+    """A traced forward pass of a layer.
+
+    Attributes:
+        held: the layer's parameters and buffers, by name.
+        inputs: maps each input node to the name of the input.
+        y: node of the layer's output.
+        results: nodes whose results have the shape of the layer's input, in order.
+    """
 
     held: Mapping[str, Tensor]
     inputs: Mapping[fx.Node, str]
@@ -281,7 +323,11 @@ class _Trace:
         return cls(part.held, inputs, y, results)
 
     def cuts(self) -> Iterable[tuple[int, _Cut]]:
-        """Yield possible cuts: results through which alone the output depends on the input."""
+        """Yield the index of each result at which the layer can be cut, and the cut.
+
+        A cut is possible if the layer's output depends on the layer's input only through this
+        result, and the two parts share no trainable parameter.
+        """
         x = next(node for node, name in self.inputs.items() if name == names.X)
         for number, node in enumerate(self.results):
             after = _needed(self.y, without=node)
@@ -298,7 +344,10 @@ class _Trace:
 
 
 def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
-    """Return a node and its ancestors, stopping at the node `without`, which is left out."""
+    """Return a node and all nodes that the node depends on.
+
+    The node `without` is left out, and so are the nodes that are needed only for `without`.
+    """
     found: set[fx.Node] = set()
     ahead = [node]
     while ahead:
@@ -310,7 +359,7 @@ def _needed(node: fx.Node, without: fx.Node | None = None) -> set[fx.Node]:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Return whether a node is a tensor's size, which does not need the tensor itself."""
+    """Return True if a node's value is a tensor's size, for which no tensor values are needed."""
     return isinstance(node.meta.get("val"), int | torch.SymInt)
 
 

@@ -1,10 +1,10 @@
-"""Everything after a model's last layer, including the loss, as one graph.
+"""Exports everything after a model's last layer, including the loss, as one graph.
 
     x, targets, scale, parameters, sums -> loss, dx, sums + gradients
 
-Norm, LM head and cross-entropy process each token independently, so the graph's batch is tokens:
-`x` has the shape (tokens, 1, width) and `targets` (tokens,). The caller chooses the tokens per run,
-which bounds the memory of the logits.
+Norm, LM head and cross-entropy process each token independently. So the graph's batch dimension is
+the tokens: `x` has the shape (tokens, 1, width), and `targets` has the shape (tokens,). The caller
+bounds the memory of the logits by limiting the number of tokens per run.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from cleave.graphs.outside import OutsideLayers
 from cleave.graphs.tracing import TracedGraph, core_aten, to_onnx
 
 IGNORED: Final = -100
-"""The target of tokens that do not count in the loss."""
+"""Target of a token that the loss ignores."""
 
 _EXAMPLE_TOKENS: Final = 2
 
 
 @dataclass(frozen=True)
 class LossGraph:
-    """The graph of a model's loss.
+    """The graph of everything after a model's last layer, including the loss.
 
     Attributes:
-        graph: an ONNX model.
-        parameters: names of the graph's parameters and buffers, within the model.
-        trainable: names of the parameters that get a gradient.
+        graph: serialized ONNX model.
+        parameters: names, in the model, of the parameters and buffers that the graph takes.
+        trainable: names of the parameters for which the graph returns a gradient.
     """
 
     graph: bytes
@@ -46,10 +46,11 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
     """Export the graph of everything after a causal language model's last layer.
 
     Args:
-        calls: how the model calls its layers.
+        model: the causal language model.
+        calls: the recorded calls of the model's layers.
 
     Raises:
-        LayerGraphError: when this part cannot become a graph; the message says why.
+        LayerGraphError: when this part of the model cannot be exported; the message says why.
     """
     outside = OutsideLayers(model, calls)
     held = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -74,7 +75,14 @@ def export_loss(model: nn.Module, calls: Sequence[LayerCall]) -> LossGraph:
 
 
 def parameters_in(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters from a graph's inputs, by their names in the model."""
+    """Select the parameters and buffers among a graph's inputs.
+
+    Args:
+        given: the graph's inputs by input name.
+
+    Returns:
+        A map from names in the model to parameters and buffers.
+    """
     prefix = names.parameter("")
     return {n.removeprefix(prefix): t for n, t in given.items() if n.startswith(prefix)}
 

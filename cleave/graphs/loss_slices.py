@@ -1,19 +1,21 @@
-"""Vocabulary-parallel loss, for an LM head that no device can hold: two graphs per slice.
+"""Vocabulary-parallel loss, for an LM head that exceeds the memory of every device.
 
-A *slice* is some rows of the LM head, with the modules between the last layer and the head:
+A *slice* is a range of rows of the LM head, together with the modules between the last layer and
+the LM head. Each slice has two graphs:
 
-    forward    x, targets, first, parameters -> y: each token's log-sum-exp over the slice, and its
-                                                target's logit, 0 if the target is elsewhere
+    forward    x, targets, first, parameters -> y
     backward   x, targets, first, scale, dy, parameters, sums -> dx, sums + gradients
 
-`dy` is the log-sum-exp over the whole vocabulary, which the PS computes from all slices
-(`combined`). With it, each slice computes its own part of the loss's gradient,
+`first` is the slice's first row. `y` has the shape (tokens, 2): for each token, the log-sum-exp of
+the logits in the slice, and the logit of the target, which is 0 if the target is in another slice.
+`dy` is the log-sum-exp over the whole vocabulary, which the PS computes from the `y` of all slices
+(`combined`). From `dy` each slice computes its own part of the loss gradient,
 
     dlogits = scale (exp(logits - log-sum-exp) - [the target's column]),
 
-so logits never travel. As in `loss_graph`, the batch is tokens: `x` has the shape
-(tokens, 1, width). Gradients of `x` and of everything before the head cover the slice only: sum
-them over all slices for the full gradient.
+so devices never send logits. As in `loss_graph`, the batch dimension is the tokens: `x` has the
+shape (tokens, 1, width). The gradients of `x` and of the parameters before the LM head are partial.
+The sum over all slices is the full gradient.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ _EXAMPLE_TOKENS: Final = 2
 
 @dataclass(frozen=True)
 class SliceGraphs:
-    """The graphs of a slice of a model's loss, for a given number of LM head rows.
+    """The graphs of all slices that have a given number of LM head rows.
 
     Attributes:
-        forward, backward: ONNX models.
-        parameters: names of the graphs' parameters and buffers, within the model.
-        trainable: names of the parameters that get a gradient.
-        cut: parameters of which a slice has only some rows; it has all rows of the others.
+        forward, backward: serialized ONNX models.
+        parameters: names, in the model, of the parameters and buffers that the graphs take.
+        trainable: names of the parameters for which the backward graph returns a gradient.
+        cut: names of the parameters of which a slice takes only its own rows.
     """
 
     forward: bytes
@@ -61,12 +63,13 @@ def export_slice(
     """Export the graphs of a slice of a causal language model's loss.
 
     Args:
-        calls: how the model calls its layers.
-        loss: the model's loss in one graph.
+        model: the causal language model.
+        calls: the recorded calls of the model's layers.
+        loss: the model's loss as one graph.
         rows: number of LM head rows in the slice.
 
     Raises:
-        LayerGraphError: when the loss cannot be cut; the message says why.
+        LayerGraphError: when the loss cannot be cut into slices; the message says why.
     """
     held = dict(model.named_parameters()) | dict(model.named_buffers())
     cut = rows_of_head(model, loss)
@@ -90,9 +93,10 @@ def export_slice(
 
 
 def rows_of_head(model: nn.Module, loss: LossGraph) -> tuple[str, ...]:
-    """Return the names of the parameters that have a row for each token of the vocabulary.
+    """Return the names of the LM head's parameters, which have a row for each vocabulary token.
 
-    The tuple is empty if the LM head is not a plain Linear; the loss cannot be cut then.
+    The tuple is empty if the LM head is not a plain `Linear`. The loss cannot be cut into slices
+    then.
     """
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     if type(head) is not nn.Linear:
@@ -114,7 +118,7 @@ class _Slice:
         return (torch.stack([torch.logsumexp(logits, 1), own], 1),)
 
     def backward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the input's gradient, and the sums with the parameters' gradients added."""
+        """Return the gradient of `x`, and the parameters' gradient sums including this run."""
         held = parameters_in(given)
 
         def logits_of(x: Tensor, trained: Mapping[str, Tensor]) -> Tensor:
@@ -132,21 +136,24 @@ class _Slice:
 
 
 def _is_target(given: Mapping[str, Tensor], logits: Tensor) -> Tensor:
-    """Return a mask of the target's logits, shape (tokens, rows)."""
+    """Return a mask that is true at each token's target logit, shape (tokens, rows)."""
     column = torch.arange(logits.shape[1]) + given[names.FIRST]
     return column[None] == given[names.TARGETS][:, None]
 
 
 def combined(of_slices: Sequence[Array], targets: Array, scale: float) -> tuple[float, Array]:
-    """Return the loss, and the log-sum-exp over the whole vocabulary, shape (tokens, 1).
+    """Combine the forward outputs of all slices.
 
     Args:
-        of_slices: forward output of each slice, shape (tokens, 2).
-        targets: target tokens, shape (tokens,); -100 for ignored tokens.
+        of_slices: the forward output of each slice, shape (tokens, 2).
+        targets: target token IDs, shape (tokens,); -100 for ignored tokens.
         scale: factor of each token's loss.
+
+    Returns:
+        The loss, and the log-sum-exp over the whole vocabulary, shape (tokens, 1).
     """
     parts = np.stack([part.astype(np.float64) for part in of_slices])
-    with np.errstate(invalid="ignore"):  # a diverging run has infinities
+    with np.errstate(invalid="ignore"):  # a diverging training run has infinite logits
         total = np.logaddexp.reduce(parts[:, :, 0], axis=0)
     each = np.where(targets >= 0, total - parts[:, :, 1].sum(axis=0), 0.0)
     return float(each.sum() * scale), total[:, None].astype(np.float32)

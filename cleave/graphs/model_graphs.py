@@ -1,4 +1,7 @@
-"""All graphs of a model: forward and backward graphs for each kind of layer, and the loss."""
+"""Exports all graphs of a model: the loss, and forward and backward graphs of each kind of layer.
+
+Layers are of one kind if they differ only in their index and their parameters' values.
+"""
 
 from __future__ import annotations
 
@@ -54,23 +57,24 @@ _OURS: Final = (
     tracing,
 )
 _EXAMPLE_SAMPLES: Final = 2
-_MOST_OFF: Final = 1e-4  # relative to the largest element; correct graphs are off by 1e-6
+_MOST_OFF: Final = 1e-4  # maximum error relative to the largest element; usually it is 1e-6
 _MOST_OFF_16_BIT: Final = 0.05
-_MOST_OFF_GRADIENT: Final = 1e-2  # relative to the norm: rounding at a kink zeroes single elements
+_MOST_OFF_GRADIENT: Final = 1e-2  # relative to the norm, as rounding at a kink may zero an element
 
 
 @dataclass(frozen=True)
 class ModelGraphs:
-    """The graphs of a model for sequences of one length.
+    """The graphs of a model for one sequence length.
 
     Attributes:
-        calls: how the model calls its layers.
-        parts: the layers that can become graphs, or their parts, in order.
-        layers: the graphs of each part; parts of one kind share the same graphs.
-        loss: the loss and everything after the last layer; None if the caller computes the loss.
-        slice_of_loss: exports the graphs of a slice of the loss, given its number of LM head rows;
-            None if the loss cannot be cut.
-        refused: why the other layers cannot become graphs, by layer number.
+        calls: the recorded calls of all layers, in order.
+        parts: the layers that can be exported, or the parts of these layers, in order.
+        layers: the graphs of each element of `parts`. Parts of the same kind share their graphs.
+        loss: the graph of everything after the last layer, including the loss; None if it was not
+            requested.
+        slice_of_loss: exports the graphs of a slice of the loss, given the slice's number of LM
+            head rows; None if the loss cannot be cut into slices.
+        refused: maps the index of each layer that cannot be exported to the reason.
     """
 
     calls: Sequence[LayerCall]
@@ -93,30 +97,35 @@ def model_graphs(
     with_loss: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ModelGraphs:
-    """Return the graphs of a model, from the cache or exported, which takes seconds per graph.
+    """Return the graphs of a model from the cache, and export missing graphs.
+
+    Exporting one graph takes seconds.
 
     Args:
         model: a causal language model of transformers.
-        tokens: length of its sequences.
-        cache: keeps graphs between runs.
+        tokens: sequence length in tokens.
+        cache: stores graphs between runs.
         padded: whether batches have a padding mask.
-        packed: how documents of one sequence are told apart; None for one document per sequence.
-        in_parts: whether layers that can be cut get graphs of two parts.
-        pieces: number of sequence chunks in parts whose tokens do not depend on each other.
-        with_loss: whether to export the loss and everything after the last layer as well.
-        progress: called with a description before each export.
+        packed: how the model separates the documents in one sequence; None if each sequence is one
+            document.
+        in_parts: whether to cut layers into two parts with separate graphs, where possible.
+        pieces: number of sequence chunks for parts that process each token independently.
+        with_loss: whether to export everything after the last layer, including the loss.
+        progress: called with a description of the graph before each export.
 
     Raises:
-        LayerGraphError: when no layer can become a graph, or the loss cannot; says why.
+        LayerGraphError: when no layer can be exported, or the loss cannot be exported. The message
+            says why.
     """
     _refuse_auxiliary_loss(model)
     samples = _EXAMPLE_SAMPLES if tokens != _EXAMPLE_SAMPLES else _EXAMPLE_SAMPLES + 1
-    # Different tokens: a single one may be embedded as zeros, and then every layer returns zeros.
+    # Use different tokens. A single token, such as padding, may be embedded as zeros, and then
+    # every layer would return zeros.
     ids = torch.arange(samples * tokens).reshape(samples, tokens) % _vocabulary(model)
     mask = torch.ones_like(ids) if padded else None
     if mask is not None:
         mask[1:, tokens // 2 :] = 0  # transformers drops a mask without padding
-    # The first sequence has one document, the others have two.
+    # The first sequence is one document. All other sequences have two documents.
     positions = torch.arange(tokens).repeat(samples, 1) if packed else None
     if positions is not None:
         positions[1:, tokens // 2 :] -= tokens // 2
@@ -165,13 +174,13 @@ def model_graphs(
 
 
 class _Kinds:
-    """Graphs of layers, exported once for each kind.
+    """Exports the graphs of layers, once for each kind of layer.
 
     Args:
-        cache: keeps graphs between runs.
-        progress: called with a description before each export.
-        pieces: number of sequence chunks in parts whose tokens do not depend on each other.
-        in_parts: whether layers that can be cut get graphs of two parts.
+        cache: stores graphs between runs.
+        progress: called with a description of the graph before each export.
+        pieces: number of sequence chunks for parts that process each token independently.
+        in_parts: whether to cut layers into two parts with separate graphs, where possible.
     """
 
     def __init__(
@@ -183,14 +192,14 @@ class _Kinds:
         self._cut: dict[str, list[LayerPart]] = {}
 
     def graphs_of(self, whole: LayerPart, path: str) -> list[tuple[LayerPart, LayerGraphs]]:
-        """Return a layer, or its parts in order, with their graphs.
+        """Return the parts of a layer in order, each with its graphs.
 
         Args:
-            whole: the layer.
-            path: the layer's name in the model.
+            whole: the layer as a single part. The result has this part alone if layers are not cut.
+            path: the layer's module name in the model.
 
         Raises:
-            LayerGraphError: when the layer cannot become a graph.
+            LayerGraphError: when the layer cannot be exported.
         """
         call = whole.call
         if call.hooked:
@@ -202,9 +211,12 @@ class _Kinds:
         return [self._checked(part, kind) for part in parts]
 
     def _checked(self, part: LayerPart, kind: str) -> tuple[LayerPart, LayerGraphs]:
-        """Return a part and its graphs, in sequence chunks where that keeps its outputs."""
+        """Return a part and its graphs after testing the graphs' outputs.
+
+        A part without attention is exported for sequence chunks, if its output stays the same.
+        """
         if self._pieces > 1 and not (part.is_whole or part.attends):
-            with suppress(LayerGraphError):  # its tokens may still depend on each other
+            with suppress(LayerGraphError):  # a token's output may still depend on other tokens
                 in_pieces = part.in_pieces(self._pieces)
                 graphs = self._graphs_of_kind(in_pieces, kind)
                 _refuse_other_outputs(in_pieces, graphs)
@@ -227,7 +239,7 @@ class _Kinds:
 
             try:
                 self._graphs[key] = self._cache.get(key, LayerGraphs, made)
-            except LayerGraphError as error:  # other layers of this kind fail the same way
+            except LayerGraphError as error:  # all layers of this kind fail with the same reason
                 self._graphs[key] = error
         graphs = self._graphs[key]
         if isinstance(graphs, LayerGraphError):
@@ -257,8 +269,13 @@ def _refuse_other_attention(
 ) -> None:
     """Ensure that the model's own attention gives the same output as `plain_attention`.
 
+    Args:
+        model: the model, which this function runs once.
+        calls: the recorded calls of the layers with `plain_attention`.
+        called: arguments with which the model was run.
+
     Raises:
-        LayerGraphError: when the last layer's output differs.
+        LayerGraphError: when the last layer's outputs differ.
     """
     found: list[Tensor] = []
 
@@ -282,12 +299,14 @@ def _refuse_other_attention(
 
 
 def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
-    """Ensure that a graph returns the layer's output; it may come from another layer of the kind.
+    """Ensure that a forward graph returns the example output of a part.
+
+    The graph may have been exported from another layer of the same kind.
 
     Raises:
         LayerGraphError: when the outputs differ.
     """
-    session = GraphSession(graphs.forward, shares_memory=False)  # used once
+    session = GraphSession(graphs.forward, shares_memory=False)  # this session runs only once
     found, wanted = session.run(_feed(part))[names.Y], _fp32(part.y)
     off = float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-30))
     most = _MOST_OFF if part.y.dtype is torch.float32 else _MOST_OFF_16_BIT
@@ -296,7 +315,7 @@ def _refuse_other_outputs(part: LayerPart, graphs: LayerGraphs) -> None:
 
 
 def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
-    """Ensure that a layer's graphs return the gradients that PyTorch computes.
+    """Ensure that both backward graphs of a part return the gradients that PyTorch computes.
 
     Raises:
         LayerGraphError: when the gradients differ.
@@ -312,7 +331,8 @@ def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
         found = GraphSession(graph, shares_memory=False).run(feed)
         for name, each in wanted.items():
             off = float(np.linalg.norm(found[name] - each))
-            # A key bias's gradient is only rounding error, so compare it with the largest one.
+            # The gradient of a key bias is pure rounding error. So do not compare its error with
+            # its own norm alone, but also with the norm of the largest gradient.
             scale = max(float(np.linalg.norm(each)), 1e-3 * largest)
             if not off <= _MOST_OFF_GRADIENT * scale:
                 raise LayerGraphError(
@@ -321,7 +341,7 @@ def _refuse_other_gradients(part: LayerPart, graphs: LayerGraphs) -> None:
 
 
 def _feed(part: LayerPart) -> dict[str, Array]:
-    """Return the inputs of a layer's forward graph."""
+    """Return the example inputs of a part's forward graph, by input name."""
     feed = {names.X: _fp32(part.x)}
     feed |= {names.parameter(n): _fp32(t) for n, t in part.held.items()}
     return feed | {names.beside(n): _fp32(t) for n, t in part.call.beside.items()}

@@ -1,7 +1,8 @@
-"""What graphs depend on: the key of a cached graph, and a way to detect that a model changed.
+"""Digests of everything that a graph depends on, to find cached graphs and detect model changes.
 
-A graph is a module's computation when it was traced. It stays valid while the module's code, plain
-attributes, tensor shapes, `requires_grad`, training mode and hooks stay the same.
+A graph is a snapshot of a module's computation at the time of tracing. The graph stays valid as
+long as the module's code, plain attributes, tensor shapes, `requires_grad`, training mode and hooks
+stay the same.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import xxhash
 from torch import Tensor, nn
 
 EXPORTERS: Final = ("torch", "transformers", "onnx", "onnxscript", "onnx-ir", "peft", "numpy")
-"""Packages whose version changes the exported graphs."""
+"""Packages whose version may affect the exported graphs."""
 
 _DEPTH: Final = 6
-"""How deep a module's attributes are described; deeper values are described by their address."""
+"""Maximum nesting depth of described attribute values. Deeper values are described by address."""
 
 _INTERNAL: Final = frozenset(vars(nn.Module())) - {"training"}
 _HOOKS: Final = (
@@ -36,7 +37,7 @@ _HOOKS: Final = (
 _NOT_OF_THE_FUNCTION: Final = frozenset(
     {"layer_idx", "gradient_checkpointing", "_gradient_checkpointing_func"}
 )
-"""Attributes that give a layer's position or what it keeps, and do not affect its output."""
+"""Attributes for a layer's index and for gradient checkpointing, which do not affect its output."""
 
 
 def graph_key(
@@ -49,26 +50,26 @@ def graph_key(
     path: str = "",
     without: Iterable[nn.Module] = (),
 ) -> str:
-    """Return a digest of everything that a module's graph depends on.
+    """Return a digest of everything that the exported graph of a module depends on.
 
-    Layers that differ only in their number have the same key. Training mode does not change the
-    key: graphs are exported in training mode, and compared with the layer's output as it is.
+    Layers that differ only in their index have the same key. Training mode does not affect the key,
+    because all graphs are exported in training mode.
 
     Args:
-        module: the module that becomes a graph.
-        held: the module's parameters and buffers by name.
+        module: the module to export.
+        held: the module's parameters and buffers, by name.
         x: the module's input, shape (batch, tokens, width).
         beside: the module's other tensor arguments, by name.
-        sources: modules of Cleave whose code makes the graph.
-        path: the module's name in the model, which adapters store.
-        without: modules within it that the graph does not compute.
+        sources: Python modules of Cleave whose code creates the graph.
+        path: the module's name in the model. It is removed from the texts that adapters store.
+        without: submodules that the graph does not compute.
     """
     left_out = {id(part) for each in without for part in each.modules()}
     described = {
         "modules": _modules(
             module, _Describer(path, _names_of(module)), left_out=left_out, without={"training"}
         ),
-        # Graphs take every floating-point dtype as fp32.
+        # Graphs take floating-point tensors as fp32, so the floating-point dtype does not matter.
         "held": [
             [name, list(t.shape), t.is_floating_point() or str(t.dtype), t.requires_grad]
             for name, t in held.items()
@@ -86,12 +87,14 @@ def graph_key(
 
 
 def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
-    """Return a digest of everything about a model that the graphs of its layers depend on.
+    """Return a digest of everything that the graphs of a model's layers depend on.
 
-    It covers neither the model outside its layers nor tensors' values (use `content`).
+    The digest also covers the identity, shape and dtype of all the model's tensors. It covers
+    neither the tensors' values (see `content`) nor the code outside the layers.
 
     Args:
-        layers: its decoder layers.
+        model: the model.
+        layers: the model's decoder layers.
     """
     describer = _Describer("", _names_of(model))
     described = [
@@ -113,7 +116,7 @@ def model_state(model: nn.Module, layers: Sequence[nn.Module]) -> str:
 def content(tensor: Tensor) -> bytes:
     """Return a digest of a tensor's values.
 
-    The digest is not cryptographic: nobody else chooses the values.
+    The digest is not cryptographic. It need not be, because no attacker chooses the values.
     """
     plain = tensor.detach().contiguous()
     return xxhash.xxh3_128_digest(plain.view(-1).view(torch.uint8).numpy().data)
@@ -125,13 +128,16 @@ def digest(text: str) -> str:
 
 
 def _all_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return parameters and buffers by name; a tied tensor has several names."""
+    """Return the names and tensors of a model's parameters and buffers.
+
+    A tied tensor occurs under each of its names.
+    """
     parameters: list[tuple[str, Tensor]] = list(model.named_parameters(remove_duplicate=False))
     return parameters + list(model.named_buffers(remove_duplicate=False))
 
 
 def _tied(held: Mapping[str, Tensor], module: nn.Module) -> list[list[str]]:
-    """Return the names of each tied tensor of `held`."""
+    """Return, for each tied tensor in `held`, all its names in the module."""
     names: dict[int, list[str]] = {id(tensor): [] for tensor in held.values()}
     for name, tensor in _all_tensors(module):
         if id(tensor) in names:
@@ -146,12 +152,13 @@ def _modules(
     left_out: Set[int] = frozenset(),
     without: Set[str] = frozenset(),
 ) -> list[Any]:
-    """Describe every module within a module: its class, its code and its attributes.
+    """Describe a module and all its submodules by class, code and attributes.
 
     Args:
-        describer: describes values.
-        left_out: modules to leave out, by their `id`.
-        without: names of attributes to leave out.
+        module: the module.
+        describer: describes attribute values.
+        left_out: `id` of each submodule to leave out.
+        without: names of the attributes to leave out.
     """
     without = without | _INTERNAL | _NOT_OF_THE_FUNCTION
     return [
@@ -172,7 +179,7 @@ def _modules(
 
 
 def _attention(model: Any, describer: _Describer) -> Any:
-    """Describe the function that computes a model's attention, if it can be chosen."""
+    """Describe the attention function that is set in a model's configuration."""
     from transformers import AttentionInterface
 
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
@@ -184,22 +191,27 @@ def _names_of(module: nn.Module) -> dict[int, str]:
 
 
 class _Describer:
-    """Describes values as JSON: values with equal descriptions behave the same.
+    """Describes values as JSON. Two values with equal descriptions behave the same.
 
-    A value that cannot be described otherwise is described by its address.
+    A value without any other description is described by its memory address.
 
     Args:
-        path: name of a module, which is removed from texts.
-        known: names of modules that are described elsewhere, by their `id`.
+        path: name of a module. It is removed from described texts.
+        known: maps the `id` of each module that is described elsewhere to the module's name.
     """
 
     def __init__(self, path: str, known: Mapping[int, str]) -> None:
         self._path, self._known = path, known
-        self._made: dict[int, tuple[object, Any]] = {}  # values that many modules share
-        self._under_way: list[int] = []  # ids of the enclosing values, to end recursion
+        self._made: dict[int, tuple[object, Any]] = {}  # described values, which modules may share
+        self._under_way: list[int] = []  # ids of the enclosing values, to detect reference cycles
 
     def of(self, held: Any, depth: int) -> Any:
-        """Return a value's description."""
+        """Describe a value.
+
+        Args:
+            held: the value.
+            depth: maximum nesting depth; at 0 the value is described by its address.
+        """
         if isinstance(held, bool | int | float | None):
             return held
         if isinstance(held, str):
@@ -217,7 +229,10 @@ class _Describer:
         return described
 
     def source(self, kind: Any) -> str:
-        """Return a digest of the source file of a class or function."""
+        """Return a digest of the source file that defines a class or function.
+
+        Without a source file, return the qualified name of the class or function.
+        """
         return _source(kind.__module__) or str(kind.__qualname__)
 
     def _described(self, held: Any, depth: int) -> Any:
@@ -247,7 +262,7 @@ class _Describer:
         return self._without_path(repr(held))
 
     def _function(self, held: Any, depth: int) -> Any:
-        """Describe a function with its closure and defaults; None for other callables."""
+        """Describe a function with its closure and defaults; None if `held` is no function."""
         if isinstance(held, functools.partial):
             parts = [held.func, held.args, held.keywords]
             return ["partial", *(self.of(part, depth) for part in parts)]
@@ -268,7 +283,7 @@ class _Describer:
         ]
 
     def _called(self, function: FunctionType) -> list[list[str]]:
-        """Return the functions that a function's global names refer to, which may be patched."""
+        """Describe the global functions that a function uses, because they may be patched."""
         found = []
         for name in _names(function.__code__):
             called = function.__globals__.get(name)
@@ -288,7 +303,7 @@ def _cell(cell: Any) -> Any:
 
 
 def _names(code: CodeType) -> list[str]:
-    """Return the global names that a function's code uses, including nested functions."""
+    """Return the global and attribute names in a function's code and in its nested functions."""
     inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _names(part)]
     return sorted({*code.co_names, *inner})
 
@@ -299,7 +314,7 @@ def _address(held: object) -> str:
 
 @functools.cache
 def _source(name: str) -> str:
-    """Return a digest of a module's source; an empty string if there is no source."""
+    """Return a digest of a Python module's source code; empty if it has no source code."""
     module = sys.modules.get(name)
     try:
         return digest(inspect.getsource(module)) if module is not None else ""

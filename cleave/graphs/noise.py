@@ -1,9 +1,10 @@
-"""Graphs with added rounding noise, coarser than on devices, to measure the effect of rounding.
+"""Adds random noise to graphs to measure the effect of rounding errors.
 
-The error of a result alone says little. Where numbers cancel, the whole result may be rounding
-error: a key projection's bias has a gradient of zero in exact arithmetic. So noise is added where
-rounding occurs, in each operation that sums or approximates, as in stochastic arithmetic (Vignes,
-"A stochastic arithmetic for reliable scientific computation", 1993).
+The difference between a result and its exact value alone says little about a device's precision.
+Where numbers cancel, the whole result may be rounding error. For example, the gradient of a key
+projection's bias is zero in exact arithmetic. So noise that is larger than a device's rounding
+errors is added wherever rounding occurs: in each operation that sums or approximates. This is
+stochastic arithmetic (Vignes, "A stochastic arithmetic for reliable scientific computation", 1993).
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 _EXACT: Final = frozenset((
-    # Moves numbers, or computes none itself.
+    # Operations that only move elements, or whose subgraphs do the computation.
     "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather",
     "GatherElements", "GatherND", "Identity", "If", "Loop", "Pad", "Reshape", "Scan",
     "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Trilu",
     "Unsqueeze", "Where",
-    # Rounds each number once, the same on every device.
+    # Operations that round each element once, with the same result on every device.
     "Abs", "Add", "Ceil", "Clip", "Div", "Floor", "LeakyRelu", "Max", "Min", "Mul", "Neg", "Relu",
     "Round", "Sign", "Sub",
 ))  # fmt: skip
 
 
 def noisy(model: bytes, amplitude: float) -> bytes:
-    """Return a graph with random noise in each run.
+    """Return a copy of a graph that draws and adds random noise in each run.
 
     Args:
-        model: the graph, of fp32 numbers.
-        amplitude: maximum relative error of each noisy operation's result.
+        model: serialized ONNX model in fp32.
+        amplitude: maximum relative error that is added to each result of an inexact operation.
     """
     typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
     _disturb(typed.graph, amplitude)
@@ -40,7 +41,7 @@ def noisy(model: bytes, amplitude: float) -> bytes:
 
 
 def _disturb(graph: GraphProto, amplitude: float) -> None:
-    """Add noise to a graph and to its subgraphs."""
+    """Add noise operations to a graph and to its subgraphs, in place."""
     floats = {
         value.name
         for value in (*graph.value_info, *graph.output)

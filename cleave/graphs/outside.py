@@ -1,4 +1,4 @@
-"""A model's computation outside its layers: before the first, and after the last."""
+"""Runs a model's computation before its first layer and after its last layer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from cleave.graphs.packed import called_with
 
 @dataclass(frozen=True)
 class Embedded:
-    """A batch before the first layer.
+    """The arguments of a model's layers for one batch.
 
     Attributes:
-        x: the first layer's input, shape (batch, tokens, width), with its autograd graph.
-        beside: each layer's other tensor arguments by name (see `LayerCall.beside`).
+        x: input of the first layer, shape (batch, tokens, width). Its autograd graph leads to the
+            embedding.
+        beside: for each layer, the other tensor arguments by name (see `LayerCall.beside`).
     """
 
     x: Tensor
@@ -32,10 +33,11 @@ class Embedded:
 
 @dataclass(frozen=True)
 class OutsideLayers:
-    """A causal language model without its layers.
+    """Runs a causal language model without its layers.
 
     Attributes:
-        calls: how the model calls its layers.
+        model: the causal language model.
+        calls: the recorded calls of the model's layers, in order.
     """
 
     model: nn.Module
@@ -44,7 +46,15 @@ class OutsideLayers:
     def embed(
         self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Embedded:
-        """Run the model up to its first layer. `called_with` describes the arguments."""
+        """Compute the input of the first layer and the other tensor arguments of all layers.
+
+        Args:
+            ids, mask, positions: the batch (see `called_with`).
+
+        Raises:
+            LayerGraphError: when the model does not call all layers as recorded, or a layer's other
+                tensor arguments require a gradient.
+        """
         given: list[tuple[Tensor, dict[str, Tensor]]] = []
 
         def take(call: LayerCall, x: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
@@ -68,18 +78,22 @@ class OutsideLayers:
         """Return the logits of single tokens, shape (tokens, 1, vocabulary).
 
         Args:
-            parameters: replacements of the model's parameters, by name.
+            parameters: parameters and buffers to use instead of the model's own, by name.
             x: output of the last layer, shape (tokens, 1, width).
+
+        Raises:
+            LayerGraphError: when the model returns no logits.
         """
 
         def give(call: LayerCall, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor]:
             return (x,) if call.in_tuple else x
 
-        ids = torch.zeros(x.shape[:2], dtype=torch.long)  # the logits do not depend on them
+        ids = torch.zeros(x.shape[:2], dtype=torch.long)  # the logits do not depend on the IDs
         how = {
             "input_ids": ids,
             "position_ids": ids,
-            # A ready-made mask: making one depends on values, which cannot be traced.
+            # Pass a complete mask. The model's own code for creating masks depends on tensor
+            # values, so it cannot be traced.
             "attention_mask": torch.ones(x.shape[0], 1, 1, 1, dtype=torch.bool),
             "use_cache": False,
         }
@@ -92,10 +106,11 @@ class OutsideLayers:
 
     @contextmanager
     def layers_as_one(self, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Replace all layers by one function of the first layer's input within the context.
+        """Return a context manager in which one function replaces all layers of the model.
 
         Args:
-            forward: returns the last layer's output; it may call layers.
+            forward: maps the first layer's input to the last layer's output. It may call the
+                original layers.
 
         Raises:
             LayerGraphError: when the model does not call each layer once, in order.
@@ -117,7 +132,11 @@ class OutsideLayers:
 
     @contextmanager
     def _layers_replaced(self, forward: Callable[..., object]) -> Iterator[None]:
-        """Replace every layer's `forward` by a function within the context."""
+        """Replace the `forward` of every layer within the context.
+
+        Args:
+            forward: receives the layer's recorded call, then the arguments of the new call.
+        """
         for call in self.calls:
             vars(call.layer)["forward"] = partial(forward, call)
         try:
@@ -128,7 +147,7 @@ class OutsideLayers:
 
     @contextmanager
     def _layers_put_back(self) -> Iterator[None]:
-        """Undo `_layers_replaced` within the context."""
+        """Restore the original `forward` of every layer within the context."""
         replaced = [vars(call.layer).pop("forward") for call in self.calls]
         try:
             yield
@@ -138,4 +157,4 @@ class OutsideLayers:
 
 
 class _AllCalledError(Exception):
-    """The last layer was called; the rest of the model must not run."""
+    """Raised when the last layer is called, to skip the rest of the model."""

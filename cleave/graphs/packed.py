@@ -1,4 +1,7 @@
-"""Sequences of several documents that cannot see one another, for models of transformers."""
+"""Packing of several documents into one sequence so that no token attends to another document.
+
+Packing works with causal language models of transformers.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,17 @@ from torch import Tensor, nn
 
 from cleave.errors import UsageError
 
-_LENGTHS: Final = 3, 5  # tokens of two documents
+_LENGTHS: Final = 3, 5  # numbers of tokens in two test documents
 _MOST_OFF: Final = 1e-3
 _MOST_OFF_16_BIT: Final = 0.1
 
 
 class PackedBy(Enum):
-    """How a model finds where documents begin.
+    """How a model separates the documents in one sequence.
 
-    POSITIONS: it derives its masks from positions, which restart in each document. MASK: its masks
-    ignore positions, but it accepts a ready-made mask.
+    POSITIONS: the model derives its attention masks from position IDs, which restart at 0 in each
+    document. MASK: the model's own attention masks ignore position IDs, but the model accepts a
+    complete attention mask.
     """
 
     POSITIONS = "positions"
@@ -27,12 +31,14 @@ class PackedBy(Enum):
 
 
 def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
-    """Return the arguments for a causal language model of transformers.
+    """Return the keyword arguments for calling a causal language model of transformers.
 
     Args:
-        ids: tokens, shape (batch, tokens).
-        mask: padding mask (0 for padding), shaped as `ids`; or a `document_mask`; None for no mask.
-        positions: each token's position in its document, shaped as `ids`; None for one document.
+        ids: token IDs, shape (batch, tokens).
+        mask: padding mask (0 for padding), same shape as `ids`, or a mask from `document_mask`;
+            None for no mask.
+        positions: each token's position in its document, same shape as `ids`; None if each
+            sequence is one document.
     """
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
     if positions is not None:  # not every model accepts positions
@@ -41,7 +47,9 @@ def called_with(ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> d
 
 
 def document_mask(positions: Tensor) -> Tensor:
-    """Return which tokens see which, shape (batch, 1, tokens, tokens).
+    """Return a causal attention mask in which tokens attend only to their own document.
+
+    The mask is boolean and has the shape (batch, 1, tokens, tokens).
 
     Args:
         positions: each token's position in its document, shape (batch, tokens).
@@ -52,29 +60,36 @@ def document_mask(positions: Tensor) -> Tensor:
 
 
 def mask_for(packed: PackedBy | None, positions: Tensor | None) -> Tensor | None:
-    """Return the mask that a model needs in addition to positions, or None."""
+    """Return the attention mask that a model needs to separate documents; None if it needs none.
+
+    Args:
+        packed: how the model separates documents.
+        positions: each token's position in its document, shape (batch, tokens); None if each
+            sequence is one document.
+    """
     if packed is not PackedBy.MASK or positions is None:
         return None
     return document_mask(positions)
 
 
 def packed_by(model: nn.Module) -> PackedBy:
-    """Test how a model keeps documents apart.
+    """Test how a model can separate the documents in one sequence.
 
-    A test is needed because some models accept positions and still see across documents.
+    A test is needed because some models accept position IDs, but their tokens still attend to other
+    documents.
 
     Args:
-        model: a causal language model of transformers; left unchanged.
+        model: a causal language model of transformers; its state is left unchanged.
 
     Raises:
-        UsageError: when neither way keeps documents apart.
+        UsageError: when the model cannot separate documents.
     """
     training = model.training
     model.eval()
     try:
         if _apart(model, PackedBy.POSITIONS):
             return PackedBy.POSITIONS
-        # A given mask replaces all of the model's masks, so sliding windows would be lost.
+        # A mask argument replaces all masks of the model, so sliding windows would be lost.
         if not _has_windows(model) and _apart(model, PackedBy.MASK):
             return PackedBy.MASK
     finally:
@@ -86,7 +101,10 @@ def packed_by(model: nn.Module) -> PackedBy:
 
 
 def _apart(model: nn.Module, packed: PackedBy) -> bool:
-    """Return whether the second document's logits are the same as without the first document."""
+    """Return True if a model separates two documents in one sequence.
+
+    The second document's logits must be the same with and without the first document.
+    """
     first, second = _LENGTHS
     ids = torch.arange(1, 1 + first + second)[None] % _vocabulary(model)
     positions = torch.cat([torch.arange(first), torch.arange(second)])[None]

@@ -1,4 +1,4 @@
-"""Graphs of core ATen operations as programs for torch's ONNX exporter."""
+"""Converts graphs of core ATen operations to exported programs for torch's ONNX exporter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ _MOST_SAMPLES: Final = 65536
 
 
 class CoreAtenProgram(torch.export.ExportedProgram):
-    """A program of core ATen operations, which the exporter would otherwise trace twice more."""
+    """An exported program in core ATen operations, whose decomposition step does nothing.
+
+    The ONNX exporter would otherwise trace the program twice more to decompose its operations.
+    """
 
     @classmethod
     def of(cls, part: Part) -> CoreAtenProgram | None:
-        """Return a part as a program without tracing it again; None if it must be traced again.
+        """Convert a graph to a program without tracing it again.
 
-        That is when it changes tensors in place, or the body of a loop holds tensors.
+        Returns:
+            The program; None if the graph changes tensors in place, or if a loop body contains
+                constant tensors. Such a graph must be traced again.
         """
         nodes = list(all_nodes(part.graph))
         held = [node for node in nodes if _is_tensor_held(node, part.graph)]
@@ -50,7 +55,10 @@ class CoreAtenProgram(torch.export.ExportedProgram):
 
     @classmethod
     def traced(cls, program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-        """Return a program as a `CoreAtenProgram`, or unchanged if it changes tensors in place."""
+        """Convert an exported program to a `CoreAtenProgram`.
+
+        A program that changes tensors in place is returned unchanged.
+        """
         if any(changes_its_input(node) for node in all_nodes(program.graph_module)):
             return program
         return cls(
@@ -70,10 +78,10 @@ class CoreAtenProgram(torch.export.ExportedProgram):
 
 
 def traced_again(part: Part) -> torch.export.ExportedProgram:
-    """Trace a part again and return the program.
+    """Trace a graph again with `torch.export` and return the program.
 
     Raises:
-        LayerGraphError: when the part changes its inputs.
+        LayerGraphError: when the graph changes its inputs in place.
     """
     batch = torch.export.Dim("batch", min=1, max=_MOST_SAMPLES)
     dims = part.batch_dims
@@ -88,21 +96,30 @@ def traced_again(part: Part) -> torch.export.ExportedProgram:
 
 
 def all_nodes(module: fx.GraphModule) -> Iterator[fx.Node]:
-    """Yield the nodes of a graph and of its loop bodies."""
+    """Yield all nodes of a graph and of its subgraphs, such as loop bodies."""
     for each in module.modules():
         if isinstance(each, fx.GraphModule):
             yield from each.graph.nodes
 
 
 def changes_its_input(node: fx.Node) -> bool:
-    """Return whether a node changes a tensor in place."""
+    """Return True if a node's operation changes a tensor in place."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _with_constants(
     module: fx.GraphModule, names: Sequence[str]
 ) -> tuple[fx.GraphModule, dict[str, Tensor]]:
-    """Return a module that takes its held tensors as its first inputs, and these tensors."""
+    """Turn constant tensors of a graph into inputs.
+
+    Args:
+        module: the graph.
+        names: attribute names of the constant tensors.
+
+    Returns:
+        A graph whose first inputs are the constant tensors, and a map from the names of these
+            input nodes to the tensors.
+    """
     if not names:
         return module, {}
     mode = module.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode
@@ -136,7 +153,12 @@ def _output(name: str) -> signatures.OutputSpec:
 
 
 def _whole(example: tuple[Any, ...], results: int) -> torch.export.ModuleCallEntry:
-    """Return the signature of the program's top-level call."""
+    """Return the signature of the program's top-level call.
+
+    Args:
+        example: example inputs of the program.
+        results: number of outputs.
+    """
     given = pytree.tree_structure((example, {}))
     returned = pytree.tree_structure((0,) * results)
     return torch.export.ModuleCallEntry(

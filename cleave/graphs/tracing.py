@@ -1,4 +1,4 @@
-"""Tracing functions of tensors to ONNX, for batches of any size."""
+"""Traces functions of tensors and exports them as ONNX models that accept any batch size."""
 
 from __future__ import annotations
 
@@ -28,29 +28,31 @@ if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 MAX_GRAPH_BYTES: Final = 4 * 2**20
-"""Maximum size of a graph. A larger one holds tables of constants, which should be inputs."""
+"""Maximum size of a serialized graph in bytes. A larger graph contains constant tensors that should
+be inputs."""
 
 MAX_GRAPH_NODES: Final = 4096
-"""Maximum operations of a graph, including its subgraphs; devices refuse larger graphs."""
+"""Maximum number of operations in a graph and its subgraphs. Devices refuse larger graphs."""
 
 _KINDS: Final = {
     "Expert|Moe|MoE|MOE|Router": "it has experts ({0}), and tokens choose which of them compute",
     "Rotary|Rope": "its position embeddings ({0}) depend on how long the sequence is",
     "Mamba|Mixer|Recurrent|Rwkv|DeltaNet|Ssm|SSM": "it keeps a state along the sequence ({0})",
 }
-"""Reasons by the class of the module that raised."""
+"""Maps a pattern for the class name of the module that raised to the reason for the user."""
 
 _LOGGERS: Final = ("torch.onnx", "torch._subclasses", "onnxscript", "onnx_ir")
 
 
 @dataclass(frozen=True)
 class TracedGraph:
-    """A function to be traced.
+    """A function to trace, with descriptions of its inputs and outputs.
 
     Attributes:
-        function: maps tensors by name to the outputs, in order.
-        inputs: examples; their values are not used, and floating-point ones become fp32.
-        outputs: names of the outputs.
+        function: takes a map from input names to tensors and returns the outputs in order.
+        inputs: an example of each input, by name. The examples' values are not used, and
+            floating-point inputs become fp32.
+        outputs: names of the outputs, in order.
         varying: names of the inputs whose first dimension is the batch.
     """
 
@@ -61,7 +63,7 @@ class TracedGraph:
 
 
 def to_onnx(traced: TracedGraph) -> bytes:
-    """Return the ONNX model of a function, without unused inputs.
+    """Export a function as a serialized ONNX model without the function's unused inputs.
 
     Raises:
         LayerGraphError: when the function cannot be traced, or draws random numbers.
@@ -75,7 +77,7 @@ def to_onnx(traced: TracedGraph) -> bytes:
 
 @dataclass(frozen=True)
 class SplitModels:
-    """The ONNX models of a function and its gradient, as in `SplitGraph`."""
+    """The serialized ONNX models of a function and its gradient; see `SplitGraph`."""
 
     forward: bytes
     backward: bytes
@@ -86,13 +88,13 @@ class SplitModels:
 def to_onnx_split(
     traced: TracedGraph, gradient: str, of_forward: int, name: Callable[[int], str]
 ) -> SplitModels:
-    """Return the ONNX models of a function and its gradient, forward and backward.
+    """Export a function and its gradient as separate forward and backward ONNX models.
 
     Args:
-        traced: the function and its gradient together.
-        gradient: name of the output's gradient, an input of the backward pass.
-        of_forward: number of leading outputs that belong to the forward pass.
-        name: returns the name of an activation, given its number.
+        traced: one function that computes both the outputs and the gradients.
+        gradient: name of the input that is the gradient of the forward pass's output.
+        of_forward: number of leading outputs that the forward pass computes.
+        name: returns the name of an activation, given its index.
 
     Raises:
         LayerGraphError: when the function cannot be traced, or draws random numbers.
@@ -122,11 +124,11 @@ def _to_onnx(part: Part) -> bytes:
         try:
             return _checked(_translated(known, part).model_proto, part)
         except torch.onnx.OnnxExporterError:
-            pass  # tracing again may decompose the operation that has no translation
+            pass  # a second trace may decompose the operation that has no ONNX translation
     program = traced_again(part)
     try:
         model = _translated(CoreAtenProgram.traced(program), part)
-    except torch.onnx.OnnxExporterError:  # ONNX has some operations only after decomposition
+    except torch.onnx.OnnxExporterError:  # some operations must be decomposed before translation
         model = _translated(program, part)
     return _checked(model.model_proto, part)
 
@@ -146,7 +148,7 @@ def _translated(program: torch.export.ExportedProgram, part: Part) -> torch.onnx
 
 @contextmanager
 def _reasons() -> Iterator[None]:
-    """Turn any exception of tracing into a `LayerGraphError` that it caused."""
+    """Convert any exception that tracing raises within the context to a `LayerGraphError`."""
     try:
         with _quiet():
             yield
@@ -157,7 +159,7 @@ def _reasons() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return why something cannot become a graph, from the exception that torch raised."""
+    """Return why a function cannot be exported, given the exception that torch raised."""
     name = _innermost(error)
     for part, kind in _KINDS.items():
         if re.search(part, name):
@@ -171,7 +173,10 @@ def _reason(error: Exception) -> str:
 
 
 def _innermost(error: Exception) -> str:
-    """Return the class name of the innermost model module in an error's traceback."""
+    """Return the class name of the innermost module of the model in an error's traceback.
+
+    Modules of torch itself do not count. Without a module, the name is "code".
+    """
     found = "code"
     for frame, _ in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
@@ -181,7 +186,7 @@ def _innermost(error: Exception) -> str:
 
 
 def _chain(error: BaseException) -> str:
-    """Return the messages of an error and its causes, the root cause first."""
+    """Return the messages of an error and its causes as lines, with the root cause first."""
     texts = []
     while error is not None:
         texts.append(str(error))
@@ -190,7 +195,7 @@ def _chain(error: BaseException) -> str:
 
 
 def refuse_chance(traced: TracedGraph) -> None:
-    """Ensure that a function draws no random numbers (dropout).
+    """Ensure that a function draws no random numbers, as dropout does.
 
     Raises:
         LayerGraphError: when the function cannot be traced, or draws random numbers.
@@ -200,7 +205,10 @@ def refuse_chance(traced: TracedGraph) -> None:
 
 
 def core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
-    """Return a function as core ATen operations, and the inputs that it uses, in order.
+    """Trace a function to core ATen operations.
+
+    Returns:
+        The graph without unused inputs, and examples of the remaining inputs by name, in order.
 
     Raises:
         LayerGraphError: when the function cannot be traced.
@@ -218,7 +226,7 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
 
     graph = _made(function, inputs, traced.varying)
     if any(map(changes_its_input, graph.graph.nodes)):
-        # Activations would otherwise hold the changed values.
+        # A changed tensor may be an activation, which would then have the changed values.
         graph = _made(torch.func.functionalize(function), inputs, traced.varying)
         if any(map(changes_its_input, graph.graph.nodes)):
             raise LayerGraphError("it changes tensors that it was given")
@@ -234,7 +242,13 @@ def _core_aten(traced: TracedGraph) -> tuple[fx.GraphModule, dict[str, Tensor]]:
 
 
 def _refuse_unknown_parameters(graph: fx.GraphModule) -> None:
-    """Ensure that every trained tensor is an input: tensors inside a graph get no gradient."""
+    """Ensure that a graph has no constant that requires a gradient.
+
+    Graphs return gradients only for their inputs.
+
+    Raises:
+        LayerGraphError: when a constant requires a gradient.
+    """
     for node in graph.graph.find_nodes(op="get_attr"):
         held = getattr(graph, str(node.target), None)
         if isinstance(held, Tensor) and held.requires_grad:
@@ -244,7 +258,16 @@ def _refuse_unknown_parameters(graph: fx.GraphModule) -> None:
 def _made(
     function: Callable[..., Any], inputs: Mapping[str, Tensor], varying: Set[str]
 ) -> fx.GraphModule:
-    """Return a function as core ATen operations, with few in-place operations."""
+    """Trace a function to core ATen operations and replace in-place operations where possible.
+
+    Args:
+        function: takes the inputs in order.
+        inputs: an example of each input, by name.
+        varying: names of the inputs whose first dimension is the batch.
+
+    Raises:
+        LayerGraphError: when the computation depends on the batch size.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with _without_values(inputs, varying) as (given, shapes):
@@ -257,9 +280,10 @@ def _made(
 
 
 def _make_functional(graph: fx.Graph) -> None:
-    """Replace in-place operations by out-of-place ones, where nothing else sees the change.
+    """Replace in-place operations by out-of-place operations, in the given graph.
 
-    Some of PyTorch's own gradients contain in-place operations that no decomposition removes.
+    An in-place operation stays if another operation may read the changed memory. Some of PyTorch's
+    own gradients contain in-place operations that no decomposition removes.
     """
     for node in graph.nodes:
         if not changes_its_input(node):
@@ -272,7 +296,7 @@ def _make_functional(graph: fx.Graph) -> None:
 
 
 def _shares(node: fx.Node) -> bool:
-    """Return whether a node's result may share memory with another tensor."""
+    """Return True if a node's result may share memory with another tensor."""
     target = node.target
     return not isinstance(target, torch._ops.OpOverload) or any(
         result.alias_info for result in target._schema.returns
@@ -280,7 +304,10 @@ def _shares(node: fx.Node) -> bool:
 
 
 class _PlainLinear(TorchFunctionMode):
-    """Computes linear layers as a product and a sum: torch's linear with bias fixes batch sizes."""
+    """A mode that computes linear layers as a matrix multiplication and an addition.
+
+    Tracing torch's own linear function with a bias would fix the batch size.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -291,7 +318,10 @@ class _PlainLinear(TorchFunctionMode):
 
 
 class _NoLayerDrop(TorchFunctionMode):
-    """Replaces draws of one random number by `_Draw`: some models draw one per layer to skip it."""
+    """A mode in which drawing a single random number returns a `_Draw`.
+
+    Some models draw one random number per layer to decide whether to skip the layer.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -302,7 +332,7 @@ class _NoLayerDrop(TorchFunctionMode):
 
 
 class _Draw:
-    """A random number from 0 to 1 that is unknown during tracing."""
+    """Stands for a random number from 0 to 1 whose value is unknown during tracing."""
 
     def __lt__(self, probability: float) -> bool:
         if probability > 0:
@@ -316,9 +346,13 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tensor]:
-    """Return examples with another batch size, different from all other sizes.
+    """Return example inputs whose batch size differs from the size of every other dimension.
 
-    Sizes that are equal in the examples are treated as equal for every batch.
+    Tracing treats sizes that are equal in the examples as equal for every batch.
+
+    Args:
+        inputs: an example of each input, by name.
+        varying: names of the inputs whose first dimension is the batch.
     """
     own = {n for name, t in inputs.items() for n in t.shape[name in varying :]}
     samples = next(n for n in count(3) if n not in own)
@@ -326,7 +360,7 @@ def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tens
     for name, tensor in inputs.items():
         shape = (samples, *tensor.shape[1:]) if name in varying else tensor.shape
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-        found[name] = torch.zeros(shape, dtype=dtype)  # takes no memory until it is written
+        found[name] = torch.zeros(shape, dtype=dtype)  # uses no memory until it is written
     return found
 
 
@@ -334,7 +368,11 @@ def _examples(inputs: Mapping[str, Tensor], varying: Set[str]) -> dict[str, Tens
 def _without_values(
     inputs: Mapping[str, Tensor], varying: Set[str]
 ) -> Iterator[tuple[list[Tensor], ShapeEnv]]:
-    """Yield fake tensors for the inputs, and the recorded assumptions about the batch size."""
+    """Return a context manager for tracing with fake tensors, which have no values.
+
+    It yields the fake tensors of the inputs, and the environment that records assumptions about
+    the batch size.
+    """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -350,7 +388,7 @@ def _without_values(
     for name, tensor in inputs.items():
         sizes = [DimDynamic.STATIC] * tensor.dim()
         if name in varying:
-            sizes[0] = DimDynamic.DUCK  # inputs with equal batch sizes share one symbol
+            sizes[0] = DimDynamic.DUCK  # all inputs with the same batch size share one symbol
         context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
         source = ConstantSource(name)
         found.append(mode.from_tensor(tensor, symbolic_context=context, source=source))
@@ -384,7 +422,7 @@ def _empty_permuted(size: Sequence[int], physical_layout: Sequence[int], **how: 
 
 
 def _squeeze(tensor: Tensor, dims: Sequence[int]) -> Tensor:
-    """Remove dimensions of size 1 as a view, which the exporter supports."""
+    """Remove dimensions of size 1 with `view`, because the exporter does not support `squeeze`."""
     gone = {dim % tensor.dim() for dim in dims if tensor.shape[dim] == 1}
     return tensor.view([size for dim, size in enumerate(tensor.shape) if dim not in gone])
 
@@ -392,17 +430,25 @@ def _squeeze(tensor: Tensor, dims: Sequence[int]) -> Tensor:
 def _slice_backward(
     grad: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Tensor:
-    """Return the gradient of a slice by padding, which needs no constant index tensors."""
+    """Compute the gradient of a slice's input by padding.
+
+    Unlike PyTorch's own decomposition, padding needs no constant index tensors.
+
+    Args:
+        grad: gradient of the slice.
+        sizes: shape of the slice's input.
+        dim, start, end, step: arguments of the slice.
+    """
     dim %= grad.dim()
     before = min(start, sizes[dim]) if start >= 0 else start + sizes[dim]
-    if step > 1:  # zeros after each element
+    if step > 1:  # insert zeros after each element
         grad = _padded(grad.unsqueeze(dim + 1), dim + 1, 0, step - 1).flatten(dim, dim + 1)
         grad = grad.narrow(dim, 0, min(grad.shape[dim], sizes[dim] - before))
     return _padded(grad, dim, before, sizes[dim] - before - grad.shape[dim])
 
 
 def _padded(tensor: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """Return a tensor with zeros before and after it in one dimension."""
+    """Pad dimension `dim` with `before` zeros at the start and `after` zeros at the end."""
     later = tensor.dim() - 1 - dim
     padded: Tensor = torch.ops.aten.constant_pad_nd.default(
         tensor, [0, 0] * later + [before, after], 0.0
@@ -411,11 +457,15 @@ def _padded(tensor: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 
 def _checked(model: Any, part: Part) -> bytes:
-    """Return the serialized model, without metadata about its source.
+    """Check an exported model and serialize it without metadata about its source.
+
+    Args:
+        model: the exported ONNX model.
+        part: the graph that was exported.
 
     Raises:
-        LayerGraphError: when the model has too many bytes or operations, operations that ONNX does
-            not have, or memory needs that a device cannot compute before a run.
+        LayerGraphError: when the model has too many bytes or operations, or operations outside the
+            ONNX standard; or when a device cannot compute the model's working memory before a run.
     """
     if any(domain.domain for domain in model.opset_import):
         raise LayerGraphError("it needs operations that ONNX does not have")
@@ -451,12 +501,15 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings and logs, which are meant for its developers."""
+    """Silence the exporter's warnings and logs within the context.
+
+    They are meant for the exporter's developers.
+    """
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in levels:
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are also raised
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # logged errors are raised as well
         try:
             yield
         finally:

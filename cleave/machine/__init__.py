@@ -1,1 +1,1 @@
-"""This machine: its compute backends, its sensors, and the memory of its processes."""
+"""Access to this machine: compute backends, sensors, and memory settings of device processes."""

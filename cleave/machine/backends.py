@@ -1,4 +1,4 @@
-"""Matmul backends, chosen by what is installed and what is faster on this machine."""
+"""Matrix multiplication backends, and the choice of the fastest installed backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MatmulBackend(Protocol):
-    """Multiplies matrices."""
+    """A library or device that multiplies matrices."""
 
     @property
     def name(self) -> str: ...
@@ -29,15 +29,19 @@ class MatmulBackend(Protocol):
         """Compute out = a @ b, or out += a @ b.
 
         Args:
-            a, b: shapes (m, k) and (k, n), of one dtype, any strides.
-            out: shape (m, n), of the same dtype or fp32; fp32 when accumulating.
-            accumulate: add to `out` instead of overwriting it.
+            a, b: operands of the same dtype, shapes (m, k) and (k, n), any strides.
+            out: receives the result, shape (m, n). Its dtype is the operands' dtype or fp32, and
+                must be fp32 if `accumulate` is set.
+            accumulate: whether to add to `out` instead of overwriting `out`.
         """
         ...
 
 
 class NumpyBackend:
-    """Multiplies with numpy alone: 16-bit inputs are upcast exactly, products are rounded once."""
+    """Multiplies matrices with numpy.
+
+    16-bit operands are upcast to fp32, and a 16-bit result is rounded once from fp32.
+    """
 
     name = "numpy"
 
@@ -53,14 +57,15 @@ class NumpyBackend:
 
 
 class TorchBackend:
-    """Multiplies with torch.
+    """Multiplies matrices with torch.
 
-    On the CPU it works in place. For other devices it copies operands to the device and results
-    back, because tiles arrive in and leave from host memory.
+    On the CPU, torch writes the result directly to `out`. For other devices, operands are copied to
+    the device and results are copied back, because tiles arrive in and leave from host memory.
 
     Args:
         device: `cpu`, `cuda`, `mps` or `xpu`.
-        by_copies: copy on the CPU too, so that copying can be tested without an accelerator.
+        by_copies: whether to copy even on the CPU, so that tests can cover copying without an
+            accelerator.
 
     Raises:
         ImportError: when torch is not installed.
@@ -73,8 +78,8 @@ class TorchBackend:
         self._torch = torch
         self._device = torch.device(device)
         self._by_copies = by_copies or device != "cpu"
-        # Received arrays are read-only views, for which torch warns once. They are never written,
-        # so trigger the warning here and suppress it.
+        # Received arrays are read-only, and torch warns once about the first read-only array. The
+        # backend never writes to operands, so trigger the warning here and suppress it.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.from_numpy(np.frombuffer(b"\0", np.uint8))
@@ -92,7 +97,7 @@ class TorchBackend:
         with torch.inference_mode():
             if self._by_copies:
                 left, right = left.to(self._device), right.to(self._device)
-            if out.dtype is not a.dtype:  # 16-bit in, fp32 out: torch's CPU has no such product
+            if out.dtype is not a.dtype:  # torch cannot multiply 16-bit operands to fp32 on a CPU
                 left, right = left.float(), right.float()
             if self._by_copies:
                 product = torch.mm(left, right).cpu()
@@ -107,17 +112,17 @@ class TorchBackend:
 
 
 def backend_named(name: str) -> MatmulBackend:
-    """Return the backend of this name.
+    """Create the backend for a full name such as `numpy` or `torch:cuda`.
 
     Raises:
-        ImportError: when it needs torch, which is not installed.
+        ImportError: when the backend needs torch, and torch is not installed.
     """
     library, _, device = name.partition(":")
     return TorchBackend(device or "cpu") if library == "torch" else NumpyBackend()
 
 
 def torch_devices() -> list[str]:
-    """Return the devices that torch can use here; an empty list if torch is not installed."""
+    """Return the names of the devices that torch can use; empty if torch is not installed."""
     try:
         import torch
     except (ImportError, OSError):  # not installed, or one of its libraries is missing
@@ -131,14 +136,14 @@ def torch_devices() -> list[str]:
 
 
 def as_buffer(array: StoredArray) -> Buffer:
-    """Return a device's stored array as a matrix, a view of the stored bytes."""
+    """Return a stored array as a matrix that shares the stored bytes."""
     if isinstance(array.payload, Buffer):
         return array.payload
     return arrays.unpack(array.payload, array.rows, array.columns, array.dtype)
 
 
 def execute(backend: MatmulBackend, order: Compute) -> Buffer:
-    """Execute one computation: add up the products of its pairs in fp32.
+    """Multiply the pairs of a request and sum the products in fp32.
 
     Returns:
         A new matrix of shape (order.rows, order.columns) and dtype `order.out`.
@@ -159,7 +164,7 @@ def execute(backend: MatmulBackend, order: Compute) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A backend and its throughput in a quick measurement."""
+    """A matrix multiplication backend and its measured throughput in FLOP/s."""
 
     backend: MatmulBackend
     flops_per_s: float
@@ -172,14 +177,22 @@ def measure(
     dtype: DType = DType.FP32,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
-    """Time a few square multiplications (tens of milliseconds on a laptop)."""
+    """Measure a backend's throughput, which takes tens of milliseconds on a laptop.
+
+    Args:
+        backend: the backend to measure.
+        side: number of rows and columns of the square operands.
+        repeats: number of timed multiplications; the fastest determines the throughput.
+        dtype: dtype of the operands and the result.
+        clock: returns the current time in seconds.
+    """
     rng = np.random.default_rng(0)
     a, b = (
         Buffer(arrays.narrow(rng.standard_normal((side, side), np.float32), dtype), dtype)
         for _ in range(2)
     )
     out = arrays.empty(side, side, dtype)
-    backend.matmul(a, b, out)  # starts threads, loads kernels
+    backend.matmul(a, b, out)  # warm-up: starts threads and loads kernels
     best_s = float("inf")
     for _ in range(repeats):
         start_s = clock()
@@ -189,20 +202,21 @@ def measure(
 
 
 _ROUNDING: Final = {DType.FP32: 2e-6, DType.BF16: 2**-8, DType.FP16: 2**-11}
-"""Largest relative error of one rounding; for fp32, of its accumulation."""
+"""Maximum relative error of rounding a result to each dtype; for fp32, of the summation."""
 
 _CHECKED_SHAPES: Final = ((17, 33, 65), (3, 1, 7), (5, 3, 4096))
-"""Rows, columns, depth: odd sides, a single column, and a sum that needs more than 16 bits."""
+"""Rows, columns and depth of the tested multiplications: odd sizes, a single column, and sums that
+are so long that 16-bit accumulation gives wrong results."""
 
 
 def self_check(backend: MatmulBackend) -> str | None:
-    """Compare small products with float64, for every dtype, orientation, and accumulation.
+    """Compare small matrix multiplications of a backend with fp64 results.
 
-    This finds backends that silently compute with less precision than their inputs have, such as
-    TF32 and 16-bit sums.
+    All dtypes, transpositions and accumulation modes are tested. This detects backends that
+    silently use less precision than their operands have, such as TF32 or 16-bit sums.
 
     Returns:
-        A readable description of the fault; None if there is no fault.
+        A readable description of the first fault; None if there is no fault.
     """
     rng = np.random.default_rng(1)
     results = [(dtype, dtype, False) for dtype in DType]
@@ -236,7 +250,12 @@ def self_check(backend: MatmulBackend) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend that could be used on this machine."""
+    """A backend that is available on this machine.
+
+    Attributes:
+        name: full name of the backend, such as `torch:cuda`.
+        make: creates the backend.
+    """
 
     name: str
     make: Callable[[], MatmulBackend]
@@ -247,7 +266,11 @@ _SHORT: Final = {"cuda": "torch:cuda", "mps": "torch:mps", "xpu": "torch:xpu"}
 
 
 def candidates(*, torch: bool = True) -> list[Candidate]:
-    """Return the backends available here; `torch=False` does not import torch."""
+    """Return the backends that are available on this machine.
+
+    Args:
+        torch: whether to include torch's backends, for which torch is imported.
+    """
     devices = torch_devices() if torch else []
     return [
         Candidate("numpy", NumpyBackend),
@@ -256,10 +279,10 @@ def candidates(*, torch: bool = True) -> list[Candidate]:
 
 
 def known_name(name: str) -> str:
-    """Return a backend's full name, with short names expanded.
+    """Expand a backend's short name, such as `cuda`, to the full name `torch:cuda`.
 
     Raises:
-        UsageError: when no backend has that name.
+        UsageError: when `name` is neither a short name nor a full name of a backend.
     """
     name = _SHORT.get(name, name)
     if name not in NAMES:
@@ -274,16 +297,18 @@ def choose(
     notify: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
-    """Return the fastest correct backend, with its measured speed, including transfers.
+    """Return the fastest backend that passes `self_check`, with its measured fp32 throughput.
 
-    The fastest backend needs the least time for one fp32 and one bf16 product together: numpy, for
-    example, may be faster in fp32 and ten times slower in bf16.
+    The measurement includes copies between host and device memory. The fastest backend has the
+    least total time for one fp32 and one bf16 multiplication. Both dtypes count, because numpy, for
+    example, may be faster in fp32 but ten times slower in bf16.
 
     Args:
         name: `auto`, `numpy`, `torch` (on any device), `torch:DEVICE`, or `cuda`, `mps`, `xpu`.
-        available: candidates; by default the backends found here.
-        notify: called with the reason for every available backend that does not compute correctly.
-        clock: current time in seconds.
+        available: candidates; None for all backends that are available on this machine.
+        notify: called with a sentence for each requested backend that fails or computes wrong
+            results.
+        clock: returns the current time in seconds.
 
     Raises:
         UsageError: for an unknown name, or a backend that is not available.
@@ -302,7 +327,7 @@ def choose(
             fault = self_check(backend)
             if fault is None:
                 speeds.append(measure(backend, clock=clock))
-        except Exception as error:  # noqa: BLE001 - a driver may fail in any way; others may work
+        except Exception as error:  # noqa: BLE001 - a driver may raise anything; try other backends
             fault = f"{type(error).__name__}: {error}"
         if fault is not None:
             faults.append(f"the backend {candidate.name} is not used: {fault}")
@@ -315,7 +340,7 @@ def choose(
 
 
 def _time_in_both(speed: Speed, clock: Callable[[], float]) -> float:
-    """Return a value proportional to the time of one fp32 FLOP plus one bf16 FLOP."""
+    """Return the seconds that one fp32 FLOP and one bf16 FLOP take together."""
     in_bf16 = measure(speed.backend, dtype=DType.BF16, clock=clock)
     return 1 / speed.flops_per_s + 1 / in_bf16.flops_per_s
 

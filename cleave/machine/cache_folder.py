@@ -1,4 +1,4 @@
-"""Where this machine's user caches graphs, tokenizers and encoded text."""
+"""The user's cache folder for graphs, tokenizers and encoded text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return $CLEAVE_CACHE, or `cleave` in the user's cache folder of the system."""
+    """Return $CLEAVE_CACHE if set, otherwise the folder `cleave` in the user's cache folder."""
     from platformdirs import user_cache_path
 
     chosen = os.environ.get("CLEAVE_CACHE")

@@ -1,4 +1,4 @@
-"""Arrays and operations of a graph, as needed to compute the sizes of its results."""
+"""Descriptions of a graph's arrays and operations, for computing the sizes of all its arrays."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from cleave.machine.graph_session import GraphError
 Shape: TypeAlias = tuple[int, ...]
 
 LARGEST_NUMBER: Final = 2**53
-"""Numbers of this size or more are not distinguished: JavaScript's integers end here."""
+"""Integers with this magnitude or more are not distinguished, because JavaScript's numbers cannot
+represent them exactly."""
 
 LARGEST_RANK: Final = 32
 MOST_VALUES: Final = 64
 """Maximum elements of an array whose values are tracked."""
 
-FLOAT32, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # ONNX's numbers of types
+FLOAT32, UINT8, INT32, INT64, BOOL = 1, 2, 6, 7, 9  # ONNX's codes of element types
 ITEM_BYTES: Final[Mapping[int, int]] = {FLOAT32: 4, UINT8: 1, INT32: 4, INT64: 8, BOOL: 1}
-"""Bytes of an element by ONNX's number of its type; graphs have no other types."""
+"""Maps ONNX's code of each supported element type to the size of an element in bytes."""
 
 FOLLOWED: Final = (INT32, INT64, BOOL)
-"""Types of arrays whose values are tracked."""
+"""Element types of the arrays whose values are tracked."""
 
 
 class Refusal(StrEnum):
-    """Why the memory of a run cannot be computed before the run."""
+    """Reason why a run's working memory cannot be computed before the run."""
 
     OPSET = "opset"
     OPERATION = "operation"
@@ -39,10 +40,10 @@ class Refusal(StrEnum):
 
 
 class UnboundedError(GraphError):
-    """The memory of a run cannot be computed before the run.
+    """A run's working memory cannot be computed before the run.
 
     Attributes:
-        refusal: the reason.
+        refusal: reason as a code; the message has the details.
     """
 
     def __init__(self, refusal: Refusal, text: str) -> None:
@@ -52,13 +53,13 @@ class UnboundedError(GraphError):
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """What is known about an array before a run.
+    """The properties of an array that are known before a run.
 
     Attributes:
-        shape: the array's sizes.
-        type: ONNX's number of the element type.
-        values: the elements of an integer or boolean array with at most one dimension; None if
-            they are unknown.
+        shape: shape of the array.
+        type: ONNX's code of the element type.
+        values: elements of an integer or boolean array with at most one dimension; None if the
+            elements are unknown.
     """
 
     shape: Shape
@@ -82,7 +83,7 @@ class Sized:
 
     @property
     def elements(self) -> int:
-        """Return the number of elements."""
+        """Return the number of elements of the array."""
         return prod(self.shape)
 
     @property
@@ -93,11 +94,11 @@ class Sized:
 
 @dataclass(slots=True)
 class Attribute:
-    """An attribute of an operation. The field of its type holds the value.
+    """An attribute of an operation. The field that matches the attribute's type holds the value.
 
     Attributes:
-        integer, integers, text: value of the attribute.
-        tensor, graph: serialized value of the attribute.
+        integer, integers, text: value of an integer, integer list or text attribute.
+        tensor, graph: serialized value of a tensor or graph attribute.
     """
 
     integer: int = 0
@@ -109,12 +110,13 @@ class Attribute:
 
 @dataclass(slots=True)
 class Operation:
-    """An operation of a graph.
+    """An operation (node) of a graph.
 
     Attributes:
-        name: name of the operation in ONNX's default domain.
-        inputs, outputs: names of arrays; empty for an omitted optional array.
-        attributes: attributes by name.
+        name: operation type in ONNX's default domain, such as `MatMul`.
+        inputs, outputs: names of the input and output arrays; an empty name stands for an omitted
+            optional array.
+        attributes: maps names to attributes.
     """
 
     name: str = ""
@@ -123,15 +125,19 @@ class Operation:
     attributes: dict[str, Attribute] = field(default_factory=dict)
 
     def integer(self, name: str, default: int) -> int:
-        """Return an integer attribute, or the default if it is missing."""
+        """Return the value of an integer attribute, or `default` if the attribute is missing."""
         found = self.attributes.get(name)
         return default if found is None else found.integer
 
     def integers(self, name: str) -> Sequence[int] | None:
-        """Return an attribute that is a list of integers, or None if it is missing."""
+        """Return the value of an integer list attribute, or None if the attribute is missing."""
         found = self.attributes.get(name)
         return None if found is None else found.integers
 
     def refused(self, what: str) -> UnboundedError:
-        """Return the error for an operation whose result has an unknown size."""
+        """Return the error to raise if the shape of the operation's result cannot be computed.
+
+        Args:
+            what: the reason, as a clause.
+        """
         return UnboundedError(Refusal.SHAPE, f"{self.name[:60]}: {what[:400]}")

@@ -1,4 +1,7 @@
-"""Which provider runs a machine's graphs: the best available one that computes exactly."""
+"""Chooses ONNX Runtime's execution provider for graphs.
+
+The choice is the best available provider that computes in full fp32 precision.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from cleave.machine.graph_self_test import LARGEST_ERROR, accuracy
 from cleave.machine.graph_session import GraphError, GraphSession
 
 OpenSession: TypeAlias = Callable[[bytes, ProviderSetup], GraphSession]
-"""Opens a session for a graph with a setup; raises GraphError if that fails."""
+"""Opens a session for a graph with a provider setup; raises GraphError if that fails."""
 
 _HEAVY: Final = ("MatMul", "Gemm", "Einsum", "Conv", "Attention", "Scan", "If")
-"""Operations that do most of a layer's work, or whose subgraphs do. Fused operations have these
-names within theirs."""
+"""Names of the operations that take most of a layer's compute time. The name of a fused operation
+contains the name of such an operation."""
 
 
 def installed() -> tuple[str, ...]:
-    """Return ONNX Runtime's names of the providers that are installed.
+    """Return ONNX Runtime's names of the installed execution providers.
 
     Raises:
         GraphError: when ONNX Runtime is not installed.
@@ -33,20 +36,23 @@ def installed() -> tuple[str, ...]:
 
 
 def open_session(model: bytes, setup: ProviderSetup) -> GraphSession:
-    """Open a session with the number of threads that the environment sets (see `GraphSession`)."""
+    """Open a session with the default number of threads (see `GraphSession`)."""
     return GraphSession(model, setup=setup)
 
 
 class GraphChoice:
-    """Opens sessions with the best provider, which is chosen at the first graph.
+    """Opens sessions with the best provider, which is chosen when the first graph arrives.
 
-    The choice imports ONNX Runtime, and most devices never receive a graph. Not thread-safe.
+    The choice is late because it imports ONNX Runtime, and most devices never receive a graph. This
+    class is not thread-safe.
 
     Args:
-        asked: the provider to use if it is available and exact, else the CPU; None for the best.
-        notify: called with a sentence for each provider that was chosen or rejected, and why.
+        asked: the provider to use if it is available and has full fp32 precision; otherwise the CPU
+            is used. None to choose among all providers.
+        notify: called with a sentence for each provider that is chosen or rejected, and for each
+            graph that the CPU must run.
         available: returns ONNX Runtime's names of the available providers.
-        open_with: opens a session.
+        open_with: opens a session for a graph.
     """
 
     def __init__(
@@ -62,17 +68,21 @@ class GraphChoice:
         self._available = available
         self._open = open_with
         self._chosen: ProviderSetup | None = None
-        self._fault = ""  # of the last rejected setup
+        self._fault = ""  # why the last rejected setup must not be used
 
     def __call__(self, model: bytes, given: Sequence[DType | None] = ()) -> GraphSession:
-        """Open a session for a graph. The CPU runs graphs and operations that the provider cannot.
+        """Open a session for a graph with the chosen provider.
+
+        The CPU runs the graphs and operations that the provider does not support.
 
         Args:
-            model: the graph.
-            given: dtypes of the graph's input arrays; the CPU takes 16-bit arrays without upcast.
+            model: the graph as a serialized ONNX model.
+            given: dtype of each graph input; None for inputs that are not floating-point. On the
+                CPU, graphs take 16-bit inputs without an upcast before the run.
 
         Raises:
-            GraphError: when the CPU cannot run the graph either, or no provider computes exactly.
+            GraphError: when the CPU cannot run the graph either, or when no provider has full fp32
+                precision.
         """
         setup = self._setup()
         if setup == CPU_SETUP:
@@ -91,16 +101,16 @@ class GraphChoice:
 
     def _setup(self) -> ProviderSetup:
         if self._chosen is None:
-            if self._fault:  # not even the CPU
+            if self._fault:  # all setups were rejected before, even the CPU's
                 raise GraphError(self._fault)
             self._chosen = self._choose()
         return self._chosen
 
     def _choose(self) -> ProviderSetup:
-        """Return the first setup that computes exactly.
+        """Return the first provider setup that passes the self-test.
 
         Raises:
-            GraphError: when no setup does.
+            GraphError: when no setup passes the self-test.
         """
         setups = setups_of(self._asked, self._available())
         if self._asked and setups[0].provider is not self._asked:
@@ -117,7 +127,11 @@ class GraphChoice:
         raise GraphError(self._fault)
 
     def _fault_of(self, setup: ProviderSetup) -> str | None:
-        """Return why a setup must not be used, or None."""
+        """Run the self-test with a provider setup.
+
+        Returns:
+            Why the setup must not be used; None if it passes.
+        """
         try:
             found = accuracy(lambda model: self._open(model, setup))
         except GraphError as error:
@@ -135,7 +149,7 @@ class GraphChoice:
 
 
 def _heavy(operations: Mapping[str, int]) -> str:
-    """Return the slow operations and their counts, as text."""
+    """Return the compute-intensive operations among `operations` and their counts, as text."""
     return ", ".join(
         f"{count} {name}"
         for name, count in sorted(operations.items())

@@ -1,8 +1,9 @@
-"""The working memory of a graph's run, computed before the run.
+"""Computes the working memory of a graph's run before the run.
 
-A small model may create large arrays. So the sizes of all arrays are computed from the shapes of
-the inputs, as docs/protocol.md (*Working memory*) specifies, and the arrays held at the same time
-are added up, in the order of the operations. Models are those that `check_graph` accepted.
+A small model may create large arrays. So this module computes the sizes of all arrays from the
+shapes of the inputs, as docs/protocol.md (*Working memory*) specifies. It then goes through the
+operations in order and finds the maximum total size of the arrays that are in memory at the same
+time. All models must have passed `check_graph`.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ from cleave.machine.onnx_graph import text
 from cleave.machine.protobuf import ProtobufError, fields, integers
 
 OPSETS: Final = range(18, 24)
-"""ONNX operator set versions for which the sizes of arrays are known."""
+"""Supported versions of the ONNX operator set."""
 
 _VIEWS: Final = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-"""Operations whose output shares their input's memory."""
+"""Operations whose output shares the memory of the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenInput:
-    """The array that a run passes to an input.
+    """The array that a run passes to a graph input.
 
     Attributes:
-        elements: number of elements; None for zeros.
-        narrow: whether elements have 16 bits, and are upcast.
+        elements: number of elements; None for an array of zeros in the input's fixed shape.
+        narrow: whether the elements are 16-bit floating-point numbers, which the run upcasts.
     """
 
     elements: int | None
@@ -68,12 +69,13 @@ class GivenInput:
 
 @dataclass(slots=True)
 class _Graph:
-    """A graph parsed from its bytes, with its own arrays and operations.
+    """A parsed graph or subgraph.
 
     Attributes:
-        inputs: element type and sizes of each input, by name, in order; a dynamic size is a name.
-        outputs: names in order.
-        constants: constants by name.
+        inputs: maps the name of each input to its element type and shape, in order. A dynamic size
+            in a shape is a name.
+        outputs: names of the outputs, in order.
+        constants: maps names to constants.
         operations: operations in order.
     """
 
@@ -84,10 +86,10 @@ class _Graph:
 
 
 class GraphMemory:
-    """Computes the working memory of runs of one graph.
+    """Computes the working memory of the runs of one graph.
 
     Args:
-        model: a model that `check_graph` accepted.
+        model: a serialized ONNX model that passed `check_graph`.
 
     Raises:
         UnboundedError: when the model has an unsupported operator set or element type.
@@ -103,14 +105,15 @@ class GraphMemory:
         self._found: dict[tuple[object, ...], int] = {}
 
     def peak_bytes(self, given: Sequence[GivenInput], kept: Sequence[bool]) -> int:
-        """Return a run's working memory in bytes, without its inputs and kept outputs.
+        """Return a run's working memory in bytes, without the run's inputs and stored outputs.
 
         Args:
-            given: the array of each graph input, in order; constants are not inputs.
-            kept: whether each output is kept, in order.
+            given: the array for each graph input, in order; constants are not inputs.
+            kept: whether each output is stored on the device, in order.
 
         Raises:
-            UnboundedError: when it is unknown before the run, or inputs do not fit the graph.
+            UnboundedError: when the working memory cannot be computed before the run, or when the
+                inputs are incompatible with the graph.
         """
         key = (*given, *kept)
         if key not in self._found:
@@ -118,7 +121,7 @@ class GraphMemory:
                 self._found.clear()
             try:
                 self._found[key] = self._peak(given, kept)
-            except ProtobufError as error:  # in a subgraph
+            except ProtobufError as error:  # subgraphs are parsed only here
                 raise GraphError(f"it is no ONNX model: {error}") from None
         return self._found[key]
 
@@ -146,20 +149,24 @@ class GraphMemory:
         return held + found.peak_bytes(wanted, widened)
 
 
-_MOST_KEPT: Final = 16  # a step's micro-batches have at most two sizes
-_MOST_INTEGERS: Final = 4096  # per attribute
+_MOST_KEPT: Final = 16  # cached results; a step's micro-batches have at most two sizes
+_MOST_INTEGERS: Final = 4096  # maximum length of an integer list attribute
 
 
 class _Pass:
-    """One pass through a graph with inputs of known shapes.
+    """One pass through a graph whose inputs have known shapes, to compute the sizes of all arrays.
 
     Args:
-        inputs: what is known about its inputs.
-        outer: what is known about arrays of the enclosing graphs.
+        graph: the graph or subgraph.
+        inputs: maps the names of the graph's inputs to their properties.
+        outer: maps the names of arrays in the enclosing graphs to their properties.
 
     Attributes:
-        known: what is known about each array, by name.
-        enclosed: names of arrays that subgraphs use.
+        known: maps the name of each array to its properties.
+        enclosed: names of this graph's arrays that its subgraphs use.
+
+    Raises:
+        UnboundedError: when the size of an array cannot be computed.
     """
 
     def __init__(
@@ -168,8 +175,8 @@ class _Pass:
         self.known: dict[str, Sized] = {**outer, **graph.constants, **inputs}
         self.enclosed: set[str] = set()
         self._graph = graph
-        self._free = {*graph.constants, *inputs}  # names of arrays that the run does not compute
-        self._taken: list[set[str]] = []  # inputs of each operation
+        self._free = {*graph.constants, *inputs}  # names of the arrays that exist before the run
+        self._taken: list[set[str]] = []  # names of each operation's inputs
         self._maker: dict[str, int] = {}
         self._working: list[int] = []
         for number, operation in enumerate(graph.operations):
@@ -210,7 +217,13 @@ class _Pass:
         return found
 
     def _inside(self, operation: Operation, name: str, inputs: Sequence[Sized]) -> _Pass:
-        """Return a pass through a subgraph of an operation."""
+        """Return a pass through the subgraph of an operation.
+
+        Args:
+            operation: the operation.
+            name: name of the attribute that holds the subgraph.
+            inputs: properties of the subgraph's inputs.
+        """
         attribute = operation.attributes.get(name)
         if attribute is None:
             raise operation.refused(f"it has no graph {name}")
@@ -263,9 +276,13 @@ class _Pass:
         return self._graph.outputs
 
     def is_added_to(self, name: str, wanted: Set[str]) -> bool:
-        """Return whether a kept output is this input plus something, and nothing else uses it.
+        """Return True if an input's only use is an addition whose result is a stored output.
 
-        The output is then written to the input's memory.
+        That output then overwrites the input's memory.
+
+        Args:
+            name: name of the input.
+            wanted: names of the stored outputs.
         """
         takers = [number for number, taken in enumerate(self._taken) if name in taken]
         if len(takers) != 1 or name in self.outputs:
@@ -279,14 +296,16 @@ class _Pass:
         )
 
     def peak_bytes(self, kept: Set[str], widened: Mapping[str, int]) -> int:
-        """Return the largest number of bytes held at the same time.
+        """Return the peak size in bytes of the arrays that are in memory at the same time.
 
-        This is the larger of the peak in the model's order and 2/3 of the peak in ONNX Runtime's
-        order, which runs each operation as late as possible. Fusing operations changes that order.
+        This is the larger of two peaks: the peak in the model's order of operations, and 2/3 of the
+        peak if each operation runs as late as possible. ONNX Runtime uses the second order, but
+        fusion of operations changes it.
 
         Args:
-            kept: names of outputs that do not count.
-            widened: bytes of each upcast input, in each operation that uses it.
+            kept: names of the outputs that do not count.
+            widened: maps the name of each input that is upcast where it is used to the size of the
+                upcast copy in bytes.
         """
         memory = self._memory(kept)
         as_written = self._most(range(len(self._taken)), memory, kept, widened)
@@ -300,10 +319,16 @@ class _Pass:
         kept: Set[str],
         widened: Mapping[str, int],
     ) -> int:
-        """Return the largest number of bytes held if operations run in a given order."""
+        """Return the peak size in bytes if operations run in a given order.
+
+        Args:
+            order: indices of the operations.
+            memory: see `_memory`.
+            kept, widened: see `peak_bytes`.
+        """
         owners = [{memory[name] for name in taken if name in memory} for taken in self._taken]
         uses = Counter(owner for each in owners for owner in each)
-        uses.update(memory.get(name, "") for name in set(self.outputs))  # held to the end
+        uses.update(memory.get(name, "") for name in set(self.outputs))  # in memory until the end
         live = peak = 0
         for number in order:
             made = [name for name in self._graph.operations[number].outputs if name]
@@ -317,9 +342,10 @@ class _Pass:
         return peak
 
     def _memory(self, kept: Set[str]) -> dict[str, str]:
-        """Return, for each computed array, the array whose memory it uses; empty if uncounted.
+        """Map the name of each computed array to the name of the array whose memory it uses.
 
-        A product that is only added to an input, for a kept output, uses that output's memory.
+        The name is empty if the memory does not count. For example, a matrix multiplication result
+        whose only use is an addition to an input, for a stored output, uses that output's memory.
         """
         found: dict[str, str] = {}
         ends = {*self.outputs, *self.enclosed}
@@ -349,13 +375,15 @@ class _Pass:
         return found
 
     def _turned(self, ends: Set[str]) -> set[str]:
-        """Return the transposed matrices that only products use, which read the original memory.
+        """Return the names of the transposed matrices that only matrix multiplications use.
+
+        A matrix multiplication reads such a matrix from the memory of the original matrix.
 
         Args:
-            ends: arrays that are outputs or used in subgraphs.
+            ends: names of the arrays that are outputs or that subgraphs use.
         """
         found: set[str] = set()
-        others = set(ends)  # arrays that anything but a product uses
+        others = set(ends)  # arrays that are used other than in matrix multiplications
         for operation in reversed(self._graph.operations):
             if operation.name == "Transpose" and others.isdisjoint(operation.outputs[:1]):
                 turned = self.known[operation.outputs[0]]
@@ -370,10 +398,11 @@ class _Pass:
         return found
 
     def _late(self) -> Iterator[int]:
-        """Yield the operations, each as late as possible.
+        """Yield the indices of the operations in an order that runs each as late as possible.
 
-        The order is depth-first from the last operation without users. Each operation follows its
-        inputs' operations, of which the last in the model comes first.
+        The order is a depth-first traversal that starts at the last operation whose outputs no
+        operation uses. The operations that compute the inputs of an operation precede it. Among
+        them, the traversal visits the last in the model first.
         """
         needs = [
             sorted({self._maker[name] for name in taken if name in self._maker})
@@ -421,7 +450,7 @@ def _with_values(shape: Sequence[int], type: int, values: Sequence[int]) -> Size
 
 
 def _enclosed(operation: Operation) -> set[str]:
-    """Return the names of outer arrays that subgraphs of an operation use."""
+    """Return the names of the enclosing graph's arrays that the subgraphs of an operation use."""
     found: set[str] = set()
     for attribute in operation.attributes.values():
         if attribute.graph:
@@ -435,12 +464,22 @@ def _enclosed(operation: Operation) -> set[str]:
 
 
 def _open(sizes: Sequence[int | str]) -> int:
-    """Count the dynamic sizes."""
+    """Return the number of dynamic sizes in a shape."""
     return sum(isinstance(size, str) for size in sizes)
 
 
 def _sized(name: str, type: int, sizes: Sequence[int | str], given: GivenInput) -> Sized:
-    """Return an input's shape; its dynamic size follows from the number of elements."""
+    """Return the properties of an input whose dynamic size follows from the number of elements.
+
+    Args:
+        name: name of the input, for errors.
+        type: ONNX's code of the element type.
+        sizes: shape of the input; a dynamic size is a name.
+        given: the array that a run passes to the input.
+
+    Raises:
+        UnboundedError: when the array does not have the input's shape.
+    """
     shown, free = f"the input {name[:60]}", _open(sizes)
     if given.elements is None:
         if free:
@@ -477,7 +516,13 @@ def _read(model: memoryview) -> _Graph:
 
 
 def _graph_of(message: bytes, *, inside: bool = True) -> _Graph:
-    """Read a graph; a subgraph's input types come from its operation."""
+    """Parse a serialized graph.
+
+    Args:
+        message: the graph.
+        inside: whether it is a subgraph. The types of a subgraph's inputs are not read, because
+            they follow from the operation.
+    """
     graph = _Graph()
     for number, value in _messages(memoryview(message)):
         match number:
@@ -567,7 +612,7 @@ def _tensor(message: bytes | memoryview) -> Sized:
 
 
 def _input(message: memoryview) -> tuple[int, list[int | str]]:
-    """Return an input's element type and its sizes."""
+    """Return the element type and the shape of a graph input; a dynamic size is a name."""
     kind = _joined(memoryview(_joined(message, ValueField.TYPE)), TypeField.TENSOR)
     sizes: list[int | str] = []
     shapes = 0
@@ -586,7 +631,7 @@ def _input(message: memoryview) -> tuple[int, list[int | str]]:
 
 
 def _number(size: memoryview) -> int | str:
-    """Return a size, or the name of a dynamic size."""
+    """Return the value of a fixed size, or the name of a dynamic size."""
     found: int | str = ""
     for number, value in fields(size):
         if number == SizeField.NUMBER and isinstance(value, int):
@@ -606,7 +651,7 @@ def _last(message: int | memoryview, number: int) -> int:
 
 
 def _name(message: memoryview, number: int) -> str:
-    """Return a message's name; if it has several, the last one."""
+    """Return the last text in the field `number` of a message; empty if there is none."""
     found = ""
     for part, value in _messages(message):
         if part == number:
@@ -615,12 +660,15 @@ def _name(message: memoryview, number: int) -> str:
 
 
 def _joined(message: memoryview, number: int) -> bytes:
-    """Return an embedded message; protobuf merges repeated ones by concatenation."""
+    """Return the message in the field `number`. If the field is repeated, join its messages.
+
+    Joining the bytes of messages merges them, as protobuf requires for repeated fields.
+    """
     return b"".join(value for part, value in _messages(message) if part == number)
 
 
 def _messages(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the fields that are texts, bytes or messages."""
+    """Yield the number and bytes of each field that is a text, bytes or a message."""
     for number, value in fields(message):
         if not isinstance(value, int):
             yield number, value
@@ -631,5 +679,5 @@ def _signed(value: int) -> int:
 
 
 def _within(value: int) -> int:
-    """Return a number, clamped to the largest supported one."""
+    """Clamp an integer to the range from -LARGEST_NUMBER to LARGEST_NUMBER."""
     return max(-LARGEST_NUMBER, min(value, LARGEST_NUMBER))

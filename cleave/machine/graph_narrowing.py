@@ -1,7 +1,8 @@
-"""Graphs that take 16-bit arrays and upcast each where it is used, which saves memory.
+"""Rewrites graphs to take 16-bit inputs and upcast each input where it is used, to save memory.
 
-A graph computes in fp32. Upcasting all 16-bit parameters before a run would triple their memory.
-Here each use has its own `Cast`, so that a matrix is held in fp32 only during its product.
+A graph computes in fp32. Upcasting all 16-bit parameters before a run would triple the parameters'
+memory. In a rewritten graph each use of a parameter has its own `Cast`, so that a matrix exists in
+fp32 only during one matrix multiplication.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ from cleave.machine.onnx_graph import OnnxGraph, OnnxNode, read_graph
 from cleave.machine.protobuf import content, fields, integer
 
 _FLOAT: Final = 1
-_ELEMENTS: Final = {DType.FP16: 10, DType.BF16: 16}  # ONNX's numbers of types
-_INTEGER: Final = 2  # ONNX's number of an attribute type
-_FIRST_OPSET: Final = 13  # the first with casts of bf16
+_ELEMENTS: Final = {DType.FP16: 10, DType.BF16: 16}  # ONNX's codes of element types
+_INTEGER: Final = 2  # ONNX's code of the integer attribute type
+_FIRST_OPSET: Final = 13  # first operator set in which `Cast` supports bf16
 _PREFIX: Final = "narrowed"
 
 
 def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
-    """Return an equivalent model that takes some of its inputs in 16 bits.
+    """Return an equivalent model that takes 16-bit inputs wherever the given arrays are 16-bit.
 
-    Inputs with a dynamic shape stay unchanged: activations arrive in either dtype.
+    Inputs with a dynamic shape stay fp32. They are activations, whose dtype may differ between
+    runs.
 
     Args:
-        model: a graph that `check_graph` accepted.
-        given: dtype of each input's array; None for non-floating-point arrays.
+        model: a serialized ONNX model that passed `check_graph`.
+        given: dtype of the array for each input, in order; None if it is not floating-point.
 
     Raises:
-        ProtobufError: when the bytes are not a model.
+        ProtobufError: when `model` is not a serialized ONNX model.
     """
     if not any(dtype in _ELEMENTS for dtype in given):
         return model
@@ -57,16 +59,21 @@ def narrowed(model: bytes, given: Sequence[DType | None]) -> bytes:
 
 
 class _Narrowing:
-    """Rewrites a graph for 16-bit inputs.
+    """Rewrites a graph to take 16-bit inputs.
 
-    Casts come first: ONNX Runtime computes a node's inputs in reverse order, so that a cast listed
-    first runs last, right before its use.
+    The rewritten graph lists all casts before the other operations. ONNX Runtime computes the
+    inputs of an operation in reverse order of their listing. So a cast that is listed first runs
+    last, right before the operation that uses the result.
+
+    Args:
+        graph: the graph.
+        dtypes: maps the name of each input to rewrite to its 16-bit dtype.
     """
 
     def __init__(self, graph: OnnxGraph, dtypes: dict[str, DType]) -> None:
         self._dtypes = dtypes
-        # A transposed parameter stays in 16 bits, since products read it as it is. By array name:
-        # the parameter and its transposes.
+        # A transposed parameter is upcast only where it is used, like the parameter itself. So map
+        # the name of each such array to the parameter's name and the `Transpose` nodes to repeat.
         self._turned: dict[str, tuple[str, list[OnnxNode]]] = {n: (n, []) for n in dtypes}
         self._made = 0
         self._first: list[bytes] = []
@@ -82,7 +89,7 @@ class _Narrowing:
             self._rest.append(_renamed(node, inputs, node.outputs))
 
     def written(self, model: bytes) -> bytes:
-        """Return the model with its graph replaced."""
+        """Return the serialized model with the rewritten graph in place of the original graph."""
         nodes = [content(GraphField.NODE, node) for node in (*self._first, *self._rest)]
         others, rest = [], []
         for number, value in fields(memoryview(model)):
@@ -99,7 +106,11 @@ class _Narrowing:
         return b"".join((*rest, content(ModelField.GRAPH, *nodes, *others)))
 
     def _widened(self, name: str) -> str:
-        """Return the name of an array in fp32 for the caller's use only."""
+        """Return the name of an fp32 copy of an array, for one use of the array.
+
+        For a 16-bit parameter or its transpose, this adds a `Cast` and the transposes to the graph.
+        The name of any other array is returned unchanged.
+        """
         if name not in self._turned:
             return name
         parameter, turns = self._turned[name]
@@ -115,24 +126,28 @@ class _Narrowing:
         return f"{_PREFIX}/{self._made}"
 
     def _input(self, value: memoryview) -> bytes:
-        """Return an input's description with its new element type."""
+        """Return the serialized description of a graph input with the new element type."""
         parts = list(fields(value))
         name = "".join(str(v, "utf-8") for n, v in parts if n == ValueField.NAME)  # type: ignore[arg-type]
         if name not in self._dtypes:
             return bytes(value)
         element = integer(TensorTypeField.ELEMENT, _ELEMENTS[self._dtypes[name]])
-        # The last element type counts, so append the new one.
+        # In protobuf the last value of a field counts, so append the new element type.
         more = content(ValueField.TYPE, content(TypeField.TENSOR, element))
         return bytes(value) + more
 
 
 def _is_plain(graph: OnnxGraph, name: str) -> bool:
-    """Return whether only operations of the graph itself use an array, not outputs or subgraphs."""
+    """Return True if an array is not an output of the graph and no subgraph uses it."""
     return name not in graph.outputs and all(name not in node.enclosed for node in graph.nodes)
 
 
 def _is_fixed_float(value: memoryview) -> bool:
-    """Return whether an input is fp32 and all its sizes are fixed."""
+    """Return True if a graph input is fp32 and its shape has no dynamic size.
+
+    Args:
+        value: serialized description of the input.
+    """
     shapes = 0
     for number, held in _inside(value, ValueField.TYPE, TypeField.TENSOR):
         if number == TensorTypeField.ELEMENT and held != _FLOAT:
@@ -147,7 +162,12 @@ def _is_fixed_float(value: memoryview) -> bool:
 
 
 def _inside(message: memoryview, *path: int) -> list[tuple[int, int | memoryview]]:
-    """Return the fields of nested messages."""
+    """Return the fields of all messages that a path of field numbers leads to.
+
+    Args:
+        message: the outermost message.
+        path: a field number for each nesting level.
+    """
     found = list(fields(message))
     for number in path:
         found = [
@@ -176,7 +196,7 @@ def _cast(name: str, output: str) -> bytes:
 
 
 def _renamed(node: OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """Return an operation with other inputs and outputs, and without a name."""
+    """Serialize a node with other inputs and outputs, and without the node's name."""
     kept = (NodeField.OPERATION, NodeField.ATTRIBUTE, NodeField.DOMAIN)
     return b"".join(
         (
@@ -188,5 +208,8 @@ def _renamed(node: OnnxNode, inputs: Sequence[str], outputs: Sequence[str]) -> b
 
 
 def _field(number: int, value: int | memoryview) -> bytes:
-    """Write a field as it was read. Fixed-length fields are not supported; ONNX has none here."""
+    """Serialize a field that `fields` parsed.
+
+    Fixed-length fields are not supported, because ONNX has none in the messages used here.
+    """
     return integer(number, value) if isinstance(value, int) else content(number, bytes(value))

@@ -1,7 +1,8 @@
-"""The operations that graphs may have, and the sizes of their results.
+"""The supported operations of graphs, and rules for the shapes of the operations' results.
 
-docs/protocol.md (*Operations*) lists them. A result has an input's shape, the broadcast shape of
-the inputs, or a shape given by integer arrays, whose values are tracked.
+docs/protocol.md (*Operations*) lists the operations. The shape of a result is the shape of an
+input, the broadcast shape of the inputs, or a shape that integer inputs specify. So the values of
+small integer arrays are tracked.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from cleave.machine.graph_arrays import (
 )
 
 Given: TypeAlias = Sequence[Sized | None]
-"""What is known about each input; None for an omitted input."""
+"""The properties of each input of an operation; None for an omitted optional input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The result of an operation.
+    """The properties of an operation's result.
 
     Attributes:
-        outputs: the output arrays, in order.
-        working_bytes: memory used during the computation, without inputs and outputs.
+        outputs: properties of the output arrays, in order.
+        working_bytes: temporary memory of the operation in bytes, without inputs and outputs.
     """
 
     outputs: Sequence[Sized]
@@ -47,14 +48,15 @@ _Rule: TypeAlias = Callable[[Operation, Given], Sized | Made]
 
 
 def made_by(operation: Operation, given: Given) -> Made:
-    """Return an operation's result.
+    """Compute the properties of an operation's result.
 
     Args:
-        operation: any operation without a subgraph.
-        given: its inputs.
+        operation: an operation without a subgraph.
+        given: properties of the operation's inputs.
 
     Raises:
-        UnboundedError: when the inputs do not determine it, or the operation is unsupported.
+        UnboundedError: when the operation is not supported, or when the properties of the inputs do
+            not determine the shape of the result.
     """
     rule = _RULES.get(operation.name)
     if rule is None:
@@ -63,7 +65,7 @@ def made_by(operation: Operation, given: Given) -> Made:
     return Made([found]) if isinstance(found, Sized) else found
 
 
-# --- parts of rules ---------------------------------------------------------------------------
+# --- helpers of the rules -----------------------------------------------------------------------
 
 
 def _input(operation: Operation, given: Given, number: int = 0) -> Sized:
@@ -74,7 +76,14 @@ def _input(operation: Operation, given: Given, number: int = 0) -> Sized:
 
 
 def _values(operation: Operation, given: Given, number: int) -> tuple[int, ...]:
-    """Return the elements of an input, which must be known."""
+    """Return the elements of an integer input.
+
+    Args:
+        number: index of the input.
+
+    Raises:
+        UnboundedError: when the input is missing, or its elements are not known before the run.
+    """
     found = _input(operation, given, number).values
     if found is None:
         raise operation.refused(f"its input {number} says a size and is not known before the run")
@@ -112,7 +121,13 @@ def _broadcast(operation: Operation, shapes: Sequence[Shape]) -> Shape:
 
 
 def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
-    """Return an array, with its elements if they can be tracked."""
+    """Return the properties of an array, including its elements if it is small enough to track.
+
+    Args:
+        shape: shape of the array.
+        type: ONNX's code of the element type.
+        values: elements of the array; None if they are unknown.
+    """
     if (
         values is None
         or type not in FOLLOWED
@@ -127,7 +142,15 @@ def _followed(shape: Shape, type: int, values: Sequence[int] | None) -> Sized:
 def _one_by_one(
     operation: Operation, arrays: Sequence[Sized], type: int, each: Callable[..., int | None] | None
 ) -> Sized:
-    """Return the result of an elementwise operation on arrays, broadcast together."""
+    """Return the properties of an elementwise operation's result.
+
+    Args:
+        operation: the operation.
+        arrays: properties of the inputs, which are broadcast together.
+        type: ONNX's code of the result's element type.
+        each: computes an element of the result; returns None if the element is unknown. None if no
+            elements are tracked.
+    """
     shape = _broadcast(operation, [array.shape for array in arrays])
     count = prod(shape)
     rows = [array.values for array in arrays]
@@ -145,7 +168,7 @@ def _one_by_one(
 
 
 def _exact(calculate: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Return a calculation that returns None if an operand is too large to be distinguished."""
+    """Wrap a calculation on integers to return None if an operand is `LARGEST_NUMBER` or larger."""
 
     def calculated(*numbers: int) -> int | None:
         if any(abs(number) >= LARGEST_NUMBER for number in numbers):
@@ -195,7 +218,7 @@ def _where(operation: Operation, given: Given) -> Made:
     found = _one_by_one(
         operation, [condition, yes, no], yes.type, _exact(lambda c, a, b: a if c else b)
     )
-    return Made([found], 2 * found.nbytes)  # both selections are held
+    return Made([found], 2 * found.nbytes)  # ONNX Runtime holds both selections at the same time
 
 
 def _cast(operation: Operation, given: Given) -> Sized:
@@ -303,7 +326,7 @@ def _conv(operation: Operation, given: Given) -> Made:
             raise operation.refused(f"shapes {list(x.shape)} and {list(w.shape)} do not fit")
         spatial.append(room // strides[at] + 1)
     found = Sized((x.shape[0], w.shape[0], *spatial), x.type)
-    columns = Sized((*w.shape[1:], *spatial), x.type)  # im2col: the inputs of every element
+    columns = Sized((*w.shape[1:], *spatial), x.type)  # im2col buffer of one sample
     return Made([found], columns.nbytes + x.nbytes + found.nbytes)
 
 
@@ -457,7 +480,10 @@ def _slice(operation: Operation, given: Given) -> Sized:
 
 
 def _places(start: int, end: int, step: int, size: int) -> range:
-    """Return the indices of a slice. With a negative step, unlike Python's, start is at least 0."""
+    """Return the indices that a slice of a dimension of length `size` selects.
+
+    With a negative step, `start` is clamped to 0 or more, unlike in Python.
+    """
     start, end = (at + size if at < 0 else at for at in (start, end))
     if step > 0:
         return range(min(max(start, 0), size), min(max(end, 0), size), step)
@@ -598,4 +624,4 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "Where": _where,
 }
 HOLDING_TENSORS: Final = ("Constant", "ConstantOfShape")
-"""Operations with an array attribute; `If` and `Scan` have subgraphs."""
+"""Names of the operations with a tensor attribute."""

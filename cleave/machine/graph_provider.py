@@ -1,4 +1,4 @@
-"""The *execution providers* with which ONNX Runtime can run graphs, and their options."""
+"""The *execution providers* of ONNX Runtime, which run graphs on different hardware."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cleave.errors import UsageError
 
 
 class Provider(Enum):
-    """An execution provider, by its name on the command line."""
+    """An execution provider. The value is the provider's name on the command line."""
 
     CUDA = "cuda"
     COREML = "coreml"
@@ -20,7 +20,7 @@ class Provider(Enum):
 
 
 AUTO: Final = "auto"
-"""The command line's name for the best available provider."""
+"""Name that selects the best available provider on the command line."""
 
 _RUNTIME_NAMES: Final = {
     Provider.CUDA: "CUDAExecutionProvider",
@@ -32,10 +32,11 @@ _RUNTIME_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ProviderSetup:
-    """A provider with its options.
+    """An execution provider with options.
 
     Attributes:
-        options: options by ONNX Runtime's names.
+        provider: the execution provider.
+        options: maps ONNX Runtime's names of options to values.
     """
 
     provider: Provider
@@ -47,7 +48,7 @@ class ProviderSetup:
         return _RUNTIME_NAMES[self.provider]
 
     def __str__(self) -> str:
-        """Return the provider's command-line name, and its options if it has any."""
+        """Return the provider's command-line name, followed by the options if there are any."""
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return self.provider.value + (f" ({options})" if options else "")
 
@@ -55,7 +56,7 @@ class ProviderSetup:
 CPU_SETUP: Final = ProviderSetup(Provider.CPU)
 
 SETUPS: Final = (
-    # TF32, the default, keeps only 10 bits of the factors' mantissas.
+    # By default CUDA uses TF32, which keeps only 10 bits of the operands' mantissas.
     ProviderSetup(Provider.CUDA, {"use_tf32": "0"}),
     # The older model format and Apple's neural engine compute in 16 bits.
     ProviderSetup(
@@ -68,16 +69,16 @@ SETUPS: Final = (
     ),
     ProviderSetup(Provider.COREML, {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUOnly"}),
     ProviderSetup(Provider.DIRECTML),
-    # Metacommands are a driver's own kernels, which may be less exact.
+    # Metacommands are kernels of the GPU driver, which may be less precise.
     ProviderSetup(Provider.DIRECTML, {"disable_metacommands": "true"}),
     CPU_SETUP,
 )
-"""Setups meant to compute in full precision, in the order in which they are tried. Setups of one
-provider are ordered by speed."""
+"""Provider setups that should compute in full fp32 precision, in the order in which they are tried.
+For each provider, the fastest setup comes first."""
 
 
 def parse_provider(name: str) -> Provider | None:
-    """Return the provider that a user names, or None for `auto`.
+    """Convert a provider's command-line name to the provider, and `auto` to None.
 
     Raises:
         UsageError: for an unknown name.
@@ -94,10 +95,12 @@ def parse_provider(name: str) -> Provider | None:
 
 
 def setups_of(asked: Provider | None, runtime_names: Sequence[str]) -> tuple[ProviderSetup, ...]:
-    """Return the setups to try, best first; the last is the CPU's, which is always available.
+    """Return the provider setups to try, with the best setup first.
+
+    The last setup is that of the CPU, which is always available.
 
     Args:
-        asked: the only provider besides the CPU that may be used; None for all.
+        asked: the only provider other than the CPU that may be used; None to allow all providers.
         runtime_names: ONNX Runtime's names of the available providers.
     """
     return tuple(

@@ -1,4 +1,7 @@
-"""Graphs on a device: what it stores for them, and how it runs them. `core` makes the orders."""
+"""Runs graphs on a device, with the arrays and graphs that the device stores.
+
+`cleave.device.core` creates the requests `GraphRun` and `FetchRun`.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,18 @@ from cleave.machine.graph_session import GraphError, GraphSession
 from cleave.machine.multiplication import StoredArray
 
 NUMPY_DTYPES: Final = {"int64": np.dtype("<i8"), "bool": np.dtype("?"), "uint8": np.dtype("u1")}
-"""Element types that only graphs take, in addition to those of `DType`."""
+"""Element types of non-floating-point arrays, which only graphs can take as inputs."""
 
 
 @dataclass(slots=True, eq=False)
 class StoredGraph:
-    """A graph that a device received.
+    """A graph that a device received and stores.
 
     Attributes:
-        model: the ONNX model.
-        memory: computes the working memory of its runs; set by the first run.
-        session: runs the graph; set by the first run.
+        model: serialized ONNX model.
+        nbytes: size that counts towards the device's memory, in bytes.
+        memory: computes the working memory of the graph's runs; None before the first run.
+        session: the open session that runs the graph; None before the first run.
     """
 
     model: bytes | memoryview
@@ -39,7 +43,13 @@ class StoredGraph:
 
 @dataclass(slots=True, eq=False)
 class StoredIndices:
-    """An array of integers, booleans or quantized weights, which only graphs take."""
+    """A stored array of integers, booleans or quantized weights, which only graphs can take.
+
+    Attributes:
+        payload: the elements, row-major.
+        dtype: numpy dtype of the elements.
+        nbytes: size of the payload in bytes.
+    """
 
     payload: bytes | memoryview
     dtype: np.dtype[np.generic]
@@ -48,13 +58,14 @@ class StoredIndices:
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """An output of a graph that stays on the device.
+    """A graph output that is stored on the device.
 
     Attributes:
-        nbytes: size, as the PS declared it.
-        value: the array; None until it is computed.
-        replaces: the output that this one replaces; None once it is computed.
-        returned: whether a result is a view of the array's memory, which must not change any more.
+        nbytes: size in bytes, as declared by the PS.
+        value: the output array; None until it is computed.
+        replaces: the older output with the same ID that the run takes as an input and then
+            replaces by this output; None if there is no such output, or after the run.
+        returned: whether a `result` shares the array's memory, which must then stay unchanged.
     """
 
     nbytes: int
@@ -65,11 +76,11 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class Concatenated:
-    """An array in several parts by rows, because it is too long for one message.
+    """An array that was received in several parts because it is too large for one message.
 
     Attributes:
-        parts: the arrays; empty once they are joined.
-        rows, columns, dtype, nbytes: of the joined array.
+        parts: arrays with consecutive rows of the whole array; empty once they are concatenated.
+        rows, columns, dtype, nbytes: shape, element type and size in bytes of the whole array.
     """
 
     parts: Sequence[StoredArray]
@@ -80,7 +91,7 @@ class Concatenated:
     _whole: arrays.Buffer | None = None
 
     def buffer(self) -> arrays.Buffer:
-        """Return the joined elements; the first call joins them."""
+        """Return the whole array. The first call concatenates the parts."""
         if self._whole is None:
             whole = arrays.empty(self.rows, self.columns, self.dtype)
             first = 0
@@ -92,20 +103,24 @@ class Concatenated:
 
 
 GraphInput: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | None
-"""None means zeros."""
+"""An array that a run passes to a graph input; None for zeros."""
 
 
 @dataclass(slots=True)
 class GraphRun:
-    """An order to run a graph. A run sets the values of all its outputs, or of none.
+    """A request to run a graph.
 
-    An output may reuse the memory of the output that it replaces, whose value is always discarded.
+    The run sets the values of all stored outputs, or of none if it fails. An output may reuse the
+    memory of the older output that it replaces. The older output's value is discarded even if the
+    run fails.
 
     Attributes:
-        run: id of the run that this order answers.
-        inputs, outputs: arrays in the graph's order; None for an output that is not kept.
-        flops: the run's FLOPs, as the PS declared them.
-        room: returns the working memory available when the run starts, in bytes.
+        run: ID of the `run_graph` message.
+        graph: the graph to run.
+        inputs: arrays for the graph's inputs, in order.
+        outputs: receive the graph's outputs, in order; None for an output that is discarded.
+        flops: FLOPs of the run, as declared by the PS.
+        room: returns the working memory in bytes that is available when the run starts.
     """
 
     run: int
@@ -119,13 +134,14 @@ class GraphRun:
 
 @dataclass(slots=True)
 class FetchRun:
-    """An order to return rows of an array.
+    """A request to return consecutive rows of a stored array.
 
     Attributes:
-        run: id of the run that this order answers.
-        array: the array; its last dimension is the columns.
-        first_row, rows, columns: the part to return.
-        out: the dtype of the result.
+        run: ID of the `fetch` message.
+        array: the stored array. All dimensions except the last are flattened to rows.
+        first_row, rows: index of the first row, and number of rows to return.
+        columns: size of a row.
+        out: dtype of the result.
     """
 
     run: int
@@ -143,15 +159,21 @@ class FetchRun:
 
 
 MakeSession: TypeAlias = Callable[[bytes, Sequence[DType | None]], GraphSession]
-"""Opens a session for a graph and its input dtypes; None for non-floating-point inputs."""
+"""Opens a session for a graph, given the dtype of each input; None for an input that is not
+floating-point."""
 
 
 MakeMemory: TypeAlias = Callable[[bytes | memoryview], GraphMemory]
-"""Reads a graph, and computes the working memory of its runs."""
+"""Parses a graph and returns the object that computes the working memory of the graph's runs."""
 
 
 def open_on_cpu(model: bytes, given: Sequence[DType | None]) -> GraphSession:
-    """Open a session on the CPU."""
+    """Open a CPU session for a graph.
+
+    Args:
+        model: serialized ONNX model.
+        given: dtype of each input; None for an input that is not floating-point.
+    """
     return GraphSession(narrowed(model, given))
 
 
@@ -160,11 +182,19 @@ def run_graph(
     make_session: MakeSession = open_on_cpu,
     make_memory: MakeMemory = GraphMemory,
 ) -> float:
-    """Run a graph and return the seconds that it took.
+    """Run a graph and store its outputs.
+
+    Args:
+        order: the request.
+        make_session: opens a session at the graph's first run.
+        make_memory: parses the graph at its first run, to compute its working memory.
+
+    Returns:
+        The duration of the run in seconds, without opening the session.
 
     Raises:
-        GraphError: when the run fails, needs more memory than available, or an output does not have
-            the declared size.
+        GraphError: when the run fails, when it needs more memory than is available, or when an
+            output does not have the declared size.
     """
     try:
         _refuse_too_large(order, make_memory)
@@ -177,7 +207,11 @@ def run_graph(
 
 
 def _refuse_too_large(order: GraphRun, make_memory: MakeMemory) -> None:
-    """Refuse a run that needs more than the available memory, before it allocates any."""
+    """Ensure, before a run allocates memory, that it needs no more memory than is available.
+
+    Raises:
+        GraphError: when the run needs more memory.
+    """
     if order.graph.memory is None:
         order.graph.memory = make_memory(order.graph.model)
     needed_bytes = order.graph.memory.peak_bytes(
@@ -234,14 +268,18 @@ def _run_graph(order: GraphRun, make_session: MakeSession) -> float:
 
 
 def _session(order: GraphRun, make_session: MakeSession) -> GraphSession:
-    """Return the graph's session for these arrays; open it if their dtypes need a new one."""
+    """Return the session of a request's graph.
+
+    A new session is opened for the first run, and when an input is no longer 16-bit as the open
+    session requires.
+    """
     given = [_dtype(array) for array in order.inputs]
     session = order.graph.session
     if session is not None:
         dtypes = dict(zip(session.inputs, given, strict=False))
         if any(dtypes.get(name) is not dtype for name, dtype in session.narrow.items()):
-            session = None  # an input that was 16-bit is not any more
-    if session is None:  # not counted in the run's seconds
+            session = None  # an input does not have the 16-bit dtype of the open session
+    if session is None:  # opening a session does not count as part of the run
         session = make_session(bytes(order.graph.model), given)
     order.graph.session = session
     return session
@@ -252,17 +290,22 @@ def _dtype(given: GraphInput) -> DType | None:
 
 
 def _may_write(given: GraphInput, output: Kept) -> bool:
-    """Return whether an output may overwrite an input, which nothing else may then use."""
-    if given is None:  # zeros, made for this run
+    """Return True if an output may overwrite an input array, because nothing else will read it.
+
+    Args:
+        given: the input array.
+        output: the stored output.
+    """
+    if given is None:  # the zeros were created for this run
         return True
     return given is output.replaces and not output.replaces.returned
 
 
 def fetch(order: FetchRun) -> memoryview:
-    """Return rows of an array, rounded to the requested dtype.
+    """Return the requested rows of a stored array as bytes, rounded to the requested dtype.
 
     Raises:
-        GraphError: when the array is missing, or does not have these rows and columns.
+        GraphError: when the array was not computed, or lacks the requested rows and columns.
     """
     value = _value(order.array)
     rows = value.reshape(-1, order.columns) if value.size % order.columns == 0 else None
@@ -278,7 +321,7 @@ def fetch(order: FetchRun) -> memoryview:
 
 
 def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
-    """Return an array as graphs take it: floating-point numbers as fp32."""
+    """Return a stored array as a numpy array, with floating-point elements upcast to fp32."""
     if isinstance(given, Kept):
         if given.value is None:
             raise GraphError("an array is not here: what was to compute it failed")
@@ -291,15 +334,16 @@ def _value(given: StoredArray | StoredIndices | Concatenated | Kept) -> Array:
 
 
 def _buffer(given: StoredArray) -> arrays.Buffer:
-    if isinstance(given.payload, arrays.Buffer):  # it never left this process
+    if isinstance(given.payload, arrays.Buffer):  # PS and device run in the same process
         return given.payload
     return arrays.unpack(given.payload, given.rows, given.columns, given.dtype)
 
 
 def _aligned(given: StoredArray) -> arrays.Buffer:
-    """Return an array at an aligned address, and store the aligned copy.
+    """Return a stored array at an aligned address; if it is not aligned, replace it by a copy.
 
-    Within its message an array may start at any address, which not all processors can read.
+    A received array may start at any address in its message. Some processors cannot read elements
+    from unaligned addresses.
     """
     buffer = _buffer(given)
     if not buffer.array.flags.aligned:
@@ -308,7 +352,7 @@ def _aligned(given: StoredArray) -> arrays.Buffer:
 
 
 def _narrow(given: StoredArray | Concatenated) -> Array:
-    """Return a 16-bit array without upcasting it."""
+    """Return a stored 16-bit array as a numpy array without upcasting it to fp32."""
     if isinstance(given, Concatenated):
         return given.buffer().array
     return _aligned(given).array
@@ -317,7 +361,19 @@ def _narrow(given: StoredArray | Concatenated) -> Array:
 def _shaped(
     name: str, shape: Sequence[int | str], given: GraphInput, narrow: DType | None
 ) -> Array:
-    """Return an input in the graph's shape; dynamic sizes follow from the number of elements."""
+    """Return the array for a graph input in the shape that the graph requires.
+
+    The dynamic size in the shape follows from the number of elements.
+
+    Args:
+        name: name of the graph input, for errors.
+        shape: shape of the graph input; a dynamic size is a name.
+        given: the stored array; None for zeros.
+        narrow: 16-bit dtype that the session takes; None for fp32 and other types.
+
+    Raises:
+        GraphError: when the array does not have the input's shape.
+    """
     free = [size for size in shape if not isinstance(size, int)]
     if given is None:
         if free:

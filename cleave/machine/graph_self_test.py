@@ -1,8 +1,8 @@
-"""The accuracy of a machine's graphs, measured with small graphs against fp64 arithmetic.
+"""Measures the accuracy of graph execution by comparing small graphs with fp64 arithmetic.
 
-A provider of ONNX Runtime may compute fp32 graphs in 16 bits, or in the 19 bits of TF32. The
-results look right but change the trained model. Each graph tests some operations of layers, with
-inputs for which sums in fewer bits have visible errors.
+An execution provider of ONNX Runtime may compute fp32 graphs in 16 bits, or in the 19 bits of TF32.
+Such results look plausible but change the trained model. Each test graph covers some operations of
+layers. Its inputs are chosen so that lower precision than fp32 causes large errors.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from cleave.machine.graph_writer import ArrayType, Node, written
 Array: TypeAlias = npt.NDArray[Any]
 
 LARGEST_ERROR: Final = 2e-5
-"""Larger errors cannot be fp32 rounding. Here fp32 is off by at most 2e-6, TF32 by 3e-4."""
+"""Relative error from which on a provider does not compute in fp32. In these tests, the error of
+fp32 is at most 2e-6, and the error of TF32 is 3e-4."""
 
 _SEED: Final = 20
-_DEPTH: Final = 4096  # terms of a sum, as in wide layers
+_DEPTH: Final = 4096  # number of terms in a dot product, as in wide layers
 
 
 class RunsGraph(Protocol):
-    """A graph that is ready to run, such as `GraphSession`."""
+    """An object that runs a graph, such as `GraphSession`."""
 
     def run(self, given: Mapping[str, Array]) -> dict[str, Array]: ...
 
@@ -37,14 +38,15 @@ OpenGraph: TypeAlias = Callable[[bytes], RunsGraph]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A graph with inputs, and its expected outputs.
+    """A test graph with inputs and expected outputs.
 
     Attributes:
         name: readable name of the trial.
-        model: the graph.
-        given: its inputs.
-        wanted: its outputs in fp64.
-        each: whether an error is relative to its own element, not to the largest one.
+        model: the graph as a serialized ONNX model.
+        given: inputs of the graph, by name.
+        wanted: expected outputs of the graph in fp64, by name.
+        each: whether the error of an element is relative to that element. Otherwise it is relative
+            to the largest element of the output.
     """
 
     name: str
@@ -54,7 +56,13 @@ class Trial:
     each: bool = False
 
     def error(self, graph: RunsGraph) -> float:
-        """Return the largest relative error; infinity for NaN or a wrong shape."""
+        """Run the trial and return the largest relative error of its outputs.
+
+        The error is infinite if an output contains NaN or has a wrong shape.
+
+        Args:
+            graph: the trial's graph, ready to run.
+        """
         found = graph.run(self.given)
         return max(
             _error(found[name], wanted, np.abs(wanted) if self.each else np.abs(wanted).max())
@@ -64,11 +72,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How exactly graphs are computed.
+    """The measured accuracy of graph execution.
 
     Attributes:
-        error: the largest relative error of all trials.
-        trial: the name of the trial with that error.
+        error: largest relative error in a trial.
+        trial: name of the trial with this error.
     """
 
     error: float
@@ -76,22 +84,23 @@ class Accuracy:
 
     @property
     def full(self) -> bool:
-        """Return whether graphs are computed with fp32 precision."""
+        """Return True if the error is small enough for full fp32 precision."""
         return self.error < LARGEST_ERROR
 
 
 def accuracy(open_graph: OpenGraph) -> Accuracy:
-    """Run all trials and return the worst error.
+    """Run all trials and return the accuracy of the worst trial.
 
     Args:
-        open_graph: makes a graph ready to run. Its exceptions, and those of runs, propagate.
+        open_graph: prepares a serialized ONNX model to run. Exceptions from preparing or running a
+            graph propagate.
     """
     found = (Accuracy(trial.error(open_graph(trial.model)), trial.name) for trial in trials())
     return max(found, key=lambda accuracy: accuracy.error)
 
 
 def trials() -> Iterator[Trial]:
-    """Yield the trials; their inputs are the same in every call."""
+    """Yield all trials. The trials and their inputs are the same in every call."""
     random = np.random.default_rng(_SEED)
 
     def normal(*shape: int) -> Array:
@@ -107,7 +116,10 @@ def trials() -> Iterator[Trial]:
 
 
 def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
-    """Return a trial of long dot products with mixed signs: errors of rounded factors stay."""
+    """Return a trial of long dot products of random numbers with mixed signs.
+
+    The results are small relative to the terms, so rounding of the operands causes large errors.
+    """
     model = written(
         [
             Node("MatMul", ["x", "w"], ["y"]),
@@ -129,7 +141,7 @@ def _products(x: Array, w: Array, left: Array, right: Array) -> Trial:
 
 
 def _attention(q: Array, k: Array, v: Array) -> Trial:
-    """Return a trial of a softmax between products, with widely spread scores."""
+    """Return a trial of attention: two matrix multiplications and a softmax, with varied scores."""
     model = written(
         [
             Node("MatMul", ["q", "k"], ["scores"]),
@@ -193,7 +205,7 @@ def _normalization(x: Array, scale: Array, shift: Array) -> Trial:
 
 
 def _rows(table: Array, rows: Array, places: Array) -> Trial:
-    """Return a trial that gathers rows by index and scatter-adds them."""
+    """Return a trial that gathers rows of a table by index and adds their elements by index."""
     model = written(
         [
             Node("Gather", ["table", "rows"], ["found"], {"axis": 0}),
@@ -216,7 +228,7 @@ def _rows(table: Array, rows: Array, places: Array) -> Trial:
 
 
 def _reductions(x: Array) -> Trial:
-    """Return a trial of long sums of one sign, which exceed 16-bit precision."""
+    """Return a trial of long sums of positive numbers, for which 16-bit accumulation fails."""
     model = written(
         [
             Node("ReduceSum", ["x", "last"], ["sum"]),

@@ -1,4 +1,4 @@
-"""A graph that ONNX Runtime can run on this machine."""
+"""Opens graphs in ONNX Runtime and runs them on this machine."""
 
 from __future__ import annotations
 
@@ -20,41 +20,43 @@ from cleave.machine.protobuf import ProtobufError
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_NO_MESSAGES: Final = 4  # fatal messages only; failures are raised
+_NO_MESSAGES: Final = 4  # log level for fatal messages only; failures raise exceptions
 _NARROW: Final = {"tensor(bfloat16)": DType.BF16, "tensor(float16)": DType.FP16}
-_ONNX_ELEMENT: Final = {DType.BF16: 16, DType.FP16: 10}  # ONNX's numbers of types
+_ONNX_ELEMENT: Final = {DType.BF16: 16, DType.FP16: 10}  # ONNX's codes of element types
 
 
 def available() -> bool:
-    """Return whether graphs can run here, without importing ONNX Runtime."""
+    """Return True if ONNX Runtime is installed, without importing it."""
     return importlib.util.find_spec("onnxruntime") is not None
 
 
 class GraphError(CleaveError):
-    """A graph cannot be run here."""
+    """A graph cannot be run on this machine."""
 
 
 class GraphSession:
-    """One graph, optimized for this machine.
+    """An ONNX Runtime session for one graph, optimized for this machine.
 
-    Only this class imports ONNX Runtime, which takes 0.25 s and 20 MB.
+    ONNX Runtime is imported when the first session is opened, which takes 0.25 s and 20 MB.
 
     Args:
-        model: the ONNX model. It cannot contain code or refer to other files.
-        threads: number of threads; None for `OMP_NUM_THREADS`, as in numpy and torch, or the number
-            of cores.
-        setup: the provider; the CPU runs operations that it cannot.
-        shares_memory: whether to allocate from memory that such sessions of this process share,
-            which is held until the process ends. With separate memory, each of a layer's two
-            graphs would hold the memory of its largest run.
+        model: serialized ONNX model. References to external files are blocked.
+        threads: number of threads; None for the value of `OMP_NUM_THREADS`, as in numpy and torch,
+            or else the number of cores.
+        setup: the execution provider. The CPU runs operations that the provider does not support.
+        shares_memory: whether to allocate from an arena that all such sessions of this process
+            share and that is never freed. Otherwise the session has its own arena, which keeps the
+            memory of the session's largest run.
 
     Attributes:
-        inputs: the shape of every input by name; the batch size is a string in it.
+        inputs: maps the name of each input to its shape, in which a string stands for the dynamic
+            batch size.
         outputs: names of the outputs, in order.
-        narrow: dtype of each 16-bit input, see `graph_narrowing`.
-        in_place: by output that may overwrite an input, the name of that input, see `run_into`.
-        on_cpu: counts by name of the operations that the CPU runs in place of the provider; empty
-            if ONNX Runtime is too old to report them.
+        narrow: maps the name of each 16-bit input to its dtype (see `graph_narrowing`).
+        in_place: maps the name of each output that may overwrite an input to the name of that input
+            (see `run_into`).
+        on_cpu: maps the name of each operation that the CPU runs instead of the provider to the
+            number of such operations; empty if ONNX Runtime is too old to report it.
 
     Raises:
         GraphError: when ONNX Runtime is missing, lacks the provider or refuses the model.
@@ -76,22 +78,23 @@ class GraphSession:
         options.log_severity_level = _NO_MESSAGES
         options.intra_op_num_threads = _threads() if threads is None else threads
         options.inter_op_num_threads = 1
-        # A memory pattern from the first run is held in addition to that run's memory: 750 MB
-        # instead of 450 MB for a layer with 4096 tokens, without saving time.
+        # ONNX Runtime's memory patterns save no time but need more memory: 750 MB instead of 450 MB
+        # for a layer with 4096 tokens.
         options.enable_mem_pattern = False
         if shares_memory:
             _make_shared_memory()
             options.add_session_config_entry("session.use_env_allocators", "1")
-        # It would merge a parameter's equal casts, and hold the result from first to last use.
-        # Layers exported by torch have no other duplicates. Constant folding would hold results of
-        # constants from the start to the end, however large they are.
+        # Elimination of common subexpressions would merge all casts of a parameter, and keep the
+        # upcast parameter in memory from its first use to its last use. Layers exported by torch
+        # have no other common subexpressions. Constant folding would keep results computed from
+        # constants in memory for the whole session, however large they are.
         disabled = ["CommonSubexpressionElimination", "ConstantFolding"]
-        # A graph could name local files as its constants, so use a folder that does not exist.
+        # A malicious graph could load local files as constants, so use a folder that cannot exist.
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path",
             os.path.join(os.devnull, "nothing"),
         )
-        # Bytes in ONNX Runtime's own format were not checked, and could contain anything.
+        # Refuse ONNX Runtime's own model format, which `check_graph` cannot check.
         options.add_session_config_entry("session.load_model_format", "ONNX")
         # Spinning threads would slow down other processes of this machine.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -100,16 +103,16 @@ class GraphSession:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
             providers.append((CPU_SETUP.runtime_name, {}))
         try:
-            # Without the fallback to the CPU, which prints the failure.
+            # Disable the automatic fallback to the CPU, because it prints the failure.
             self._session = onnxruntime.InferenceSession(
                 model, options, providers, enable_fallback=0, disabled_optimizers=disabled
             )
-        except Exception as error:  # noqa: BLE001 - ONNX Runtime has no base class of its errors
+        except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no common base class
             raise GraphError(f"ONNX Runtime refuses the graph: {_first_line(error)}") from None
         if setup.runtime_name not in self._session.get_providers():
             raise GraphError(f"ONNX Runtime cannot load {setup} here")
         self.on_cpu: Mapping[str, int] = _on_cpu(self._session) if setup != CPU_SETUP else {}
-        # A size that is not a number is the dynamic batch size.
+        # A string in a shape is the name of the dynamic batch size.
         self.inputs: Mapping[str, Sequence[int | str]] = {
             given.name: tuple(given.shape) for given in self._session.get_inputs()
         }
@@ -124,11 +127,11 @@ class GraphSession:
     def run(
         self, given: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Array]:
-        """Return outputs by name. Inputs that the graph does not have are ignored.
+        """Run the graph and return outputs by name.
 
         Args:
-            given: inputs by name.
-            wanted: names of the outputs to return; None for all.
+            given: input arrays by name. Names that the graph does not have are ignored.
+            wanted: names of the outputs to return; None for all outputs.
 
         Raises:
             GraphError: when an input is missing or has a wrong shape or dtype.
@@ -149,15 +152,18 @@ class GraphSession:
         into: Mapping[str, Array],
         wanted: Sequence[str] | None = None,
     ) -> dict[str, Array]:
-        """Return outputs by name, and write some of them in place. On the CPU only.
+        """Run the graph, write some outputs to the memory of inputs, and return outputs by name.
+
+        This works only with the CPU provider.
 
         Args:
-            given: inputs by name, in the graph's shapes; bf16 as uint16.
-            into: by output, the array to write to, which must be the input that `in_place` names.
-            wanted: names of the outputs to return; None for all.
+            given: input arrays by name, in the graph's shapes; bf16 elements as uint16.
+            into: maps the name of each output to write in place to the array to write to. This must
+                be the array in `given` for the input that `in_place` names.
+            wanted: names of the outputs to return; None for all outputs.
 
         Raises:
-            GraphError: when the run fails. The content of `into` is undefined then.
+            GraphError: when the run fails. The elements of the arrays in `into` are undefined then.
         """
         import onnxruntime
 
@@ -185,10 +191,14 @@ class GraphSession:
         }
 
     def _in_place(self, model: bytes) -> dict[str, str]:
-        """Return the additions that can overwrite an input: fp32, of the input's fixed shape."""
+        """Return a map from each output that may overwrite an input to that input.
+
+        Such an output is the sum of an input and something else. Input and output must be fp32 and
+        have the same shape without dynamic sizes.
+        """
         try:
             found = additions(model)
-        except ProtobufError:  # ONNX Runtime accepted the model, which counts
+        except ProtobufError:  # the model is valid, because ONNX Runtime accepted it
             return {}
         inputs = {given.name: given for given in self._session.get_inputs()}
         outputs = {made.name: made for made in self._session.get_outputs()}
@@ -202,7 +212,7 @@ class GraphSession:
 
 
 def _on_cpu(session: Any) -> Counter[str]:
-    """Count the operations that the CPU runs, by name."""
+    """Return the number of operations that the CPU runs, for each operation name."""
     tell = getattr(session, "get_provider_graph_assignment_info", None)
     return Counter(
         node.op_type
@@ -214,7 +224,7 @@ def _on_cpu(session: Any) -> Counter[str]:
 
 @cache
 def _make_shared_memory() -> None:
-    """Create the allocator that sessions share, once for this process."""
+    """Create the arena that sessions of this process share; later calls do nothing."""
     import onnxruntime as ort
 
     memory = ort.OrtMemoryInfo(
@@ -224,7 +234,7 @@ def _make_shared_memory() -> None:
 
 
 def _threads() -> int:
-    """Return the number of threads that the environment sets; 0 for the number of cores."""
+    """Return the value of `OMP_NUM_THREADS`; 0, for the number of cores, if it is not set."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(asked) if asked.isdigit() else 0
 

@@ -1,4 +1,7 @@
-"""Finds outputs of a graph that are sums and can overwrite one of their inputs."""
+"""Finds graph outputs that are the sum of a graph input and something else.
+
+Such an output, like an accumulated gradient, can overwrite the memory of the input.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from cleave.machine.onnx_graph import read_graph
 
 
 def additions(model: bytes) -> Mapping[str, str]:
-    """Return the input of each output that is an input plus something else.
+    """Map each graph output that can overwrite a graph input to that input.
 
-    Only the addition uses that input, and an addition reads each element before writing it.
+    Such an output is the result of an addition, and this addition is the only use of the input.
+    Overwriting is safe because an addition reads each element before it writes the element.
 
     Raises:
-        ProtobufError: when the bytes are not a model.
+        ProtobufError: when `model` is not a serialized ONNX model.
     """
     graph = read_graph(model)
     found = {}

@@ -1,4 +1,4 @@
-"""Writes small ONNX models without the `onnx` package, which devices do not have."""
+"""Serializes small ONNX models without the `onnx` package, which devices do not have."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _IR_VERSION: Final = 10
 _OPSET: Final = 20
-_ELEMENTS: Final = {"float32": 1, "uint8": 2, "int64": 7, "bool": 9}  # ONNX's numbers of types
-_INTEGER, _TEXT = 2, 3  # ONNX's numbers of attribute types
+_ELEMENTS: Final = {"float32": 1, "uint8": 2, "int64": 7, "bool": 9}  # codes of element types
+_INTEGER, _TEXT = 2, 3  # ONNX's codes of attribute types
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operation of ONNX's default domain.
+    """A node of a graph, which applies an operation of ONNX's default domain.
 
     Attributes:
-        operation: its name.
-        inputs, outputs: names of arrays.
-        attributes: integers and texts by name.
+        operation: operation type, such as `MatMul`.
+        inputs, outputs: names of the input and output arrays, in order.
+        attributes: maps the names of attributes to integers or texts.
     """
 
     operation: str
@@ -50,11 +50,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """The type of an input or output.
+    """The type of a graph input or output.
 
     Attributes:
-        shape: sizes; a dynamic size is a name.
-        dtype: `float32`, `uint8`, `int64` or `bool`.
+        shape: shape of the array; a dynamic size is a name.
+        dtype: element type: `float32`, `uint8`, `int64` or `bool`.
     """
 
     shape: Sequence[int | str]
@@ -67,12 +67,12 @@ def written(
     outputs: Mapping[str, ArrayType],
     constants: Mapping[str, Array] | None = None,
 ) -> bytes:
-    """Return an ONNX model.
+    """Return a serialized ONNX model.
 
     Args:
-        nodes: operations, each after the operations that it depends on.
-        inputs, outputs: types by name, in order.
-        constants: arrays by name, little-endian.
+        nodes: nodes of the graph. A node must follow the nodes that compute its inputs.
+        inputs, outputs: map the names of the graph's inputs and outputs to types, in order.
+        constants: maps the names of constants to little-endian arrays; None for no constants.
     """
     graph = (
         *(content(GraphField.NODE, _node(node)) for node in nodes),

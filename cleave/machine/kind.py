@@ -1,4 +1,7 @@
-"""The kind of machine that this is, as far as the system tells; used in lists and for energy."""
+"""Detects the kind of this machine (phone, single-board computer or laptop).
+
+The kind appears in lists of devices and is used to estimate energy.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import Final
 from cleave.machine.sensors import Machine
 from profiles.device_profile import DeviceKind
 
-# Names of single-board computers in their device trees, with or without the maker's name. Phones,
-# laptops and virtual machines also have a device tree.
+# Matches the names of single-board computers in device trees, with or without the manufacturer's
+# name. The presence of a device tree is not enough: phones, laptops and virtual machines also have
+# device trees.
 _BOARDS: Final = re.compile(
     r"\b(raspberry pi|orange ?pi|banana ?pi|rock ?pi|rock ?\d|rockpro|nanop[ic]|odroid|jetson|"
     r"orin\b|beagle|tinker board|visionfive|khadas|libre computer)",
@@ -21,11 +25,12 @@ _BOARDS: Final = re.compile(
 
 
 def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
-    """Return the kind of a machine; None if it is unknown, as for desktops and servers.
+    """Return the kind of a machine; None if it cannot be detected, as for desktops and servers.
 
     Args:
-        machine: the machine's description.
-        android: whether it runs Android, where apps see little of the machine.
+        machine: description of the machine.
+        android: whether the machine runs Android. Android apps cannot read most hardware
+            information, so every Android machine counts as a phone.
     """
     if android:
         return DeviceKind.PHONE
@@ -35,5 +40,8 @@ def kind_of(machine: Machine, *, android: bool) -> DeviceKind | None:
 
 
 def on_android(platform: str = sys.platform, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this is Android. Python tells from 3.13 on, Termux's runtime always."""
+    """Return True if this process runs on Android.
+
+    Python reports the platform `android` since version 3.13. Termux always sets `ANDROID_ROOT`.
+    """
     return platform == "android" or "ANDROID_ROOT" in environ

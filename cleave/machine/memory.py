@@ -1,4 +1,4 @@
-"""Memory settings for a device process that allocates and frees strips of hundreds of megabytes."""
+"""Memory allocator settings for a device process, which often allocates hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of g
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 IDLE_BYTES: Final = 2 * 2**20
-"""A device that holds less than this, and has nothing to do, is between two steps."""
+"""An idle device that stores fewer bytes than this is assumed to be between two training steps."""
 
 
 def hold_strips_well() -> Callable[[], None]:
-    """Make glibc reuse the memory of freed strips instead of returning it to the system.
+    """Make glibc reuse the memory of freed strips instead of returning it to the kernel.
 
-    By default glibc adapts its thresholds to freed blocks. A process with strips of many sizes then
-    spends its time in the kernel on page faults, and grows by fragmentation.
+    A strip is a large operand of a matrix multiplication. By default glibc adapts its thresholds to
+    the sizes of freed memory blocks. With strips of many sizes, a process would then spend much of
+    its time on page faults, and fragmentation would increase its memory use.
 
     Returns:
-        A function that returns all free memory to the system, to be called when the device is
-            idle. It does nothing without glibc.
+        A function that returns all free memory to the kernel, to call when the device is idle.
+            Without glibc the function does nothing.
     """
     if not sys.platform.startswith("linux"):
         return _nothing

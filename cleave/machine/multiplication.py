@@ -1,4 +1,4 @@
-"""One multiplication on a device: the stored arrays, and the computation. Pure data."""
+"""Data classes for a matrix multiplication on a device: the stored arrays and the request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from cleave.arrays import DType
 
 @dataclass(slots=True)
 class StoredArray:
-    """An array in the device's memory.
+    """A floating-point array that a device stores.
 
     Attributes:
-        rows, columns, dtype: shape and element type.
-        payload: its elements, opaque to this module.
-        nbytes: size of the payload.
-        used: whether it was multiplied; a backend may set it, as the emulator's does.
+        rows, columns, dtype: shape and element type of the array.
+        payload: elements of the array, in a format that the backend understands.
+        nbytes: size of the payload in bytes.
+        used: whether the array was an operand of a multiplication. Only some backends set this,
+            such as the emulator's backend.
     """
 
     rows: int
@@ -29,15 +30,15 @@ class StoredArray:
 
 @dataclass(slots=True)
 class Compute:
-    """A request to the backend: the sum of the products of the pairs, in dtype `out`.
+    """A request to a backend to multiply pairs of stored arrays and sum the products.
 
     Attributes:
-        run: id of the run that this request answers.
-        pairs: the arrays to multiply, as they are stored.
-        transpose_a, transpose_b: whether the first or second arrays are transposed.
+        run: ID of the `run` message.
+        pairs: the pairs of operands.
+        transpose_a, transpose_b: whether to transpose the first or the second operand of each pair.
         rows, columns: shape of the result.
         out: dtype of the result.
-        flops: FLOPs, two for each multiply-add.
+        flops: number of floating-point operations, two for each multiply-add.
     """
 
     run: int

@@ -1,4 +1,4 @@
-"""Field numbers of ONNX's protobuf messages, as far as Cleave reads or writes them."""
+"""Field numbers of ONNX's protobuf messages, for the fields that Cleave reads or writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph parsed from its model's bytes: inputs, outputs and operations, without copies."""
+"""Parses the inputs, outputs and nodes of a serialized ONNX model without copying its bytes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ Bytes = bytes | memoryview
 
 @dataclass(slots=True)
 class OnnxNode:
-    """An operation.
+    """A node of a graph, which applies an operation.
 
     Attributes:
-        message: the node's bytes.
-        operation: its name.
-        inputs, outputs: names of arrays.
-        enclosed: names of arrays that its subgraphs use, including the subgraphs' own.
+        message: the serialized node.
+        operation: operation type, such as `MatMul`.
+        inputs, outputs: names of the input and output arrays, in order.
+        enclosed: names of all arrays that the node's subgraphs use, including arrays that the
+            subgraphs themselves compute.
     """
 
     message: memoryview
@@ -39,12 +40,13 @@ class OnnxNode:
 
 @dataclass(slots=True)
 class OnnxGraph:
-    """The graph of a model.
+    """The graph of an ONNX model.
 
     Attributes:
-        opset: ONNX operator set version.
-        inputs, outputs: serialized descriptions by name; constants are not inputs.
-        nodes: operations in order.
+        opset: version of the ONNX operator set.
+        inputs, outputs: map the names of inputs and outputs to serialized descriptions, in order.
+            Constants are not inputs.
+        nodes: nodes of the graph, in order.
     """
 
     opset: int
@@ -53,17 +55,17 @@ class OnnxGraph:
     nodes: Sequence[OnnxNode]
 
     def uses(self, name: str) -> int:
-        """Count the uses of an array by operations and as an output."""
+        """Return how often nodes use an array, plus one if the array is an output of the graph."""
         return sum(node.inputs.count(name) + (name in node.enclosed) for node in self.nodes) + (
             name in self.outputs
         )
 
 
 def read_graph(model: Bytes) -> OnnxGraph:
-    """Read a model that `check_graph` accepted.
+    """Parse the graph of a model that passed `check_graph`.
 
     Raises:
-        ProtobufError: when the bytes are not a model.
+        ProtobufError: when `model` is not a serialized ONNX model.
     """
     opset, inputs, outputs, constants, nodes = 0, {}, {}, set(), []
     for number, value in _parts(model):
@@ -122,7 +124,7 @@ def _name(message: memoryview, number: int) -> str:
 
 
 def text(value: memoryview) -> str:
-    """Decode a text field."""
+    """Decode the bytes of a text field as UTF-8; invalid bytes become surrogates."""
     return str(value, "utf-8", "surrogateescape")
 
 
@@ -131,5 +133,5 @@ def _all(message: Bytes) -> Iterator[tuple[int, int]]:
 
 
 def _parts(message: Bytes) -> Iterator[tuple[int, memoryview]]:
-    """Yield the fields that are texts, bytes or messages."""
+    """Yield the number and bytes of each field that is a text, bytes or a message."""
     return ((n, v) for n, v in fields(memoryview(message)) if not isinstance(v, int))

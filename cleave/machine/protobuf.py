@@ -1,7 +1,8 @@
-"""The part of protobuf's encoding that ONNX models need: fields read in place, and written.
+"""Reads and writes the part of protobuf's encoding that ONNX models need.
 
-A message is a sequence of fields. Each has a number and a value: an integer, or bytes, which may be
-an embedded message. The message's schema, not the bytes, tells which it is.
+A message is a sequence of fields. A field has a number and a value, which is an integer or bytes.
+The bytes may be a text or an embedded message. The encoding does not distinguish these; only the
+message's schema does.
 """
 
 from __future__ import annotations
@@ -10,25 +11,26 @@ from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 Field: TypeAlias = tuple[int, int | memoryview]
-"""A field's number and value; fixed-length values, such as floats, are bytes here."""
+"""A field's number and value. A fixed-length value, such as a float, is given as bytes."""
 
 _VARINT: Final = 0
 _BYTES: Final = 2
-_FIXED: Final = {1: 8, 5: 4}  # bytes by wire type
-_LONGEST_VARINT: Final = 10  # bytes, for 64 bits
+_FIXED: Final = {1: 8, 5: 4}  # size in bytes of each fixed-length wire type
+_LONGEST_VARINT: Final = 10  # bytes in the encoding of a 64-bit integer
 _WORD: Final = 2**64
 _LARGEST_NUMBER: Final = 2**29 - 1  # readers disagree about larger field numbers
 
 
 class ProtobufError(ValueError):
-    """The bytes are not a message."""
+    """The bytes are not a valid protobuf message."""
 
 
 def fields(message: memoryview) -> Iterator[Field]:
-    """Yield a message's fields in order. Values are views of the message: nothing is copied.
+    """Yield the fields of a message in order. Values that are bytes are views of the message.
 
     Raises:
-        ProtobufError: when the bytes are not fields, or are groups, which only old formats have.
+        ProtobufError: when the message is not valid, or contains a group, which is a deprecated
+            kind of field.
     """
     at = 0
     while at < len(message):
@@ -53,10 +55,13 @@ def fields(message: memoryview) -> Iterator[Field]:
 
 
 def integers(value: int | memoryview) -> Iterator[int]:
-    """Yield the unsigned integers of a repeated field: a single integer or a packed list.
+    """Yield the unsigned integers in the value of a repeated integer field.
+
+    Args:
+        value: a single integer, or the bytes of a packed list of integers.
 
     Raises:
-        ProtobufError: when the bytes are not integers.
+        ProtobufError: when the bytes are not a packed list of integers.
     """
     if isinstance(value, int):
         yield value
@@ -68,7 +73,11 @@ def integers(value: int | memoryview) -> Iterator[int]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return an unsigned 64-bit integer, and the index after its end."""
+    """Decode the unsigned 64-bit varint at index `at`.
+
+    Returns:
+        The integer, and the index after its last byte.
+    """
     if at < len(message) and (first := message[at]) < 0x80:  # the most frequent case
         return first, at + 1
     found = 0
@@ -80,12 +89,22 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def integer(number: int, value: int) -> bytes:
-    """Write an integer field, from -2^63 to 2^64 - 1."""
+    """Encode an integer field.
+
+    Args:
+        number: field number.
+        value: an integer from -2^63 to 2^64 - 1.
+    """
     return _written(number << 3 | _VARINT) + _written(value % _WORD)
 
 
 def content(number: int, *parts: bytes | str) -> bytes:
-    """Write a text, bytes or message field; the parts are joined."""
+    """Encode a text, bytes or message field.
+
+    Args:
+        number: field number.
+        parts: parts of the field's value, which are concatenated.
+    """
     held = b"".join(part.encode() if isinstance(part, str) else part for part in parts)
     return _written(number << 3 | _BYTES) + _written(len(held)) + held
 

@@ -1,7 +1,8 @@
-"""This machine's description and its sensors. Values that the system does not expose are None.
+"""Reads this machine's description and its sensors.
 
-On Linux all values come from `/proc` and `/sys`, or a copy of such a tree. Elsewhere `psutil` and
-`platform` provide what they can, and there are no sensors.
+A value that the operating system does not expose is None. On Linux most values come from `/proc`
+and `/sys`, or from a copy of these folders. On other systems `psutil` and `platform` provide the
+description, and sensors are not supported.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ _PLAUSIBLE_C: Final = (1.0, 125.0)  # disconnected sensors show 0, -273 or 127
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """This machine's description.
+    """A description of this machine.
 
     Attributes:
         cpu: name of the processor; empty if unknown.
         cores: number of cores that this process may use.
-        memory_bytes: installed memory; None if unknown.
-        system: operating system and architecture.
+        memory_bytes: total memory in bytes; None if unknown.
+        system: name and release of the operating system, and processor architecture.
         has_battery: whether the machine has a battery; None if unknown.
-        board: name in the device tree; empty without a device tree, as on PCs.
+        board: name of the machine in its device tree; empty if there is no device tree, as on PCs.
     """
 
     cpu: str
@@ -60,7 +61,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
 
 
 def usable_cores() -> list[int]:
-    """Return the numbers of the cores that this process may run on."""
+    """Return the indices of the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -107,7 +108,7 @@ def _has_battery(root: Path) -> bool | None:
 
 
 class Sensors:
-    """Temperature, frequency and energy, where the system exposes them.
+    """Reads the temperature, frequency and energy sensors of this machine.
 
     Args:
         root: folder that contains `sys`.
@@ -117,9 +118,10 @@ class Sensors:
         self._root = root
 
     def temperature_c(self) -> float | None:
-        """Return the temperature of the hottest processor sensor in degrees Celsius.
+        """Return the highest temperature that a processor sensor reports, in degrees Celsius.
 
-        If no sensor is named after the processor, all sensors count. Without sensors, return None.
+        If no sensor's name refers to the processor, the highest temperature of all sensors is
+        returned. Without sensors, None is returned.
         """
         found = [*self._hwmon(), *self._zones()]
         named = [c for name, c in found if any(word in name.lower() for word in _CPU_SENSORS)]
@@ -136,14 +138,18 @@ class Sensors:
             yield from _celsius(_read(folder / "type") or "", folder / "temp")
 
     def frequency_hz(self) -> float | None:
-        """Return the current mean frequency of all cores in Hz; None if unknown."""
+        """Return the mean of all cores' current frequencies in Hz; None if unknown."""
         folder = self._root / "sys/devices/system/cpu"
         files = folder.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
         kilohertz = [value for file in files if (value := _number(file)) is not None]
         return 1e3 * sum(kilohertz) / len(kilohertz) if kilohertz else None
 
     def battery_w(self) -> float | None:
-        """Return the batteries' total power in W; None unless all of them are discharging."""
+        """Return the total discharge power of all batteries in W.
+
+        None is returned if there is no battery, if a battery is not discharging, or if the power of
+        a battery is unknown.
+        """
         watts = 0.0
         for folder in _batteries(self._root):
             if _read(folder / "status") != "Discharging":
@@ -154,13 +160,15 @@ class Sensors:
                 if current is None or voltage is None:
                     return None
                 power = current * voltage / 1e6
-            watts += abs(power) / 1e6  # some drivers report discharging as negative
+            watts += abs(power) / 1e6  # some drivers report discharge power as negative
         return watts or None
 
     def energy_counters(self) -> list[EnergyCounter]:
-        """Return RAPL's counters: the whole platform's if available, else processors and memory.
+        """Return the RAPL energy counters that together cover most of this machine.
 
-        The list is empty without RAPL, or if only root may read it.
+        This is the counter of the whole platform if available, and otherwise the counters of the
+        processors and the memory. The list is empty if the machine does not support RAPL, or if
+        only root may read the counters.
         """
         packages, memory = [], []
         for folder in sorted((self._root / "sys/class/powercap").glob("intel-rapl*:*")):
@@ -178,18 +186,25 @@ class Sensors:
 
 
 class EnergyCounter:
-    """One counter of RAPL, which restarts from 0 when it overflows."""
+    """A RAPL energy counter, which restarts at 0 after it overflows.
+
+    Args:
+        folder: folder of the counter in `sys/class/powercap`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._last: float | None = None
 
     def microjoules(self) -> float | None:
-        """Return the counter's value; None if it cannot be read."""
+        """Return the counter's value in microjoules; None if it cannot be read."""
         return _number(self._folder / "energy_uj")
 
     def joules_since_last(self) -> float:
-        """Return the joules counted since the last call; 0 in the first call."""
+        """Return the energy in joules since the previous call of this method.
+
+        The first call returns 0, and so does a call for which the counter could not be read.
+        """
         now, last = self.microjoules(), self._last
         self._last = now
         if now is None or last is None:
@@ -200,11 +215,14 @@ class EnergyCounter:
 
 
 class PowerMeter:
-    """Mean power between the first and the last call of `sample`.
+    """Measures this machine's energy and mean power between the first and last call of `sample`.
 
     Args:
-        sensors: source of the readings: RAPL, else batteries.
-        clock: current time in seconds.
+        sensors: sensors of this machine. RAPL counters are used if available, otherwise batteries.
+        clock: returns the current time in seconds.
+
+    Attributes:
+        source: readable name of the sensors in use; empty if the machine has no such sensors.
     """
 
     def __init__(self, sensors: Sensors, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -221,11 +239,14 @@ class PowerMeter:
 
     @property
     def available(self) -> bool:
-        """Return whether this machine exposes its power."""
+        """Return True if this machine has sensors for power or energy."""
         return bool(self.source)
 
     def sample(self) -> None:
-        """Read the sensors. Call this before any counter can overflow twice."""
+        """Read the sensors and add the energy since the previous call.
+
+        The calls must be so frequent that no RAPL counter overflows twice between them.
+        """
         now_s = self._clock()
         if self._counters:
             self._joules += sum(c.joules_since_last() for c in self._counters)
@@ -237,24 +258,28 @@ class PowerMeter:
 
     @property
     def joules(self) -> float | None:
-        """Return the energy between the first and last sample in J; None if `watts` is None."""
+        """Return the energy between the first and the last sample in J; None if unknown."""
         return None if self.watts is None else self._joules
 
     @property
     def watts(self) -> float | None:
-        """Return the mean power in W; None without a sensor, or before the second sample."""
+        """Return the mean power between the first and the last sample in W.
+
+        None is returned if there is no sensor, no energy was measured, or `sample` was called fewer
+        than two times.
+        """
         if not self.available or self._first_s is None or self._last_s <= self._first_s:
             return None
         return self._joules / (self._last_s - self._first_s) or None
 
 
 class SessionEnergy:
-    """The energy that this machine used since the object was created, for telemetry.
+    """Reports the energy that this machine used in the current session, for telemetry.
 
-    It covers every process on the machine, as far as its energy is measured.
+    The session begins when the object is created. The energy includes all processes on the machine.
 
     Args:
-        meter: this machine's meter.
+        meter: power meter of this machine.
     """
 
     def __init__(self, meter: PowerMeter) -> None:
@@ -262,7 +287,7 @@ class SessionEnergy:
         meter.sample()
 
     def telemetry(self) -> dict[str, float]:
-        """Return `energy_j`; an empty map if the machine does not expose its energy."""
+        """Return the telemetry value `energy_j`; an empty map if the energy is unknown."""
         self._meter.sample()
         joules = self._meter.joules
         return {} if joules is None else {"energy_j": joules}

@@ -1,1 +1,4 @@
-"""The tile protocol: message types, codec, version and limits. `docs/protocol.md` is normative."""
+"""The tile protocol between the PS and its clients: message types, codec, version and limits.
+
+`docs/protocol.md` is normative.
+"""

@@ -1,8 +1,9 @@
-"""Limits on unrequested messages of a device: heartbeats, telemetry, and late answers.
+"""Rate limits on a device's unrequested messages, such as heartbeats and telemetry.
 
-Honest devices send few of them, but many may arrive at once after the network was stuck. So token
-buckets count them. A bucket holds what a device normally sends in an hour, and refills faster than
-a device normally empties it. Answers to runs that were sent do not count, however late they arrive.
+An honest device sends few unrequested messages, but many may arrive at once after the network was
+stuck. So token buckets count messages and bytes. A bucket holds what a device normally sends in an
+hour, and refills faster than a device normally empties the bucket. The first response to a run
+never counts, however late the response arrives.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from cleave.protocol import limits
 
 
 class Bucket:
-    """A token bucket.
+    """A token bucket, which starts full.
 
     Args:
-        per_s: tokens refilled per second.
+        per_s: refill rate in tokens per second.
         most: capacity in tokens.
-        now_s: current time; the bucket starts full.
+        now_s: current time in seconds.
     """
 
     def __init__(self, per_s: float, most: float, now_s: float) -> None:
@@ -28,7 +29,7 @@ class Bucket:
         self._at_s = now_s
 
     def take(self, count: float, now_s: float) -> bool:
-        """Take `count` tokens if available; return whether they were taken."""
+        """Take `count` tokens. Return False, and take none, if the bucket holds fewer."""
         back = max(0.0, now_s - self._at_s) * self._per_s
         self._tokens = min(self._most, self._tokens + back)
         self._at_s = now_s
@@ -39,10 +40,10 @@ class Bucket:
 
 
 class Allowance:
-    """Counts the unrequested messages of one session.
+    """Counts a device's unrequested messages and their bytes in one session.
 
     Args:
-        now_s: time at which the session begins.
+        now_s: start time of the session in seconds.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -50,7 +51,11 @@ class Allowance:
         self._bytes = Bucket(limits.UNASKED_BYTES_PER_S, limits.MAX_UNASKED_BYTES, now_s)
 
     def said(self, nbytes: int, now_s: float) -> str:
-        """Count an unrequested message; return why it is too much, or an empty text."""
+        """Count an unrequested message of `nbytes` bytes.
+
+        Returns:
+            A description of the exceeded limit; empty if the message is within the limits.
+        """
         if not self._messages.take(1, now_s):
             return (
                 f"it sent more than {limits.MAX_UNASKED} messages that nothing asked for, and "
@@ -65,29 +70,33 @@ class Allowance:
 
 
 class CancelledRuns:
-    """Cancelled runs whose answers may still arrive.
+    """Cancelled runs of one device whose responses may still arrive.
 
-    A device that has read a `cancel` does not answer the runs in it. So once it answers a run that
-    was sent after the `cancel`, no answers to the cancelled runs will follow. If no answers arrive
-    at all, the oldest runs are removed. Ids of runs increase in the order of creation.
+    A device that has read a `cancel` message does not respond to the runs in that message. So once
+    the device responds to a run that was sent after the `cancel`, no response to a cancelled run
+    can follow. If no response arrives at all, the oldest cancelled runs are removed. Run IDs
+    increase in the order of creation.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[int, tuple[int, int]] = {}  # result size, last run sent before the cancel
+        self._runs: dict[int, tuple[int, int]] = {}  # result bytes, last run sent before the cancel
         self._sent = 0
 
     def sent(self, run: int) -> None:
-        """Record that a run was sent."""
+        """Record that the run with ID `run` was sent to the device."""
         self._sent = max(self._sent, run)  # a repeated run may be sent out of order
 
     def cancelled(self, run: int, result_bytes: int) -> None:
-        """Record that a run was cancelled, and its expected result size."""
+        """Record a cancelled run and the expected size of its result in bytes."""
         self._runs[run] = result_bytes, self._sent
         if len(self._runs) > limits.MAX_RUNS_IN_FLIGHT:
             del self._runs[next(iter(self._runs))]
 
     def overtaken(self, run: int) -> None:
-        """Record an answer to a run that was not cancelled; forget runs cancelled before it."""
+        """Record a response to a run that was not cancelled.
+
+        The runs cancelled before this run was sent are removed, because the device skips them.
+        """
         while self._runs:
             first = next(iter(self._runs))
             if self._runs[first][1] >= run:
@@ -95,21 +104,29 @@ class CancelledRuns:
             del self._runs[first]
 
     def __contains__(self, run: object) -> bool:
-        """Return whether an answer to a run may still arrive."""
+        """Return True if a response to this cancelled run may still arrive."""
         return run in self._runs
 
     def answered(self, run: int) -> bool:
-        """Return whether an answer belongs to a cancelled run; at most once for each run."""
+        """Return True for the first response to a cancelled run, and remove the run."""
         return self._runs.pop(run, None) is not None
 
     @property
     def largest_bytes(self) -> int:
-        """Return the size of the largest result that may still arrive."""
+        """Return the size in bytes of the largest result that may still arrive; 0 if none may."""
         return max((result_bytes for result_bytes, _ in self._runs.values()), default=0)
 
 
 def is_answer(run: int, awaited: Container[int], cancelled_runs: CancelledRuns) -> bool:
-    """Return whether an answer belongs to a run that was sent and not answered before."""
+    """Return True if a device's response to a run is requested, so that it needs no allowance.
+
+    This updates `cancelled_runs`. A second response to the same run is not requested.
+
+    Args:
+        run: run ID in the response.
+        awaited: IDs of the runs that were sent and have no response yet.
+        cancelled_runs: the device's cancelled runs.
+    """
     if run in awaited:
         cancelled_runs.overtaken(run)
         return True

@@ -1,7 +1,7 @@
-"""Encoding and decoding messages: each is one msgpack array ``[type, fields, payload?]``.
+"""Encodes and decodes messages. A message is one msgpack array ``[type, fields, payload?]``.
 
-The payload comes last and is a msgpack `bin`. So a sender writes header and payload to the socket
-without joining them, and a receiver views the payload without a copy.
+The payload is the last item and is a msgpack `bin`. So a sender writes header and payload to the
+socket without joining them, and a receiver reads the payload as a view of the message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BAD_BYTES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Packable(Protocol):
-    """A payload that knows its size, and is packed only when it is sent."""
+    """A payload of known size in bytes that is serialized only when its message is sent."""
 
     @property
     def nbytes(self) -> int: ...
@@ -41,7 +41,7 @@ class Packable(Protocol):
 
 
 def payload_bytes(payload: Any) -> int:
-    """Return the size of a payload in bytes, whether received or held in this process."""
+    """Return a payload's size in bytes. A `Packable` payload is not packed for this."""
     return len(payload) if isinstance(payload, bytes) else int(payload.nbytes)
 
 
@@ -51,10 +51,14 @@ def _header(message: Message) -> bytes:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Return the message as parts to send in order: a header and, if it has one, a payload.
+    """Encode a message.
+
+    Returns:
+        The parts to send, in order: the header, then the payload if the message has a payload.
 
     Raises:
-        ProtocolError: when the message is larger than the protocol allows.
+        ProtocolError: when a field cannot be encoded, the peer would refuse the message's fields,
+            or the message exceeds a size limit of the protocol.
     """
     try:
         head = _header(message)
@@ -68,8 +72,8 @@ def encode(message: Message) -> list[Buffer]:
     payload = getattr(message, "payload", None)
     if payload is None:
         if type(message) is messages.Run and len(message.inputs) <= limits.MAX_RUN_INPUTS:
-            return [head]  # too frequent to check, and made by our own cores
-        decode(head)  # never send a message that the other side would refuse
+            return [head]  # `run` is too frequent to validate, and our own code builds it
+        decode(head)  # never send a message that the peer would refuse
         return [head]
     parts = [head, payload if isinstance(payload, bytes | memoryview) else payload.pack()]
     size = sum(len(part) for part in parts)
@@ -82,31 +86,33 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def wire_size(message: Message) -> int:
-    """Return the size of the encoded message in bytes, without encoding its payload."""
+    """Return the encoded size of a message in bytes without encoding the payload."""
     cls: Any = type(message)
     return _sizer(cls)(message)
 
 
 def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
-    """Decode one message. Its payload, if any, is a view into `data`; its texts are cleaned.
+    """Decode one message and clean its texts (`cleave.protocol.texts`).
 
-    For a `hello` in another version, only fields with the same meaning in every version are read.
+    The payload of the returned message, if the message type has one, is a view into `data`. For a
+    `hello` in another protocol version, only the role and the version fields are read.
 
     Args:
-        data: the message.
-        header_bytes: maximum header length; some senders have a lower limit than others.
+        data: the encoded message.
+        header_bytes: maximum size of the message without its payload, in bytes. Devices have a
+            lower limit than other senders.
 
     Raises:
-        ProtocolError: for anything that is not a message of this protocol.
-        VersionError: for a `welcome` in another version.
+        ProtocolError: when `data` is not a valid message of this protocol.
+        VersionError: for a `welcome` in another protocol version.
     """
     if len(data) > limits.MAX_MESSAGE_BYTES:
         raise ProtocolError(
             f"a message of {len(data)} bytes is over the limit of {limits.MAX_MESSAGE_BYTES}"
         )
     try:
-        # Split without allocating: decoding an array allocates its declared length first, so check
-        # here that all items are present.
+        # Decoding an array first allocates its declared length. So split the message without
+        # allocating, which also checks that all items are present.
         kind_part, fields_part, *payload_part = _PARTS.decode(data)
         kind = _KIND.decode(kind_part)
     except _BAD_BYTES as error:
@@ -133,7 +139,13 @@ def decode(data: bytes, header_bytes: int = limits.MAX_HEADER_BYTES) -> Message:
 
 
 def _read_payload(data: bytes, part: msgspec.Raw, kind: str) -> memoryview:
-    """Return a view of the payload, which ends the message."""
+    """Return a view of a message's payload, which is the last part of the message.
+
+    Args:
+        data: the encoded message.
+        part: the payload with its msgpack header.
+        kind: the message type, for errors.
+    """
     try:
         size = len(_PAYLOAD.decode(part))
     except msgspec.MsgspecError as error:
@@ -153,13 +165,13 @@ def _bin_header(length: int) -> bytes:
     return struct.pack(">BI", 0xC6, length)
 
 
-# --- fields, derived from the dataclasses once per type ---------------------------------------
+# --- encoders and decoders, derived from the dataclasses once per message type -----------------
 
 
 @cache
 def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
     names, has_payload = _fields(cls)
-    # msgpack concatenates: an array is its header followed by its items.
+    # A msgpack array is its header followed by its items.
     prefix = bytes([0x93 if has_payload else 0x92]) + _PACK(cls.TYPE)
 
     def write(message: Any) -> bytes:
@@ -174,9 +186,12 @@ def _writer(cls: type[Any]) -> Callable[[Any], bytes]:
 
 @cache
 def _sizer(cls: type[Any]) -> Callable[[Any], int]:
-    """Return a fast function for the size of an encoded message, for emulators."""
+    """Return a function that quickly computes the encoded size of `cls` messages in bytes.
+
+    Emulators, which send no bytes, need this size for every message.
+    """
     names, has_payload = _fields(cls)
-    # A map's header is as long as that of an array with as many items, and its keys are fixed.
+    # A map and an array with equally many items have headers of the same size. The keys are fixed.
     fixed_bytes = 1 + len(_PACK(cls.TYPE)) + sum(len(_PACK(name)) for name in names)
     values = attrgetter(*names) if len(names) > 1 else lambda m: [getattr(m, n) for n in names]
 
@@ -191,14 +206,20 @@ def _sizer(cls: type[Any]) -> Callable[[Any], int]:
 
 
 def _fields(cls: type[Any]) -> tuple[list[str], bool]:
-    """Return the names of a message's fields, and whether it has a payload."""
+    """Return the field names of a message type without `payload`, and whether it has a payload."""
     names = [f.name for f in fields(cls) if f.name != "payload"]
     return names, len(names) < len(fields(cls))
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """How messages of one type are decoded."""
+    """The decoder of one message type.
+
+    Attributes:
+        cls: dataclass of the message type.
+        has_payload: whether messages of this type have a payload.
+        read: decodes the fields and returns the message without its payload.
+    """
 
     cls: type[Any]
     has_payload: bool
@@ -214,16 +235,16 @@ def _readers() -> dict[str, _Reader]:
 
 
 class _AnyVersion(msgspec.Struct):
-    """The fields of `hello` that mean the same in every version, except the version itself.
+    """The fields of a `hello` whose meaning is the same in every protocol version.
 
-    An unknown role counts as a device's.
+    The `version` field is decoded separately.
     """
 
     role: Any
     versions: messages.Ids = ()
 
     def hello(self, version: int) -> messages.Hello:
-        """Return a `hello` with these fields."""
+        """Return a `hello` with these fields and `version`. An unknown role becomes DEVICE."""
         operates = self.role == messages.Role.OPERATOR.value
         role = messages.Role.OPERATOR if operates else messages.Role.DEVICE
         return messages.Hello(role, version, versions=self.versions)
@@ -236,7 +257,7 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
 
     def read(part: msgspec.Raw) -> Any:
         try:
-            if versions is not None:  # checked before all other fields
+            if versions is not None:  # check the version before all other fields
                 version = versions.decode(part).version
                 if version != limits.VERSION:
                     if cls is messages.Hello:
@@ -245,7 +266,7 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
                         f"the server goes on in protocol version {version} and this client speaks "
                         f"{limits.VERSION}; install the same version of cleave on both"
                     )
-            message = decoder.decode(part)  # ignores unknown fields, so that the protocol can grow
+            message = decoder.decode(part)  # ignores unknown fields, which newer peers may send
             for name in to_check:
                 _check_plain(getattr(message, name))
         except (*_BAD_BYTES, ValueError) as error:
@@ -259,7 +280,7 @@ def _reader(cls: type[Any]) -> Callable[[msgspec.Raw], Any]:
 
 
 def _version_decoder(cls: type[Any]) -> msgspec.msgpack.Decoder[Any] | None:
-    """Return a decoder of the version alone, for messages that have one."""
+    """Return a decoder of the `version` field alone; None if the message type has no version."""
     for f in fields(cls):
         if f.name == "version":
             default = () if f.metadata.get("required") else (f.default,)
@@ -270,13 +291,13 @@ def _version_decoder(cls: type[Any]) -> msgspec.msgpack.Decoder[Any] | None:
 
 
 def _untyped_fields(cls: type[Any]) -> list[str]:
-    """Return the names of the fields that may hold any JSON value."""
+    """Return the names of a message type's fields whose values may be any JSON value."""
     hints = typing.get_type_hints(cls)
     return [f.name for f in fields(cls) if typing.get_args(hints[f.name])[1:] == (Any,)]
 
 
 def _texts_to_clean(cls: type[Any]) -> list[str]:
-    """Return the names of the fields whose texts must be cleaned."""
+    """Return the names of a message type's text fields that are not marked `VERBATIM`."""
     hints = typing.get_type_hints(cls)
     return [
         f.name
@@ -287,7 +308,12 @@ def _texts_to_clean(cls: type[Any]) -> list[str]:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Raise `ValueError` unless a value is JSON-like and not nested too deep."""
+    """Ensure that an untyped value contains only JSON types and is not nested too deeply.
+
+    Raises:
+        ValueError: for another type, a map key that is not a short text, or more than
+            `MAX_NESTING` levels.
+    """
     if depth > limits.MAX_NESTING:
         raise ValueError("nested too deep")
     if isinstance(value, list):

@@ -1,4 +1,7 @@
-"""Whether and when a client reconnects after its session, as in the table of `docs/protocol.md`."""
+"""Decides whether and when a client reconnects after the PS ended its session.
+
+The rules are the table in `docs/protocol.md`.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from cleave.protocol import limits
 from cleave.protocol.messages import Bye, ByeCode, Error, ErrorCode
 
 _DONE: Final = (ByeCode.DRAINED, ByeCode.MEASURED, ByeCode.LEAVING)
-"""Reasons of a `bye` after which the client is finished."""
+"""Codes of a `bye` after which the client does not reconnect."""
 
 _PASSING: Final = (ErrorCode.LIMIT, ErrorCode.PROTOCOL)
-"""Refusals after which the same client may be welcome: it was silent, or a message was garbled."""
+"""Codes of an `error` with a temporary cause, such as a silent client or a garbled message."""
 
 
 def least_wait_s(message: Bye | Error) -> float | None:
-    """Return the minimum seconds to wait before reconnecting; None for never.
+    """Return the minimum time to wait before reconnecting, in seconds; None for never.
 
     Args:
         message: the message with which the PS ended the session.

@@ -1,4 +1,4 @@
-"""A device's work in figures that both ends can count from their messages."""
+"""Counters of a device's work that PS and device can both derive from the exchanged messages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Final
 
 @dataclass(slots=True)
 class DeviceCounters:
-    """The work of one or more devices; subtract two snapshots to get the work between them.
+    """Cumulative counters of the work of one or more devices.
+
+    Subtracting an earlier snapshot from a later snapshot gives the work between the two.
 
     Attributes:
-        blocks: number of requested results that arrived.
-        flops: floating-point operations of these results.
-        downlink_bytes, uplink_bytes: bytes of encoded messages, to and from the device.
-        compute_s: seconds of computing, as reported by the device.
-        energy_j: joules, as reported in its telemetry (`energy_j`); 0 without reports.
-        failures: runs that failed, or were answered in another form than requested.
+        blocks: number of requested results that the PS received.
+        flops: floating-point operations that computing these results took.
+        downlink_bytes, uplink_bytes: bytes of encoded messages to and from the device.
+        compute_s: compute time in seconds, as reported by the device.
+        energy_j: energy in joules from the device's telemetry (`energy_j`); 0 without reports.
+        failures: number of runs that failed, or whose result had another form than requested.
     """
 
     blocks: int = 0
@@ -35,4 +37,4 @@ class DeviceCounters:
 
 
 COUNTER_FIELDS: Final = tuple(field.name for field in fields(DeviceCounters))
-"""Names of the counters, which the store also uses."""
+"""Names of the counters. The store uses the same names."""

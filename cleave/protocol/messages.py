@@ -1,4 +1,4 @@
-"""The messages, as dataclasses. `docs/protocol.md` defines their meaning."""
+"""The protocol's messages as dataclasses. `docs/protocol.md` defines the messages' meaning."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cleave.protocol import limits
 from cleave.protocol.texts import clean
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**limits.OBJECT_ID_BITS - 1)]
-"""An id, a number of things, or a size."""
+"""A non-negative 63-bit integer: an ID, a count, or a size."""
 
 Real: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-"""A finite number."""
+"""A finite floating-point number."""
 
 Rate: TypeAlias = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
-"""A rate or a time: finite and not negative."""
+"""A finite, non-negative floating-point number: a rate or a duration."""
 
 Text: TypeAlias = Annotated[str, Meta(max_length=limits.MAX_TEXT)]
 Ids: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=limits.MAX_IDS)]
@@ -27,31 +27,31 @@ Inputs: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=limits.MAX_RUN_
 Texts: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=limits.MAX_IDS)]
 
 REQUIRED: Final = {"required": True}
-"""Marks a field that a message must contain, even if it has a default here."""
+"""Marks a field that an encoded message must contain, even if the dataclass has a default."""
 
 SECRET: Final = {"secret": True}
 """Marks a field whose value is never shown in an error."""
 
 VERBATIM: Final = {"verbatim": True}
-"""Marks a field whose texts are not changed, because they are compared or are file names. All other
-texts are cleaned when they are received (`cleave.protocol.texts`)."""
+"""Marks a field whose texts are received unchanged, because they are compared or are file names.
+The texts of all other fields are cleaned on receipt (`cleave.protocol.texts`)."""
 
 
 class Op(Enum):
-    """An operation that a device may offer."""
+    """A compute operation that a device may offer in `hello`."""
 
     MATMUL = "matmul"
 
 
 class Role(Enum):
-    """The kind of client that says hello."""
+    """The role of a client, as declared in `hello`."""
 
     DEVICE = "device"
     OPERATOR = "operator"
 
 
 class Feature(Enum):
-    """A feature that a peer of this version may or may not have."""
+    """An optional feature of this protocol version. Peers negotiate which features they use."""
 
     MEASURE = "measure"
     GRAPHS = "graphs"
@@ -60,7 +60,7 @@ class Feature(Enum):
 
 
 class _OpenEnum(StrEnum):
-    """An enum to which newer peers may add: an unknown name becomes a value."""
+    """An enum that accepts unknown values, because newer peers may define more members."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -75,7 +75,7 @@ class _OpenEnum(StrEnum):
 
 
 class ByeCode(_OpenEnum):
-    """Why a session ends with `bye`."""
+    """Reason code of a `bye` message, which ends a session without a fault."""
 
     UNSTATED = ""
     CLOSING = "closing"
@@ -86,7 +86,7 @@ class ByeCode(_OpenEnum):
 
 
 class ErrorCode(_OpenEnum):
-    """Why a session ends with `error`."""
+    """Reason code of an `error` message, which ends a session because of a fault of the peer."""
 
     VERSION = "version"
     CREDENTIAL = "credential"
@@ -99,7 +99,7 @@ class ErrorCode(_OpenEnum):
 
 @dataclass(slots=True)
 class Hello:
-    """First message of a client."""
+    """Client to PS: the first message, which describes the client."""
 
     TYPE: ClassVar[str] = "hello"
     FEATURE: ClassVar[Feature | None] = None
@@ -125,7 +125,7 @@ class Hello:
 
 @dataclass(slots=True)
 class Welcome:
-    """The server's answer to `hello`."""
+    """PS to client: the client's `hello` is accepted, and the session begins."""
 
     TYPE: ClassVar[str] = "welcome"
     FEATURE: ClassVar[Feature | None] = None
@@ -139,7 +139,7 @@ class Welcome:
 
 @dataclass(slots=True)
 class Put:
-    """PS to device: keep this array under this id. One payload, row-major."""
+    """PS to device: store this array under this ID. The payload is row-major."""
 
     TYPE: ClassVar[str] = "put"
     FEATURE: ClassVar[Feature | None] = None
@@ -152,7 +152,7 @@ class Put:
 
 @dataclass(slots=True)
 class PutCoded:
-    """PS to device: like `put`, with a compressed payload (`cleave.coding`)."""
+    """PS to device: store this array, as for `put`. The payload is compressed (`cleave.coding`)."""
 
     TYPE: ClassVar[str] = "put_coded"
     FEATURE: ClassVar[Feature | None] = Feature.CODING
@@ -165,7 +165,7 @@ class PutCoded:
 
 @dataclass(slots=True)
 class CodeResults:
-    """PS to device: results may be compressed from now on."""
+    """PS to device: the device may send compressed results from now on."""
 
     TYPE: ClassVar[str] = "code_results"
     FEATURE: ClassVar[Feature | None] = Feature.CODING
@@ -173,10 +173,10 @@ class CodeResults:
 
 @dataclass(slots=True)
 class Run:
-    """PS to device: compute `op` of the named arrays and answer with `result`.
+    """PS to device: apply the operation `op` to the arrays `inputs` and respond with `result`.
 
-    For `matmul` the inputs are pairs a0, b0, a1, b1, ...; the result is the sum of the products
-    a_i @ b_i, accumulated in fp32 and returned as `out`.
+    For `matmul` the inputs are pairs a0, b0, a1, b1, ... The result is the sum of all a_i @ b_i,
+    accumulated in fp32 and returned in the dtype `out`.
     """
 
     TYPE: ClassVar[str] = "run"
@@ -191,7 +191,7 @@ class Run:
 
 @dataclass(slots=True)
 class Graph:
-    """PS to device: keep this ONNX graph under this id; graphs and arrays share the ids."""
+    """PS to device: store this ONNX graph under this ID. Graphs and arrays share one ID space."""
 
     TYPE: ClassVar[str] = "graph"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
@@ -201,7 +201,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Concat:
-    """PS to device: join the rows of some arrays into one array, and drop those arrays."""
+    """PS to device: concatenate the arrays `ids` by rows into the array `id`; delete `ids`."""
 
     TYPE: ClassVar[str] = "concat"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
@@ -211,11 +211,11 @@ class Concat:
 
 @dataclass(slots=True)
 class RunGraph:
-    """PS to device: run a graph, keep its outputs, and answer with `computed`.
+    """PS to device: run a graph, store its outputs, and respond with `computed`.
 
-    `inputs` and `outputs` have one id for each input and output of the graph, in its order. An
-    input of 0 means zeros; an output of 0 is not kept. `output_bytes` has the size of each kept
-    output, in order.
+    `inputs` and `outputs` have one array ID for each input and output, in the graph's order. The
+    input ID 0 stands for an array of zeros. An output with the ID 0 is discarded. `output_bytes`
+    has the size of each stored output in bytes, in order.
     """
 
     TYPE: ClassVar[str] = "run_graph"
@@ -230,7 +230,7 @@ class RunGraph:
 
 @dataclass(slots=True)
 class Fetch:
-    """PS to device: answer with `result`: some rows of an array, in the dtype `out`."""
+    """PS to device: respond with `rows` rows of an array as a `result` in the dtype `out`."""
 
     TYPE: ClassVar[str] = "fetch"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
@@ -244,7 +244,7 @@ class Fetch:
 
 @dataclass(slots=True)
 class Computed:
-    """Device to PS: the outputs of a `run_graph` are kept."""
+    """Device to PS: a `run_graph` succeeded, and its outputs are stored on the device."""
 
     TYPE: ClassVar[str] = "computed"
     FEATURE: ClassVar[Feature | None] = Feature.GRAPHS
@@ -254,7 +254,7 @@ class Computed:
 
 @dataclass(slots=True)
 class Result:
-    """Device to PS: the answer to `run` and `fetch`. One payload, row-major."""
+    """Device to PS: the result of a `run` or `fetch`. The payload is row-major."""
 
     TYPE: ClassVar[str] = "result"
     FEATURE: ClassVar[Feature | None] = None
@@ -268,7 +268,7 @@ class Result:
 
 @dataclass(slots=True)
 class ResultCoded:
-    """Device to PS: like `result`, with a compressed payload (`cleave.coding`)."""
+    """Device to PS: a `run` or `fetch` result with a compressed payload (`cleave.coding`)."""
 
     TYPE: ClassVar[str] = "result_coded"
     FEATURE: ClassVar[Feature | None] = Feature.CODING
@@ -282,7 +282,7 @@ class ResultCoded:
 
 @dataclass(slots=True)
 class TaskError:
-    """Device to PS: a `run`, `run_graph` or `fetch` failed; the session continues."""
+    """Device to PS: a `run`, `run_graph` or `fetch` failed. The session continues."""
 
     TYPE: ClassVar[str] = "task_error"
     FEATURE: ClassVar[Feature | None] = None
@@ -292,7 +292,7 @@ class TaskError:
 
 @dataclass(slots=True)
 class Drop:
-    """PS to device: delete these arrays and graphs."""
+    """PS to device: delete the stored arrays and graphs with these IDs."""
 
     TYPE: ClassVar[str] = "drop"
     FEATURE: ClassVar[Feature | None] = None
@@ -301,7 +301,7 @@ class Drop:
 
 @dataclass(slots=True)
 class Cancel:
-    """PS to device: the results of these runs are not needed any more."""
+    """PS to device: skip the runs with these IDs, because the PS no longer needs their results."""
 
     TYPE: ClassVar[str] = "cancel"
     FEATURE: ClassVar[Feature | None] = None
@@ -310,7 +310,10 @@ class Cancel:
 
 @dataclass(slots=True)
 class Measured:
-    """PS to a device that asked for a measurement: the rates of its link; `bye` follows."""
+    """PS to device: the measured link rates, for a device that requested a measurement.
+
+    The PS ends the session with `bye` after this message.
+    """
 
     TYPE: ClassVar[str] = "measured"
     FEATURE: ClassVar[Feature | None] = Feature.MEASURE
@@ -321,7 +324,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Device to PS: the device is still connected."""
+    """Device to PS: the device is still connected; sent at least every `HEARTBEAT_S` seconds."""
 
     TYPE: ClassVar[str] = "heartbeat"
     FEATURE: ClassVar[Feature | None] = None
@@ -329,7 +332,10 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class Telemetry:
-    """Device to PS: values measured on the device, any subset. Their names end in SI units."""
+    """Device to PS: any subset of the values that the device measures.
+
+    Each name ends in the value's SI unit, for example `energy_j`.
+    """
 
     TYPE: ClassVar[str] = "telemetry"
     FEATURE: ClassVar[Feature | None] = None
@@ -338,7 +344,7 @@ class Telemetry:
 
 @dataclass(slots=True)
 class Drain:
-    """Device to PS: send no new runs; the device answers its current ones and leaves."""
+    """Device to PS: send no new runs. The device finishes its current runs and then leaves."""
 
     TYPE: ClassVar[str] = "drain"
     FEATURE: ClassVar[Feature | None] = None
@@ -346,7 +352,7 @@ class Drain:
 
 @dataclass(slots=True)
 class Bye:
-    """Either side: this session ends on purpose."""
+    """From either side: the sender ends the session, and neither side is at fault."""
 
     TYPE: ClassVar[str] = "bye"
     FEATURE: ClassVar[Feature | None] = None
@@ -358,7 +364,7 @@ class Bye:
 
 @dataclass(slots=True)
 class Error:
-    """Either side: this session ends because of a fault of the peer."""
+    """From either side: the sender ends the session because of a fault of the peer."""
 
     TYPE: ClassVar[str] = "error"
     FEATURE: ClassVar[Feature | None] = None
@@ -373,7 +379,7 @@ class Error:
 
 @dataclass(slots=True)
 class Request:
-    """Operator to PS: perform an action; `docs/protocol.md` lists the actions."""
+    """Operator to PS: perform an action. `docs/protocol.md` lists the actions."""
 
     TYPE: ClassVar[str] = "request"
     FEATURE: ClassVar[Feature | None] = None
@@ -384,7 +390,7 @@ class Request:
 
 @dataclass(slots=True)
 class Reply:
-    """PS to operator: the answer to one `request`."""
+    """PS to operator: the response to one `request`."""
 
     TYPE: ClassVar[str] = "reply"
     FEATURE: ClassVar[Feature | None] = None
@@ -395,7 +401,7 @@ class Reply:
 
 @dataclass(slots=True)
 class JobRecord:
-    """PS to operator: one record of a job's stream (a step, an evaluation, the end)."""
+    """PS to operator: one record of a job's progress (a step, an evaluation, or the end)."""
 
     TYPE: ClassVar[str] = "job_record"
     FEATURE: ClassVar[Feature | None] = None

@@ -1,4 +1,4 @@
-"""Cleaning a peer's texts, so that they are safe to show anywhere."""
+"""Cleans texts from a peer so that a terminal, log or web page can safely show them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Return a text without line ends, terminal codes, direction marks, and the like.
+    """Return a text as one line of printable characters.
 
-    The result is one line: each white space character becomes a space, and other characters that
-    Unicode does not call printable are removed.
+    Each unprintable whitespace character, such as a line end, becomes a space. All other characters
+    that Unicode does not call printable, such as terminal codes and direction marks, are removed.
     """
-    if text.isprintable():  # almost always
+    if text.isprintable():  # true for almost all texts
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
 
 
 def clean_plain(value: Any) -> Any:
-    """Return an untyped value with all its texts cleaned, including keys."""
+    """Return an untyped value in which every text, including map keys, is cleaned."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,7 @@
-"""Checks returned blocks without a second multiplication; `check` describes the method."""
+"""Checks the result blocks of devices without repeating the matrix multiplication.
+
+`cleave.verify.check` describes the method.
+"""
 
 from cleave.verify.check import LONE, Fault, GemmCheck, Judgement
 from cleave.verify.projection import Projector

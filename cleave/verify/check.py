@@ -1,21 +1,22 @@
-"""Checks blocks without recomputing them: Freivalds' test with a tolerance for rounding.
+"""Checks result blocks without recomputing them, by Freivalds' test with a rounding tolerance.
 
-For a block C = A B that a device returned and a secret vector r, C r must be A (B r): three
-products with a vector instead of one with a matrix (Freivalds 1977). Each GEMM and column gets two
-independent vectors (four for 16-bit operands), drawn fresh and used for nothing else
-(`cleave.verify.products`). A block wider than `products.GROUP` columns gets several such tests by
-groups of columns. All sums are in double precision.
+For a block C = A B that a device returned and a secret random vector r, C r must equal A (B r).
+This takes three matrix-vector multiplications instead of one matrix multiplication (Freivalds
+1977). Each GEMM is tested with two independent vectors (four for 16-bit operands), which are drawn
+for this GEMM and never used again (`cleave.verify.products`). A block wider than `products.GROUP`
+columns is tested separately for each group of columns. All sums are in double precision.
 
-Honest results are rounded. A row is *in doubt* if its residual exceeds `ROW_LIMIT` standard
-deviations of the rounding error (`cleave.verify.rounding.variance`). All rows are in doubt if the
-mean square of their residuals exceeds `SPREAD_LIMIT`, which finds noise spread over many rows. The
-deviations are a model, so doubt proves nothing. Rows in doubt are recomputed in double precision. A
-device is blamed only for elements that no order of summation in fp32 can explain. Other rows in
-doubt are replaced by the server's own, without blame.
+Honest results contain rounding errors. A row is *in doubt* if its residual (the difference of C r
+and A (B r)) exceeds `ROW_LIMIT` standard deviations of the rounding error
+(`cleave.verify.rounding.variance`). All rows are in doubt if the mean square of their residuals
+exceeds `SPREAD_LIMIT`, which detects noise spread over many rows. The standard deviation comes from
+a model, so a row in doubt proves no fault. Rows in doubt are recomputed in double precision. A
+device is blamed only for elements that no order of summation in fp32 can explain. All other rows in
+doubt are replaced by the recomputed rows, without blame.
 
-Rounding of 16-bit results hides errors of its size, even consistent ones. So a few random elements
-of each such block are computed exactly. An element that no order of summation explains is a fault.
-An element that is merely misrounded is counted, and `Reputation` judges the count.
+The rounding of 16-bit results hides errors of similar size, even systematic errors. So a few random
+elements of each 16-bit block are computed exactly. An element that no order of summation explains
+is a fault. A merely misrounded element is counted, and `Reputation` judges the count.
 """
 
 from __future__ import annotations
@@ -38,28 +39,31 @@ from cleave.verify.rounding import Product, variance
 ROW_LIMIT: Final = 6.0
 SPREAD_LIMIT: Final = 1.5
 GROSS: Final = 0.1
-"""A block with half of its rows wrong is wrong as a whole from this error relative to its norm."""
+"""Minimum norm of the errors, relative to the norm of the exact elements, at which a block with at
+least half of its rows wrong counts as wrong as a whole."""
 
 LONE: Final = 2 * ROW_LIMIT
-"""A single error of this many standard deviations in a row is always found: the smallest entry of a
-secret vector reduces it by a quarter, and honest rounding may hide some more."""
+"""The check always detects a single wrong element in a row if its error is at least this many
+standard deviations. The margin over `ROW_LIMIT` is needed because a secret vector's smallest entry
+reduces the error by a quarter, and honest rounding errors may partly cancel it."""
 
 SPOTS: Final = 4
-"""Number of rows, and of columns, whose common elements in a 16-bit block are computed exactly."""
+"""Number of random rows, and of random columns, in a 16-bit block. The elements where these rows
+and columns cross are computed exactly."""
 
-_FEW_ROWS: Final = 20.0  # slack in the sum of squared residuals, for groups with few rows
+_FEW_ROWS: Final = 20.0  # slack in the sum of squared residuals, for blocks with few rows
 _AGAIN_DEPTH: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error in a block.
+    """A proven error in a block that a device returned.
 
     Attributes:
-        reason: a readable description.
-        gross: whether the whole block is wrong, which one flipped bit cannot explain: a flipped bit
-            in a result spoils an element, one in a device's copy of A a row, and one in its copy of
-            B a column.
+        reason: readable description of the error.
+        gross: whether the whole block is wrong. A single flipped bit in memory cannot cause this. A
+            flipped bit in the result changes one element, a flipped bit in the device's copy of A
+            changes one row, and a flipped bit in the device's copy of B changes one column.
     """
 
     reason: str
@@ -68,15 +72,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The result of checking a block.
+    """The result of checking one block.
 
     Attributes:
         fault: the error in the block; None if rounding can explain every difference.
-        mended: the block with the rows in doubt replaced by the server's own; None if no row was in
-            doubt, or with a fault.
-        recomputed: number of rows that were recomputed.
-        spots: number of elements that were computed exactly.
-        misrounded: number of those elements that are not correctly rounded.
+        mended: the block with recomputed rows in place of the rows in doubt; None if no row was in
+            doubt, or if there is a fault.
+        recomputed: number of recomputed rows.
+        spots: number of elements that were computed exactly as a random sample.
+        misrounded: number of sampled elements that the device did not round correctly.
     """
 
     fault: Fault | None = None
@@ -88,10 +92,15 @@ class Judgement:
 
 @dataclass(slots=True)
 class _CountedPass:
-    """Counts the passes of one GEMM's check.
+    """A `Pass` that counts the bytes read and the operations of one GEMM's check.
 
-    It is a separate object without matrices: a reference cycle through the check would keep its
-    matrices in memory until Python's garbage collector runs.
+    This object must not refer to the `GemmCheck`. A reference cycle would keep the matrices of the
+    check in memory until Python's garbage collector runs.
+
+    Attributes:
+        project: the pass that does the computation.
+        read_bytes: bytes of the matrices read so far.
+        flops: floating-point operations so far, two for a multiply-add.
     """
 
     project: Pass
@@ -111,19 +120,21 @@ class _CountedPass:
 
 
 class GemmCheck:
-    """The check of all blocks of one GEMM.
+    """Checks all result blocks of one GEMM.
 
     Args:
-        a, b: the operands as they enter the product, shapes (M, K) and (K, N).
-        blocks: the blocks of the plan, which tell which columns and depths occur together.
-        rng: draws the secret vectors; seed it from the system's randomness.
-        project: multiplies with secret vectors.
+        a, b: the operands after any transposition, shapes (M, K) and (K, N).
+        blocks: the GEMM's blocks. Their row, column and depth ranges determine which parts of A
+            and B are read together.
+        rng: draws the secret vectors and samples. Seed it from the operating system's randomness,
+            so that devices cannot predict the vectors.
+        project: multiplies matrices by the secret vectors.
 
     Attributes:
-        read_bytes: bytes of A, B and results read from memory so far.
-        flops: operations so far, two for a multiply-add. Like `read_bytes`, it counts the actual
-            work, not the minimum.
-        largest: the largest residual of undoubted rows so far, in units of the tolerance.
+        read_bytes: bytes of A, B and result blocks read so far, including repeated reads.
+        flops: floating-point operations done so far, two for a multiply-add.
+        largest: the largest residual so far of a row that was not in doubt, relative to the
+            tolerance.
     """
 
     def __init__(
@@ -143,22 +154,23 @@ class GemmCheck:
 
     @property
     def read_bytes(self) -> int:
-        """Return the bytes of A, B and results read from memory so far."""
+        """Return the number of bytes of A, B and result blocks read so far."""
         return self._project.read_bytes
 
     @property
     def flops(self) -> int:
-        """Return the operations so far, two for a multiply-add."""
+        """Return the number of floating-point operations so far, two for a multiply-add."""
         return self._project.flops
 
     def judge(self, block: Block, result: Buffer) -> Judgement:
-        """Check a block.
+        """Check one block that a device returned.
+
+        A non-finite element is correct if the exact element is not finite either. The device is
+        not blamed where overflow depends on the order of summation.
 
         Args:
-            block: the block's place in the GEMM.
-            result: the block as received, shape (m, n). Non-finite elements are right where the
-                server's own product is not finite either. If that depends on the order of
-                summation, the device is not blamed.
+            block: the block's row, column and depth ranges in the GEMM.
+            result: the block's elements as received, shape (m, n).
         """
         with np.errstate(all="ignore"):
             doubt = self._doubt(block, result)
@@ -169,15 +181,15 @@ class GemmCheck:
         return Judgement()
 
     def _doubt(self, block: Block, result: Buffer) -> npt.NDArray[np.bool_]:
-        """Return which rows are off by more than rounding explains, in any group of columns."""
+        """Return a mask of the rows in doubt, shape (m,); see the module's description."""
         expected = self._products.of(block)
         columns = self._products.columns(block.n)
         if result.dtype is DType.FP32:
-            # Usually even the tolerance for small results suffices, which needs no sums of squares
-            # of the results.
+            # First try the smallest possible tolerance, which honest results usually meet. It does
+            # not require the sums of squares of the results.
             found, _ = self._project(result, columns.vectors, None, columns.bounds)
             found -= expected.products
-            share = np.square(found, out=found)  # relative to the variance
+            share = np.square(found, out=found)  # squared residuals, relative to the variance
             share *= expected.precision
             largest = float(share.max(initial=0))
             if largest <= ROW_LIMIT**2 and (share.sum((1, 2)) <= _most_spread(share)).all():
@@ -189,7 +201,7 @@ class GemmCheck:
             block.k.size, result.dtype,
         )  # fmt: skip
         found -= expected.products
-        share = np.square(found, out=found)  # relative to the variance
+        share = np.square(found, out=found)  # squared residuals, relative to the variance
         share /= rounding[:, None]
         doubt = ~(share.max((0, 1)) <= ROW_LIMIT**2)  # NaN is also in doubt
         if not doubt.any():
@@ -200,7 +212,10 @@ class GemmCheck:
         return np.asarray(doubt | noisy.any())
 
     def _recompute(self, block: Block, result: Buffer, doubt: npt.NDArray[np.bool_]) -> Judgement:
-        """Recompute rows in double precision: all rows if at least half of them are in doubt."""
+        """Recompute the rows in doubt in double precision.
+
+        If at least half of the block's rows are in doubt, all rows are recomputed.
+        """
         if 2 * doubt.sum() >= doubt.size:
             doubt = np.ones_like(doubt)
         rows = np.flatnonzero(doubt)
@@ -217,7 +232,7 @@ class GemmCheck:
         return Judgement(mended=mended, recomputed=recomputed)
 
     def _spots(self, block: Block, result: Buffer) -> Judgement:
-        """Check a few random elements exactly."""
+        """Compare a few random elements of a 16-bit block with the exact elements."""
         rows = self._rng.integers(0, block.m.size, min(SPOTS, block.m.size))
         columns = self._rng.integers(0, block.n.size, min(SPOTS, block.n.size))
         own = self._product(block.m.start + rows, block.n.start + columns, block.k)
@@ -230,7 +245,7 @@ class GemmCheck:
     def _product(
         self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], k: Span
     ) -> Product:
-        """Return the product of some rows of A and some columns of B, over a part of the depth."""
+        """Multiply rows of A by columns of B in double precision, over the depth range `k`."""
         parts = []
         for start in range(k.start, max(k.stop, k.start + 1), _AGAIN_DEPTH):
             depth = slice(start, min(k.stop, start + _AGAIN_DEPTH))
@@ -242,7 +257,7 @@ class GemmCheck:
 
 
 def _most_spread(share: Doubles) -> float:
-    """Return the maximum sum of squared residuals for a group."""
+    """Return the maximum sum of squared residuals of a column group without a row in doubt."""
     return SPREAD_LIMIT * float(share[0].size) + _FEW_ROWS
 
 
@@ -253,7 +268,15 @@ def _fault(
     values: npt.NDArray[np.float32],
     own: Product,
 ) -> Fault:
-    """Return the fault, described by its worst element."""
+    """Return the fault of a block, described by the element with the largest error.
+
+    Args:
+        block: the block's place in the GEMM.
+        rows: indices of the checked rows within the block.
+        wrong: mask of the wrong elements among the checked elements.
+        values: the checked elements as received.
+        own: the checked elements as recomputed.
+    """
     off = np.where(wrong, np.abs(values - own.exact), 0)
     gross = (
         2 * int(wrong.any(1).sum()) >= max(3, block.m.size)

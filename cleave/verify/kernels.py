@@ -1,14 +1,23 @@
 """The loops of `projection.compiled_pass`, compiled by numba.
 
-All take a matrix as consecutive lines in memory: `flat`, 1-D, and `stride`, the elements from one
-line to the next. They add products to `out`, shape (groups, vectors, rows), and, unless it is
-empty, the squares of the elements, weighted by column, to `squares`, shape (groups, rows). `bounds`
-has the boundaries of the groups of columns. Four lines and two vectors are read at a time, whose
-sums fill the registers. While a part of four lines is read, the same part of the next four is
-prefetched: processors do not predict this access, and waiting for it would double the time.
+Each loop reads a matrix as lines in memory, which are the matrix's rows (`along`) or columns
+(`across`). The arguments of both loops are the same:
 
-Elements are upcast to double precision as they are read, bf16 from its bits. The order of summation
-is arbitrary, as in BLAS; infinities and NaNs are kept.
+    flat     the matrix's memory as a 1-D array; bf16 elements are given as uint16
+    stride   number of elements from the start of one line to the start of the next line
+    vectors  the vectors to multiply by, shape (vectors, columns)
+    weights  a weight for each column, shape (columns,)
+    bounds   the boundaries of the groups of columns, shape (groups + 1,)
+    out      accumulates the matrix-vector products, shape (groups, vectors, rows)
+    squares  accumulates the weighted sums of squared elements, shape (groups, rows); an empty array
+             if no squares are needed
+
+A loop reads four lines and two vectors at a time, because their sums fill the registers. While it
+reads a part of four lines, it prefetches the same part of the next four lines. Processors do not
+predict this access pattern, and waiting for memory would double the time.
+
+Elements are upcast to double precision as they are read. The order of summation is arbitrary, as in
+BLAS. Infinities and NaNs propagate.
 """
 
 from __future__ import annotations
@@ -29,7 +38,7 @@ from cleave.arrays import Doubles, DType
 
 Bounds = npt.NDArray[np.int64]
 
-_WIDE: Final = 4096  # elements of a line at a time: four such stretches fit in the L2 cache
+_WIDE: Final = 4096  # elements of a line read at a time: four lines of them fit in the L2 cache
 _PART: Final = 128  # elements between two prefetches
 _LINE: Final = 16  # fp32 elements in a cache line
 _OPTIONS: Final[dict[str, Any]] = {
@@ -42,7 +51,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _upper_half(typing_context: Any, bits: Any) -> Any:
-    """Return the fp32 number whose upper half is these bits."""
+    """Return the fp32 number with `bits` as its upper 16 bits and zeros as its lower 16 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = builder.zext(arguments[0], context.get_value_type(types.uint32))
@@ -54,7 +63,7 @@ def _upper_half(typing_context: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Prefetch the memory around an element that will be read soon."""
+    """Prefetch the cache line of the array element at `index`."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.gep(
@@ -64,7 +73,7 @@ def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
         small = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, small, small, small])
         fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        how = [ir.Constant(small, value) for value in (0, 2, 1)]  # to read, into L2, data
+        how = [ir.Constant(small, value) for value in (0, 2, 1)]  # read, into L2, data cache
         builder.call(fetch, [builder.bitcast(pointer, byte), *how])
         return context.get_dummy_value()
 
@@ -72,7 +81,10 @@ def _fetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 def _number(element):  # type: ignore[no-untyped-def]  # numba compares signatures
-    """Return an element in double precision; bf16 is given as its bits. For compiled code only."""
+    """Upcast an element to double precision; uint16 holds the bits of a bf16 number.
+
+    Only compiled code can call this function.
+    """
     raise AssertionError
 
 
@@ -88,10 +100,11 @@ _f64: Any = _number
 
 @cache
 def compiled() -> dict[tuple[DType, bool], Any]:
-    """Compile `along` and `across` for every dtype.
+    """Compile `along` and `across` for fp32 and bf16, or load them from numba's disk cache.
 
     Returns:
-        The machine code by dtype and whether the lines are columns, from disk if cached there.
+        A map from the matrix's dtype, and whether the lines in memory are columns, to the compiled
+            loop.
     """
     loops = {}
     for dtype, element in ((DType.FP32, types.float32), (DType.BF16, types.uint16)):
@@ -109,7 +122,7 @@ def compiled() -> dict[tuple[DType, bool], Any]:
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _fetch_part(flat: Any, stride: int, lines: Any, at: int, n: int) -> None:
-    """Prefetch a part of some lines: `n` elements from `at` on."""
+    """Prefetch `n` elements, starting at index `at`, of each line in `lines`."""
     for line in lines:
         for i in range(line * stride + at, line * stride + at + n, _LINE):
             _fetch(flat, i)
@@ -119,7 +132,17 @@ def _fetch_part(flat: Any, stride: int, lines: Any, at: int, n: int) -> None:
 def _sum_all(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any
 ) -> Any:
-    """Sum b x, b y and b^2 z over part of four lines, each element b read once."""
+    """Return the sums of b x, b y and b^2 z over a part of each of four lines.
+
+    Each element b is read once.
+
+    Args:
+        flat, stride: the matrix (see the module's description).
+        four: indices of the four lines.
+        after: indices of the lines to prefetch.
+        span: first and last element (exclusive) of the part.
+        x, y, z: factors for each element of a line.
+    """
     i0, i1, i2, i3 = four
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = q0 = q1 = q2 = q3 = 0.0
     for at in range(span[0], span[1], _PART):
@@ -149,7 +172,7 @@ def _sum_all(
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any) -> Any:
-    """Sum b x and b y over part of four lines."""
+    """Return the sums of b x and b y over a part of each of four lines, as in `_sum_all`."""
     i0, i1, i2, i3 = four
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = 0.0
     for at in range(span[0], span[1], _PART):
@@ -175,7 +198,7 @@ def _sum_products(flat: Any, stride: int, four: Any, after: Any, span: Any, x: A
 
 @register_jitable  # type: ignore[untyped-decorator]
 def _sum_squares(flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any) -> Any:
-    """Sum b^2 z over part of four lines."""
+    """Return the sums of b^2 z over a part of each of four lines, as in `_sum_all`."""
     i0, i1, i2, i3 = four
     q0 = q1 = q2 = q3 = 0.0
     for at in range(span[0], span[1], _PART):
@@ -204,21 +227,24 @@ def along(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Add the products and squares of a matrix whose lines are rows, as the module describes."""
+    """Add products to `out` and squares to `squares` for a matrix whose lines are its rows.
+
+    The module's description explains the arguments.
+    """
     count = len(vectors)
     groups, _, rows = out.shape
     columns = bounds[groups]
     first = 0
     begin = bounds[0]
     while begin < columns:
-        # A stretch of the line that fits in the cache: some groups, or a part of one.
+        # Choose a range of columns that fits in the cache: several groups, or a part of a group.
         last = first
         end = min(bounds[first + 1], begin + _WIDE)
         while last + 1 < groups and end == bounds[last + 1] and bounds[last + 2] - begin <= _WIDE:
             last += 1
             end = bounds[last + 1]
         for i0 in range(0, rows, 4):
-            # The last row fills up an incomplete four; its extra sums are not written.
+            # Repeat the last row if fewer than four rows are left. Its extra sums are not written.
             four = i0, min(i0 + 1, rows - 1), min(i0 + 2, rows - 1), min(i0 + 3, rows - 1)
             lines = min(4, rows - i0)
             after = range(min(i0 + 4, rows), min(i0 + 8, rows))
@@ -257,7 +283,18 @@ def _add_all(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, z: Any,
     xs: Any, ys: Any, squares: Any,
 ) -> None:  # fmt: skip
-    """Add b x, b y and b^2 z of part of four lines, each element b read once."""
+    """Add b x to `xs`, b y to `ys` and b^2 z to `squares` for a part of each of four lines.
+
+    Each element b is read once.
+
+    Args:
+        flat, stride: the matrix (see the module's description).
+        four: indices of the four lines.
+        after: indices of the lines to prefetch.
+        span: first and last element (exclusive) of the part.
+        x, y, z: four factors each, one for each line.
+        xs, ys, squares: 1-D sums, with an element for each element of a line.
+    """
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
     y0, y1, y2, y3 = y
@@ -281,7 +318,7 @@ def _add_all(
 def _add_products(
     flat: Any, stride: int, four: Any, after: Any, span: Any, x: Any, y: Any, xs: Any, ys: Any
 ) -> None:
-    """Add b x and b y of part of four lines."""
+    """Add b x to `xs` and b y to `ys` for a part of each of four lines, as in `_add_all`."""
     i0, i1, i2, i3 = four
     x0, x1, x2, x3 = x
     y0, y1, y2, y3 = y
@@ -303,7 +340,7 @@ def _add_products(
 def _add_squares(
     flat: Any, stride: int, four: Any, after: Any, span: Any, z: Any, squares: Any
 ) -> None:
-    """Add b^2 z of part of four lines."""
+    """Add b^2 z to `squares` for a part of each of four lines, as in `_add_all`."""
     i0, i1, i2, i3 = four
     z0, z1, z2, z3 = z
     for at in range(span[0], span[1], _PART):
@@ -328,7 +365,10 @@ def across(
     out: Doubles,
     squares: Doubles,
 ) -> None:
-    """Add the products and squares of a matrix whose lines are columns, as the module describes."""
+    """Add products to `out` and squares to `squares` for a matrix whose lines are its columns.
+
+    The module's description explains the arguments.
+    """
     count = len(vectors)
     groups, _, rows = out.shape
     for group in range(groups):
@@ -336,7 +376,7 @@ def across(
         for start in range(0, rows, _WIDE):
             span = start, min(start + _WIDE, rows)
             for j0 in range(bounds[group], end + 1, 4):
-                # The last column fills up an incomplete four, with a factor of 0.
+                # Repeat the last column, with a factor of 0, if fewer than four columns are left.
                 j1, j2, j3 = min(j0 + 1, end), min(j0 + 2, end), min(j0 + 3, end)
                 k1, k2, k3 = np.float64(j1 > j0), np.float64(j2 > j1), np.float64(j3 > j2)
                 four = j0, j1, j2, j3
@@ -359,7 +399,7 @@ def across(
                     w = min(v + 1, count - 1)
                     x, y = vectors[v], vectors[w]
                     x4 = x[j0], k1 * x[j1], k2 * x[j2], k3 * x[j3]
-                    k0 = np.float64(w > v)  # 0 for the missing partner of an odd last vector
+                    k0 = np.float64(w > v)  # 0 if the last vector has no second vector beside it
                     y4 = k0 * y[j0], k0 * k1 * y[j1], k0 * k2 * y[j2], k0 * k3 * y[j3]
                     read = v > 0 or squares.size > 0
                     _add_products(

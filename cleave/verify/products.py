@@ -1,17 +1,18 @@
-"""The secret side of a check: A and B of a GEMM multiplied by secret vectors.
+"""Multiplies A and B of a GEMM by secret vectors, which a check compares with the device's results.
 
-A and B are read as few times as the blocks allow.
+The entries r_j of the vectors have random signs and magnitudes uniform in [0.75, 1.25]. Random
+magnitudes detect pairs of wrong elements that cancel in a row; signs alone would miss half of such
+pairs. The minimum magnitude ensures that no small entry hides an error.
 
-The vectors' entries have random signs and magnitudes uniform in [0.75, 1.25]. So no two wrong
-elements of a row cancel by construction (plain signs miss a cancelling pair half of the time), and
-no small entry hides an error. Before that, each column is divided by the typical rounding error of
-its elements, estimated from B's columns (and, for 16-bit results, from a few random rows of A). So
-every column is judged by its own size, and a large column hides nothing in the others. In fp32 the
-estimate reads a part of the depth, or all of it if the part is not representative, as for columns
-after ReLU.
+Each entry r_j is multiplied by a weight w_j: the inverse of the typical rounding error of column j
+of the result. So each column has its own tolerance, and a column of large elements hides no errors
+in the other columns. The rounding error is estimated from B's columns and, for 16-bit results, from
+a few random rows of A. In fp32 the estimate reads a part of the depth. If that part turns out not
+to be representative, for example after ReLU, the estimate is repeated over the full depth.
 
-B r is shared by all tiles of a column, A (B r) by all columns of a row of blocks. Where tiles are
-cut differently, products are shared between all cuts, so that A and B are each read once.
+A and B are read as few times as the blocks allow. All blocks with the same columns share B r, and
+all blocks with the same rows share one read of A. If the blocks' ranges overlap only partly, A and
+B are cut at the boundaries of all blocks, so that each is still read once.
 """
 
 from __future__ import annotations
@@ -31,30 +32,33 @@ from cleave.verify.projection import Bounds, Pass
 from cleave.verify.rounding import variance
 
 VECTORS: Final = {DType.FP32: 2, DType.BF16: 4, DType.FP16: 4}
-"""Secret vectors by the operands' dtype. A pair of cancelling errors in a row stays hidden if two
-entries of every vector are equal up to rounding. With 16-bit rounding, two vectors miss some
-hundredths of a percent of pairs of five root mean squares; four vectors miss the square of that."""
+"""Number of secret vectors for each dtype of the operands. Two cancelling errors in a row stay
+undetected if each vector has two equal entries, up to rounding, at their columns. With 16-bit
+rounding, two vectors miss a few hundredths of a percent of error pairs whose size is five times the
+elements' root mean square. Four vectors miss the square of that fraction."""
 
 GROUP: Final = 512
-"""Columns tested together: the more columns, the larger an error that hides in their rounding."""
+"""Maximum number of columns that are tested together. The rounding errors of more columns would
+hide larger errors."""
 
 _LEAST_ENTRY: Final = 0.75
-_ENTRY_RANGE: Final = 0.5  # range of the magnitudes above the minimum
-_SAMPLED_ROWS: Final = 16  # rows of A, to estimate the size of C's columns
-_SKETCHES: Final = 4  # random sums of these rows
-_SAMPLED_DEPTH: Final = 64  # minimum depth of B's columns, to estimate their size
-_UNEVEN: Final = 4.0  # ratio of actual to estimated squares above which the estimate is redone
-_SHARED_PASSES: Final = 1.5  # above it differently cut tiles share reads of A and B
+_ENTRY_RANGE: Final = 0.5  # difference of the largest and the smallest magnitude
+_SAMPLED_ROWS: Final = 16  # number of rows of A from which the norms of C's columns are estimated
+_SKETCHES: Final = 4  # number of random sums of these rows
+_SAMPLED_DEPTH: Final = 64  # minimum rows of B from which the norms of its columns are estimated
+_UNEVEN: Final = 4.0  # ratio of actual to estimated squares above which the estimate is repeated
+_SHARED_PASSES: Final = 1.5  # mean reads of each element above which all blocks share reads
 
 
 class Columns(NamedTuple):
-    """The secret vectors and weights of some columns.
+    """The secret vectors and weights for the columns of a block.
 
     Attributes:
-        vectors: r_j w_j, shape (vectors, columns).
-        weights: w_j^2, shape (columns,).
-        bounds: boundaries of the groups: 0, ..., columns; see `group_bounds`.
-        totals: the sum of the weights of each group, shape (groups,).
+        vectors: weighted entries r_j w_j, shape (vectors, columns).
+        weights: squared weights w_j^2, shape (columns,).
+        bounds: boundaries of the groups of columns, from 0 to the number of columns, shape
+            (groups + 1,).
+        totals: sum of w_j^2 over each group, shape (groups,).
     """
 
     vectors: Doubles
@@ -64,13 +68,14 @@ class Columns(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The server's expected products for a block, by group of columns.
+    """The expected product of a correct block and the secret vectors, for each group of columns.
 
     Attributes:
         products: A (B r), shape (groups, vectors, rows).
-        a_squares: |a_i|^2, shape (rows,).
-        b_squares: sum of w_j^2 |b_j|^2, shape (groups,).
-        precision: inverse of the smallest variance of fp32 results, shape (groups, 1, rows).
+        a_squares: |a_i|^2 for each row a_i of A, shape (rows,).
+        b_squares: sum of w_j^2 |b_j|^2 over the columns b_j of B in a group, shape (groups,).
+        precision: inverse of the minimum variance of the rounding error of fp32 results, shape
+            (groups, 1, rows).
     """
 
     products: Doubles
@@ -80,14 +85,22 @@ class Expected(NamedTuple):
 
 
 class _BPart(NamedTuple):
-    """B r over some depth, shape (groups, vectors, depth), and the sums of w_j^2 |b_j|^2 there."""
+    """Products of B and the secret vectors for a range of columns and depths.
+
+    Attributes:
+        products: B r for each group of columns, shape (groups, vectors, depth).
+        squares: sum of w_j^2 |b_j|^2 over each group, within the depth range, shape (groups,).
+    """
 
     products: Doubles
     squares: Doubles
 
 
 class _APart(NamedTuple):
-    """A (B r) of some rows and columns over some depth, the rows' squares, and the precision."""
+    """Products of A and B r for a range of rows, columns and depths.
+
+    The fields `products`, `squares` (|a_i|^2) and `precision` are defined as in `Expected`.
+    """
 
     products: Doubles
     squares: Doubles
@@ -95,19 +108,20 @@ class _APart(NamedTuple):
 
 
 def group_bounds(n: Span) -> Bounds:
-    """Return the boundaries of groups of columns, each of at most `GROUP` columns."""
+    """Divide a column range into groups of at most `GROUP` columns; return their boundaries."""
     groups = max(1, -(-n.size // GROUP))
     return n.start + n.size * np.arange(groups + 1) // groups
 
 
 class SecretProducts:
-    """A and B of one GEMM times secret vectors.
+    """Computes and caches the products of one GEMM's A and B with secret vectors.
 
     Args:
-        a, b: the operands as they enter the product, shapes (M, K) and (K, N).
-        blocks: the blocks, which tell which columns and depths occur together.
-        rng: draws the vectors.
-        project: multiplies with the vectors.
+        a, b: the operands after any transposition, shapes (M, K) and (K, N).
+        blocks: the GEMM's blocks. Their row, column and depth ranges determine which parts of A
+            and B are read together.
+        rng: draws the secret vectors.
+        project: multiplies matrices by the secret vectors.
     """
 
     def __init__(
@@ -120,7 +134,7 @@ class SecretProducts:
         self._rng = rng
         drawn = rng.uniform(-_ENTRY_RANGE, _ENTRY_RANGE, (self._count, b.shape[1]))
         self._entries: Doubles = drawn + np.copysign(_LEAST_ENTRY, drawn)
-        self._weights = np.zeros(b.shape[1])  # w_j; 0 if not known yet
+        self._weights = np.zeros(b.shape[1])  # w_j; 0 if not estimated yet
         self._columns: dict[Span, Columns] = {}
         self._some: Doubles | None = None  # random sums of rows of A
         depth = b.shape[0]
@@ -144,7 +158,7 @@ class SecretProducts:
         self._a_parts: dict[tuple[Span, Span], dict[Span, _APart]] = {}
 
     def columns(self, n: Span) -> Columns:
-        """Return the secret vectors of a block's columns."""
+        """Return the secret vectors and weights for the columns of a block."""
         columns = self._columns.get(n)
         if columns is None:
             vectors, weights = self._weighted(n)
@@ -154,7 +168,11 @@ class SecretProducts:
         return columns
 
     def of(self, block: Block) -> Expected:
-        """Return the expected products of a block."""
+        """Return the expected product of a block and the secret vectors.
+
+        If the block shows that the column sample was not representative, all weights and products
+        are computed again from the full depth.
+        """
         expected = self._of(block)
         if self._uneven:
             self._uneven, self._sampled = False, self._b.shape[0]
@@ -186,11 +204,11 @@ class SecretProducts:
         return 1 / least[:, None]
 
     def _weighted(self, n: Span) -> tuple[Doubles, Doubles]:
-        """Return the vectors r_j w_j and the weights w_j^2 of some columns."""
+        """Return the entries r_j w_j and the squared weights w_j^2 for a range of columns."""
         weights = self._weights[n.start : n.stop]
         if not weights.all():
-            # With fp32, read a part of the depth for all columns at once. With 16 bits, read these
-            # columns fully, just before they are read again.
+            # With fp32, estimate all columns at once from a part of the depth. With 16 bits, read
+            # only the columns `n` at full depth; the next read finds them in the cache.
             n_at_once = Span(0, self._b.shape[1]) if self._a.dtype is DType.FP32 else n
             found = self._weights[n_at_once.start : n_at_once.stop]
             unknown = found == 0
@@ -198,11 +216,12 @@ class SecretProducts:
         return self._entries[:, n.start : n.stop] * weights, np.square(weights)
 
     def _typical(self, n: Span) -> Doubles:
-        """Return the typical rounding error of the elements in each of some columns.
+        """Return the typical rounding error of an element in each column of the result.
 
-        With 16-bit results it depends on the size of the elements, estimated from random sums of a
-        few rows of A. With fp32 it depends on the size of B's columns, for which a part of the
-        depth suffices; only ratios between columns matter.
+        With 16-bit results, the rounding error depends on the size of the elements, which is
+        estimated from random sums of a few rows of A. With fp32 results, it depends on the norms of
+        B's columns, which are estimated from a part of the depth. Only the ratios between columns
+        matter.
         """
         dtype, depth = self._a.dtype, self._b.shape[0]
         with np.errstate(all="ignore"):
@@ -226,25 +245,28 @@ class SecretProducts:
         return np.where(np.isfinite(typical) & (typical > 0), typical, 1.0)
 
     def _random_sums(self) -> Doubles:
-        """Return sums of a few random rows of A, with random signs; shape (sketches, K)."""
+        """Return random sums of a few random rows of A, with random signs, shape (sketches, K)."""
         rows = self._rng.integers(0, self._a.shape[0], _SAMPLED_ROWS)
         some = Buffer(self._a.array[rows], self._a.dtype).float32().astype(np.float64)
         signs = np.where(self._rng.random((_SKETCHES, _SAMPLED_ROWS)) < 0.5, -1.0, 1.0)
         return np.asarray((signs @ some) / np.sqrt(_SAMPLED_ROWS), np.float64)
 
     def _a_part(self, m: Span, k: Span, n: Span) -> _APart:
-        """Return A (B r) of some rows and columns over some depth."""
+        """Return A (B r) for the rows `m`, the depths `k` and the columns `n`, from the cache.
+
+        The first call also reads the adjacent rows of other blocks with the same columns.
+        """
         parts = self._a_parts.get((m, k), {})
         if n not in parts:
             planned = self._meets.get((m, k), {})
-            beside = not parts and n in planned  # else the block is not in the plan
+            beside = not parts and n in planned  # False for a block that is not in the plan
             columns = dict.fromkeys((*(() if parts else planned), n))
             self._read_a(self._rows_beside(m, k) if beside else [m], k, list(columns))
             parts = self._a_parts[m, k]
         return parts[n]
 
     def _read_a(self, rows: Sequence[Span], k: Span, columns: Sequence[Span]) -> None:
-        """Multiply adjacent rows of A with B r of some columns."""
+        """Multiply adjacent row ranges of A by B r for several column ranges; cache the results."""
         whole = Span(rows[0].start, rows[-1].stop)
         b_parts = [self._b_of(k, n) for n in columns]
         vectors = np.concatenate([b.products.reshape(-1, k.size) for b in b_parts])
@@ -265,19 +287,22 @@ class SecretProducts:
                 )
 
     def _rows_beside(self, m: Span, k: Span) -> Sequence[Span]:
-        """Return the rows that are read together with `m`: adjacent ones with the same columns."""
+        """Return the row ranges that are read together with `m`.
+
+        These are the unread row ranges next to `m` whose blocks have the same columns.
+        """
         rows = self._rows_of[k, tuple(self._meets[m, k])]
         return _side_by_side((span for span in rows if (span, k) not in self._a_parts), m)
 
     def _parts(self, n: Span) -> list[Span]:
-        """Return the columns of a block, in the parts in which they are read."""
+        """Split the columns of a block into the ranges in which B is read."""
         if self._cuts.n is None:
             return [n]
         groups = starmap(Span, pairwise(group_bounds(n).tolist()))
         return [part for group in groups for part in self._cuts.columns(group)]
 
     def _b_of(self, k: Span, n: Span) -> _BPart:
-        """Return B r over some depth, for the columns of a block."""
+        """Return B r for the columns `n` of a block and the depths `k`."""
         if self._cuts.n is None:
             return self._b_part(k, n)
         products, squares = [], []
@@ -288,7 +313,7 @@ class SecretProducts:
         return _BPart(np.array(products), np.array(squares))
 
     def _b_part(self, k: Span, n: Span) -> _BPart:
-        """Return B r over some depth, for columns that are read at once."""
+        """Return B r for a column range that is read at once, and the depths `k`."""
         part = self._b_parts.get((k, n))
         if part is None:
             together = self._beside(k, n)
@@ -311,18 +336,19 @@ class SecretProducts:
         return part
 
     def _beside(self, k: Span, n: Span) -> Sequence[Span]:
-        """Return the columns that are read together with `n`.
+        """Return the column ranges that are read together with `n`.
 
-        With fp32 these are adjacent columns of blocks of that depth, so that whole rows are read.
+        With fp32 these are all unread column ranges next to `n` at the depths `k`, so that rows of
+        B are read contiguously.
         """
-        if self._a.dtype is not DType.FP32:  # just read for the estimate, so still in the cache
+        if self._a.dtype is not DType.FP32:  # in the cache, because the estimate just read it
             return [n]
         unread = (span for span in self._at_depth[k] if (k, span) not in self._b_parts)
         return _side_by_side(unread, n)
 
 
 def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
-    """Return the contiguous run of spans around `span`; only `span` if it is not among them."""
+    """Return the contiguous spans around `span`; only `span` itself if `spans` lacks it."""
     ordered = sorted(spans)
     if span not in ordered:
         return [span]
@@ -336,7 +362,11 @@ def _side_by_side(spans: Iterable[Span], span: Span) -> Sequence[Span]:
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """Cuts at which reads of A and B begin; None for the blocks' own."""
+    """Positions at which A and B are cut into separately read parts.
+
+    Attributes:
+        m, n, k: sorted positions along rows, columns and depth; None to read whole blocks.
+    """
 
     m: list[int] | None = None
     n: list[int] | None = None
@@ -360,7 +390,14 @@ def _split(span: Span, cuts: list[int] | None) -> list[Span]:
 
 
 def _cuts(a: tuple[int, int], b: tuple[int, int], blocks: Sequence[Block]) -> _Cuts:
-    """Return no cuts, or all blocks' cuts if differently cut tiles would cause repeated reads."""
+    """Return the positions at which to cut A and B.
+
+    A and B are cut only if reading them block by block would read their elements too often.
+
+    Args:
+        a, b: shapes of A and B.
+        blocks: all blocks of the GEMM.
+    """
     read_a = sum(m.size * k.size for m, k in {(x.m, x.k) for x in blocks})
     read_b = sum(n.size * k.size for n, k in {(x.n, x.k) for x in blocks})
     if read_a + read_b <= _SHARED_PASSES * (a[0] * a[1] + b[0] * b[1]):

@@ -1,8 +1,9 @@
-"""One pass over a matrix: its products with some vectors, and weighted squared norms of its rows.
+"""Multiplies a matrix by several vectors and computes weighted squared norms of its rows.
 
-All sums are in double precision for every dtype: a check must be far more exact than the results
-that it judges. The pass runs in numpy, or in a compiled loop (`cleave.verify.kernels`), which
-handles a part of a row while it is in the innermost cache and is several times as fast.
+A single pass over the matrix computes both. All sums are in double precision for every dtype,
+because a check must be far more exact than the checked results. The pass runs in numpy or in a
+compiled loop (`cleave.verify.kernels`). The compiled loop is several times as fast, because it
+finishes each part of a row while that part is in the L1 cache.
 """
 
 from __future__ import annotations
@@ -23,39 +24,47 @@ from cleave.arrays import Buffer, Doubles, DType
 Bounds = npt.NDArray[np.int64]
 
 Pass = Callable[[Buffer, Doubles, Doubles | None, Bounds | None], tuple[Doubles, Doubles]]
-"""`project(matrix, vectors, weights, bounds)`.
+"""A function `project(matrix, vectors, weights, bounds)` that multiplies a matrix by vectors.
 
-Takes a matrix x of shape (rows, columns), any dtype and strides, and vectors of shape (count,
-columns), count 0 or more. `bounds` are the boundaries of groups of columns: 0, ..., columns; None
-for a single group. Returns for each group the products of its columns with their part of the
-vectors, shape (groups, count, rows). With weights of shape (columns,), also returns the group's
-sums of weights_j x_ij^2, shape (groups, rows); else an array of shape (groups, 0).
+Args:
+    matrix: matrix x, shape (rows, columns), any dtype and strides.
+    vectors: shape (count, columns); `count` may be 0.
+    weights: weights of the columns, shape (columns,); None if no squares are needed.
+    bounds: boundaries of the groups of columns, from 0 to the number of columns; None for a single
+        group.
+
+Returns:
+    The products of the matrix and the vectors, summed over each group of columns separately, shape
+        (groups, count, rows). Then the sums of weights_j x_ij^2 over each group, shape (groups,
+        rows); without weights, an array of shape (groups, 0).
 """
 
 _AT_ONCE: Final = 100_000
-"""Elements per chunk; in double precision they stay in the cache for all vectors and norms."""
+"""Maximum elements per chunk of `numpy_pass`. A chunk in double precision stays in the cache while
+it is multiplied by all vectors and squared."""
 
 _ONE_THREAD: Final = 250_000
-"""Multiply-adds of one product for which OpenBLAS starts no threads: they would spin longer than
-they compute, on processors that training needs."""
+"""Maximum multiply-adds in one call of OpenBLAS for which it starts no threads. Its threads would
+spin longer than they compute, on cores that training needs."""
 
 _FEW: Final = 10
-"""Number of vectors up to which the compiled loops are faster than BLAS."""
+"""Maximum number of vectors for which the compiled loops are faster than BLAS."""
 
 _NO_WEIGHTS: Final = np.zeros(0)
 
 _WORTH_COMPILING_BYTES: Final = 4e9
-"""Bytes read before loops are compiled, which takes seconds and saves 0.1 s per gigabyte."""
+"""Bytes that must be read before the loops are compiled. Compilation takes seconds, and compiled
+loops save 0.1 s per gigabyte."""
 
 
 class Projector:
-    """A `Pass` that uses numpy first, and compiled loops in runs long enough to pay for compiling.
+    """A `Pass` that starts with numpy and switches to compiled loops in long runs.
 
-    Compiled loops need the extra `fast`; without it numpy does everything. They are compiled in a
-    separate thread, and cached on disk for the next run.
+    Compiled loops require the package extra `fast` (numba); without it, numpy does all passes. The
+    loops are compiled in a separate thread and cached on disk for the next run.
 
     Args:
-        worth_compiling_bytes: bytes that must be read before compilation starts.
+        worth_compiling_bytes: bytes of matrices that must be read before compilation starts.
     """
 
     def __init__(self, worth_compiling_bytes: float = _WORTH_COMPILING_BYTES) -> None:
@@ -64,7 +73,7 @@ class Projector:
 
     @property
     def compiled(self) -> bool:
-        """Return whether compiled loops are in use."""
+        """Return True once compiled loops are in use."""
         return self._pass is not numpy_pass
 
     def __call__(
@@ -90,7 +99,7 @@ class Projector:
 def numpy_pass(
     matrix: Buffer, vectors: Doubles, weights: Doubles | None, bounds: Bounds | None = None
 ) -> tuple[Doubles, Doubles]:
-    """Run a `Pass` with numpy."""
+    """Multiply a matrix by vectors with numpy; see `Pass` for arguments and results."""
     count = len(vectors)
     bounds, out, squares = _room(matrix, count, weights, bounds)
     for group, (start, stop) in enumerate(pairwise(bounds.tolist())):
@@ -136,7 +145,14 @@ def compiled_pass() -> Pass:
 def _room(
     matrix: Buffer, count: int, weights: Doubles | None, bounds: Bounds | None
 ) -> tuple[Bounds, Doubles, Doubles]:
-    """Return the bounds of all groups, and zeros for their products and squares."""
+    """Return the boundaries of all groups, and zeros of the shapes that a `Pass` returns.
+
+    Args:
+        matrix: the matrix of the pass.
+        count: number of vectors.
+        weights: weights of the columns; None if no squares are needed.
+        bounds: boundaries of the groups of columns; None for a single group.
+    """
     rows, columns = matrix.shape
     if bounds is None:
         bounds = np.array((0, columns))
@@ -146,7 +162,10 @@ def _room(
 
 
 def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
-    """Return a matrix's memory from its first to its last element, and the stride of its lines."""
+    """Return a matrix's memory as a 1-D array, and the stride of its rows in elements.
+
+    The matrix is copied if its rows are not contiguous.
+    """
     step, unit = lines.strides
     size = lines.itemsize
     if (unit != size and lines.shape[1] > 1) or step % size or step < 0:
@@ -160,9 +179,9 @@ def _flat(lines: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int]:
 
 
 def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the slices of chunks of about `elements` elements, in memory order.
+    """Yield the row and column slices of chunks that cover a matrix, in memory order.
 
-    A chunk has at least 16 lines, even if lines are long.
+    A chunk has about `elements` elements, and at least 16 lines even if the lines are long.
     """
     lies_across = _lies_across(matrix.array)
     slow, fast = matrix.shape[::-1] if lies_across else matrix.shape
@@ -175,5 +194,5 @@ def _chunks(matrix: Buffer, elements: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _lies_across(array: npt.NDArray[Any]) -> bool:
-    """Return whether neighbours in a column are closer in memory than neighbours in a row."""
+    """Return True if a matrix is stored by columns rather than by rows."""
     return abs(array.strides[0]) < abs(array.strides[1])

@@ -1,9 +1,13 @@
-"""The errors that rounding can cause in a product summed in fp32, in any order.
+"""Limits on the rounding error of a matrix multiplication that sums in fp32 in any order.
 
-Two limits have two purposes. `variance` models honest devices, and decides which rows of a block
-are recomputed. `Product.may_be` is a bound that no order of summation exceeds, and decides who is
-blamed. `Product.likely` lies between them: sums with independent roundings stay within it. An
-element outside is counted, and only many of them are significant.
+Three limits have different purposes:
+
+- `variance` models the rounding errors of honest devices. It decides which rows of a block are
+  recomputed.
+- `Product.may_be` is a bound that no order of summation exceeds. It decides which devices are
+  blamed.
+- `Product.likely` lies between the two. Sums with independent rounding errors stay within it.
+  Elements outside it are counted, and only a large count is significant.
 """
 
 from __future__ import annotations
@@ -25,17 +29,18 @@ UNIT: Final = 2.0**-24
 """The unit roundoff of fp32."""
 
 OUT_UNIT: Final = {DType.FP32: 0.0, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
-"""The unit roundoff of a result's dtype; 0 if the sum is returned unrounded."""
+"""Unit roundoff of each result dtype; 0 for fp32, since fp32 sums are returned unrounded."""
 
 LEAST: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-25}
-"""Absolute error of the smallest numbers: the smallest normal number, for devices that flush to
-zero; for fp16 half of its spacing, since honest devices keep its subnormal numbers."""
+"""Maximum absolute rounding error near zero for each dtype. For fp32 and bf16 this is the smallest
+normal number, because devices may flush smaller numbers to zero. For fp16 this is half of the
+spacing of subnormal numbers, because honest devices do not flush fp16 results to zero."""
 
 LARGEST_FP32: Final = 2.0**128 * (1 - 2.0**-24)
 
 _FLUSHED: Final = {DType.FP32: 2.0**-126, DType.BF16: 2.0**-126, DType.FP16: 2.0**-14}
-_TRUNCATED_UNIT: Final = 2 * UNIT  # for adders that truncate instead of rounding, as in some GPUs
-_PROBABLE: Final = 6.0  # standard deviations of a sum of roundings (Higham and Mary 2019)
+_TRUNCATED_UNIT: Final = 2 * UNIT  # some GPUs' adders truncate instead of rounding
+_PROBABLE: Final = 6.0  # largest plausible sum of rounding errors, in standard deviations
 
 
 def variance(
@@ -48,21 +53,22 @@ def variance(
 ) -> Doubles:
     """Return the variance of a weighted sum of an honest device's rounding errors.
 
-    For a row a of A, columns b_j of weights w_j, depth K, and the results c_j,
+    For a row a of A, columns b_j of B with weights w_j, depth K, and results c_j, the variance is
 
         4 u^2 |a|^2 sum w_j^2 |b_j|^2 + (K u^2 / 9 + u_out^2 / 3) sum w_j^2 c_j^2
         + f^2 sum w_j^2 + K g^2 (|a|^2 sum w_j^2 + sum w_j^2 |b_j|^2)
 
-    The first term is for sums whose partial sums drift around zero further than by chance, as in
-    training. Chance alone, with sequential summation, gives a twentieth of it. The second is for
-    sums of one sign, and for rounding the result to its dtype (u_out). The others are for numbers
-    so small that their spacing is absolute: f in results, g in operands.
+    with the unit roundoffs u of fp32 and u_out of the results. The first term covers partial sums
+    that drift further from zero than a random walk, as in training. A random walk with sequential
+    summation would give a twentieth of this term. The second term covers sums of terms with one
+    sign, and rounding of the results. The last two terms cover numbers near zero, where the
+    rounding error is absolute: at most f in results and g in operands (`LEAST`).
 
     Args:
         a_square: |a|^2, any shape.
-        b_square: sum of w_j^2 |b_j|^2, same shape.
-        length: sum of w_j^2 c_j^2, same shape. No honest result exceeds a_square * b_square;
-            larger values do not raise the variance.
+        b_square: sum of w_j^2 |b_j|^2, same shape as `a_square`.
+        length: sum of w_j^2 c_j^2, same shape as `a_square`. It cannot exceed
+            a_square * b_square in an honest result, so larger values do not raise the variance.
         total: sum of w_j^2.
         depth: K.
         dtype: dtype of the results.
@@ -76,14 +82,14 @@ def variance(
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Some elements of a product, in double precision.
+    """Elements of a matrix product A B in double precision, with bounds on fp32 rounding errors.
 
     Attributes:
         exact: the elements, shape (rows, columns).
-        reach: sum over k of |a_ik b_kj|, the maximum magnitude of any partial sum.
-        inputs: sum of |a_ik| and |b_kj| over k: the maximum effect of flushing operands to zero, in
-            units of the smallest normal number.
-        depth: K.
+        reach: sum over k of |a_ik b_kj|, the maximum magnitude of any partial sum, same shape.
+        inputs: sum over k of |a_ik| + |b_kj|, same shape. This is the maximum effect of flushing
+            operands to zero, in units of the smallest normal number.
+        depth: number of terms in each sum.
     """
 
     exact: Doubles
@@ -96,7 +102,7 @@ class Product:
         """Multiply two matrices in double precision.
 
         Args:
-            a, b: shapes (rows, depth) and (depth, columns).
+            a, b: the operands, shapes (rows, depth) and (depth, columns).
         """
         larger_a, larger_b = np.abs(a), np.abs(b)
         inputs = larger_a.sum(1)[:, None] + larger_b.sum(0)
@@ -111,17 +117,22 @@ class Product:
         )
 
     def rounded(self, dtype: DType) -> Any:
-        """Return the elements in a result's dtype, as stored."""
+        """Return the elements rounded to `dtype`, in the storage format of `cleave.arrays`."""
         return arrays.narrow(self.exact.astype(np.float32), dtype)
 
     def may_be(self, values: Floats, dtype: DType) -> Truth:
-        """Return which values can result from summation in fp32, in any order.
+        """Return a mask of the values that summation in fp32 can produce in any order.
 
-        A sum of K products is off by at most K u times the sum of their magnitudes (Higham,
-        Accuracy and Stability of Numerical Algorithms, 3.1), and by twice that with truncation
-        instead of rounding. Rounding to the result's dtype keeps order, so every value between the
-        roundings of both ends is right. Where a partial sum may overflow, or the exact sum is not
-        finite, every non-finite value is right.
+        The error of a sum of K products is at most K u times the sum of the products' magnitudes
+        (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and twice that with
+        truncation instead of rounding. This gives an interval around the exact element. Rounding
+        is monotonic, so every value between the rounded ends of the interval is possible. Where a
+        partial sum may overflow, or the exact sum is not finite, every non-finite value is possible
+        too.
+
+        Args:
+            values: received values, same shape as `exact`.
+            dtype: dtype of the received values.
         """
         off = (self.depth + 2) * _TRUNCATED_UNIT * self.reach
         within = self._between(values, off, dtype)
@@ -130,10 +141,14 @@ class Product:
         return right
 
     def likely(self, values: Floats, dtype: DType) -> Truth:
-        """Return which values are the right rounding of a sum with independent rounding errors.
+        """Return a mask of the values that are plausible if rounding errors are independent.
 
-        Such a sum is off by at most about sqrt(K) u times the sum of the products' magnitudes, in
-        any order (Higham and Mary 2019).
+        The error of a sum of K products with independent rounding errors is at most about
+        sqrt(K) u times the sum of the products' magnitudes, in any order (Higham and Mary 2019).
+
+        Args:
+            values: received values, same shape as `exact`.
+            dtype: dtype of the received values.
         """
         off = _PROBABLE * np.sqrt(self.depth + 1) * UNIT * self.reach
         lost = ~np.isfinite(self.exact) | (self.reach + off > LARGEST_FP32)
@@ -153,5 +168,5 @@ class Product:
 
 
 def _through(values: Floats, dtype: DType) -> Floats:
-    """Round to a dtype and back."""
+    """Round fp32 values to a dtype and convert the rounded values back to fp32."""
     return Buffer(arrays.narrow(values, dtype), dtype).float32()
