@@ -80,7 +80,18 @@ def real_time(
 async def watched(
     fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
 ) -> None:
-    """Run a fleet and show its status until Ctrl-C, or `duration` ends, or its server stops."""
+    """Run a fleet and show its status until Ctrl-C.
+
+    Args:
+        fleet: the real-time fleet.
+        devices: number of devices in the fleet.
+        duration: seconds after which the run ends; 0 for no limit.
+        gone: returns True once the fleet's own server has stopped, which ends the run.
+        as_json: whether to print the status as JSON lines.
+
+    Raises:
+        CleaveError: when the fleet's own server has stopped, or no device can join.
+    """
     import asyncio
     import signal
     import time
@@ -133,7 +144,9 @@ class Pace:
         self._told = False
 
     def falls_behind(self, lateness: Lateness, now_s: float) -> str:
-        """Return a warning if too many recent results were late; empty if not, or after the first.
+        """Return a warning if too many recent results were late; otherwise an empty string.
+
+        The warning is returned only once.
 
         Args:
             lateness: lateness of all results so far.

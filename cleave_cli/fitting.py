@@ -66,7 +66,7 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
 def _savings(
     each: Forecast, sizes: StageSizes, rows: int, sent: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield options of `cleave train`, with the server memory that each saves in bytes.
+    """Yield pairs: saved server memory in bytes, and the `cleave train` options that save it.
 
     The options with the smallest side effects come first.
     """

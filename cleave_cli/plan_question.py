@@ -33,7 +33,7 @@ class PlanQuestion:
         planner: planner for the GEMMs.
         element: bytes per element of the GEMMs' operands and results.
         devices: rates of the devices, with the throughput in `dtype`.
-        in_fp32: rates of the devices, with the throughput in fp32, the dtype of stages.
+        in_fp32: rates of the devices, with the fp32 throughput, which applies to stages.
         ps: throughput and network card of the parameter server.
     """
 
@@ -48,7 +48,10 @@ class PlanQuestion:
     ps: PsCompute
 
     def choose(self, method: Method) -> MethodChoice:
-        """Forecast a step by `method` (or all methods) and without devices; choose one method."""
+        """Forecast a step by each method that `method` permits, and choose one method.
+
+        A step on the server without devices is always included.
+        """
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         forecasts: list[Forecast] = []
         if method in (Method.AUTO, Method.STAGES):

@@ -40,7 +40,7 @@ class EmulatedStages:
 
     @property
     def steps(self) -> Sequence[EmulatedStep]:
-        """Return the steps, in order; arrays that devices retain are sent only in the first."""
+        """Return the steps, in order. Frozen parameters are sent only in the first step."""
         return self.ran.steps
 
     @property

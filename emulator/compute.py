@@ -30,7 +30,7 @@ class EmulatedProcessor:
         self.free_s = now_s
 
     def run(self, order: Order, now_s: float) -> tuple[float, float]:
-        """Queue an order at `now_s`; return the times, in seconds, when it begins and ends."""
+        """Queue an order at `now_s`; return the order's begin and end times in seconds."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         woken = now_s > self.free_s
         if isinstance(order, Compute):

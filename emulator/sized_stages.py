@@ -146,7 +146,7 @@ class SizedModel:
         )
 
     def activation(self, tokens: int) -> StageArray:
-        """Return an array with the size of the activations of `tokens` tokens in a message."""
+        """Return the activations of `tokens` tokens, as an array without elements."""
         return _array(tokens, self.spec.width, self.dtype)
 
     def _layer_work(self, number: int, part: LayerSizes, graphs: _Graphs) -> LayerWork:

@@ -94,7 +94,7 @@ _Result = TypeVar("_Result")
 def _alone(
     method: Callable[Concatenate[VirtualRuntime, _Arguments], _Result],
 ) -> Callable[Concatenate[VirtualRuntime, _Arguments], _Result]:
-    """Return `method` with the runtime's lock held, because it may advance the virtual clock."""
+    """Make a method hold the runtime's lock, because the method may advance the virtual clock."""
 
     @wraps(method)
     def alone(
@@ -342,11 +342,11 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Process events until a condition is true or the timeout expires; return the condition.
+        """Process events until a condition is true; return False if that does not happen.
 
         Args:
-            condition: called after every event.
-            timeout_s: timeout in virtual seconds; None for no timeout.
+            condition: returns whether the condition is true; called after every event.
+            timeout_s: timeout in virtual seconds; None to wait until no events are left.
         """
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         while not condition():
@@ -408,7 +408,7 @@ class VirtualRuntime(Runtime):
         self._outcomes.append(outcome)
 
     def quarantine(self, device: int, reason: str) -> None:
-        """End the session of a device that returned a wrong result, and refuse the device later."""
+        """End the session of a device that returned a wrong result; refuse its later sessions."""
         quarantined = ErrorCode.QUARANTINED
         self.execute(self.manager.refuse(device, quarantined, reason, self.now_s))
 

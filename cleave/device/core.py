@@ -73,7 +73,7 @@ class DeviceCore:
 
     @property
     def idle(self) -> bool:
-        """Return True if no run is unfinished."""
+        """Return True if all requested runs are finished or cancelled."""
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
@@ -175,7 +175,10 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Return the `drain` message, which tells the PS to send no new runs; only once."""
+        """Return the `drain` message, which tells the PS to send no new runs.
+
+        Further calls return no message.
+        """
         if self.draining:
             return []
         self.draining = True
@@ -292,7 +295,7 @@ class DeviceCore:
         return GraphRun(message.id, graph, inputs, outputs, flops, self._free_bytes)
 
     def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
-        """Map the ID of each output that replaces an input of this run to the replaced array."""
+        """Return the arrays that this run reads as inputs and overwrites as outputs, by ID."""
         found = {}
         for name, nbytes in zip(kept, message.output_bytes, strict=False):
             before = self._store.get(name)

@@ -1,4 +1,4 @@
-"""`cleave emulate`: emulate devices, in real time on a server or in virtual time without it."""
+"""`cleave emulate`: emulate devices in real time (on a server) or in virtual time."""
 
 from __future__ import annotations
 

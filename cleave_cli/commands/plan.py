@@ -305,7 +305,7 @@ def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
 
 
 def _crossing(question: PlanQuestion, method: Method) -> Crossing:
-    """Search, with a progress bar, for the smallest batch for which stages beat the server.
+    """Search for the smallest batch for which stages are faster than the server alone.
 
     Raises:
         UsageError: when `method` excludes stages.

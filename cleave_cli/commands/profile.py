@@ -386,7 +386,9 @@ def _kind(text: str) -> Any:
 
 
 def _writable(path: Path, *, force: bool) -> Path:
-    """Return the path of a new profile; raise before minutes of measurements if not writable.
+    """Return the path of a new profile if it is writable, else raise.
+
+    Call this function before the measurements, which take minutes.
 
     Args:
         path: path of the TOML file to write.

@@ -132,7 +132,7 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
 
 
 def show_crossing(found: Crossing, sequence: int) -> None:
-    """Print the step times for each batch size, and where stages become the faster method.
+    """Print the step times for each batch size, and from which batch size stages are faster.
 
     Args:
         found: the crossing and the batch sizes that were tried.
@@ -147,7 +147,10 @@ def show_crossing(found: Crossing, sequence: int) -> None:
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
-    """Return a sentence with the tokens per step from which stages are faster than the server."""
+    """Return a sentence that states from how many tokens per step stages are faster.
+
+    Stages are compared with a step on the server without devices.
+    """
 
     def tokens(point: CrossingPoint) -> str:
         return f"{point.rows * sequence:,}"

@@ -282,7 +282,9 @@ def plot(path: Path, profile: DeviceProfile) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raise if a plot cannot be written, before minutes of measurements.
+    """Raise if a plot cannot be written.
+
+    Call this function before the measurements, which take minutes.
 
     Raises:
         UsageError: when matplotlib is not installed, the folder does not exist, or the format of

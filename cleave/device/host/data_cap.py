@@ -84,7 +84,7 @@ class CountingSession(Protocol):
 
 
 class DataMeter:
-    """Counts transferred bytes in the current span, summed over all `cleave join` processes.
+    """Counts the bytes that all `cleave join` processes of this machine transfer in a span.
 
     An unreadable file counts as empty. Failed writes are ignored. Until a write succeeds, only the
     bytes of this process are added to the count.

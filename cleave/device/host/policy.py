@@ -220,7 +220,12 @@ class Gate:
 
 
 def within(hours: tuple[float, float], hour: float) -> bool:
-    """Return True if `hour` is in `hours`: start inclusive, end exclusive, maybe over midnight."""
+    """Return True if an hour of the day is in a span of hours.
+
+    Args:
+        hours: start (inclusive) and end (exclusive). A span with end < start crosses midnight.
+        hour: hour of the day, with fraction.
+    """
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
 
