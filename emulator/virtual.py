@@ -71,7 +71,7 @@ from profiles.fleets import paper_fleet
 
 STORY_LENGTH: Final = 1_000
 """Maximum number of events and instructions in the scheduler's history. A longer history would
-trigger garbage collections of 0.1 s each. A run in virtual time can be repeated instead."""
+trigger garbage collections of 0.1 s each. It is not needed, because runs can be repeated."""
 
 
 class Arithmetic(Enum):

@@ -89,7 +89,7 @@ class AgentSession(Protocol):
 
 
 Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[AgentSession]]
-"""Opens a session. The session calls its argument with the device's number once it is welcomed."""
+"""Opens a session. The argument is called with the device's number once the server welcomes it."""
 
 Look: TypeAlias = Callable[[], Awaitable[Permission]]
 """Checks the machine against the policy; returns whether the machine may compute now."""
@@ -107,7 +107,7 @@ class Agent:
     Args:
         connect: opens a session.
         say: called with every change of the agent's state.
-        look: returns whether the machine may compute now; None if it always may.
+        look: returns whether the machine may compute now; None to compute at any time.
         stays: whether to keep retrying an unreachable server; by default, True if `look` is given.
         once: end after one session.
         known: returns True if the server has welcomed a device with the same credential, so that

@@ -64,8 +64,9 @@ class SavedCredentials:
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
         """Return the values of `credential` and `join_code` for `hello`.
 
-        With a saved credential, they are the saved credential and the join URL's credential.
-        Otherwise they are the join URL's credential and an empty string.
+        If a credential is saved, it is the `credential`, and the join URL's credential is the
+        `join_code`. Otherwise the join URL's credential is the `credential`, and `join_code` is
+        empty.
         """
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")

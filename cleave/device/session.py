@@ -1,4 +1,4 @@
-"""A device's session, which connects a connection, a `DeviceCore` and a `Computer`."""
+"""A device's session, which links a connection to the PS, a `DeviceCore` and a `Computer`."""
 
 from __future__ import annotations
 

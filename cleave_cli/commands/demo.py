@@ -1,4 +1,4 @@
-"""`cleave demo`: show in a minute that the loss of a device does not change the training loss."""
+"""`cleave demo`: show in a minute that losing a device does not change the training loss."""
 
 from __future__ import annotations
 

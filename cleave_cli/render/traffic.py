@@ -1,4 +1,4 @@
-"""Text output of the traffic of each kind."""
+"""Text output of the traffic by kind, such as weights or activations."""
 
 from __future__ import annotations
 

@@ -157,9 +157,9 @@ class DataMeter:
             return {}
 
     def _save(self, more: int) -> None:
-        """Add bytes to the current hour, day and month in the file, which all devices here share.
+        """Add bytes to the current hour, day and month in the file.
 
-        The write is atomic.
+        All devices of this machine share the file. The write is atomic.
         """
         held, now = self._held(), self._now()
         spans = (span.named(now) for span in Span if span is not Span.COMMAND)

@@ -82,7 +82,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A decision whether the machine may compute.
+    """The decision whether the machine may compute now, with the reason.
 
     Attributes:
         cause: the condition that forbids computation; None if computation is allowed.

@@ -148,7 +148,7 @@ class Installer:
         """Stop the service and remove its files.
 
         Raises:
-            CleaveError: when no service is installed.
+            CleaveError: when no service is installed, or a file cannot be removed.
         """
         if not self.places.unit.exists():
             raise CleaveError(f"no service is installed: there is no {self.places.unit}")
