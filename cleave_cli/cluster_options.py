@@ -1,4 +1,4 @@
-"""Options of `cleave train` for several servers; also `[cluster]` in the `--config` file."""
+"""Options for several servers, from the command line or the `[cluster]` table of `--config`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class ClusterOptions:
 
     Attributes:
         servers: number of servers.
-        ray: address of the Ray cluster that starts them, or auto; empty for one on this machine.
-        listen: where devices join, host:port or a port; empty to emulate them.
-        runs: the folder for run folders, which all servers see.
+        ray: address of the Ray cluster that starts the servers, or `auto`. If empty, a Ray cluster
+            is started on this machine.
+        listen: host:port or port at which devices join; empty to emulate the devices.
+        runs: parent folder of run folders. All servers need access to this folder.
     """
 
     servers: int = 1
@@ -36,11 +37,11 @@ class ClusterOptions:
         """Return the options of a `[cluster]` table, overridden by the command line.
 
         Args:
-            table: the table of the file; empty if the file has none.
-            given: the options that are on the command line, by name.
+            table: the parsed `[cluster]` table; empty if the file has no such table.
+            given: maps the name of each option on the command line to its value.
 
         Raises:
-            UsageError: when the table or an option is wrong.
+            UsageError: when the table or an option is invalid.
         """
         names = [field.name for field in fields(cls)]
         if not isinstance(table, dict) or table.keys() - names:
@@ -54,10 +55,10 @@ class ClusterOptions:
         return found.checked()
 
     def checked(self) -> ClusterOptions:
-        """Return these options.
+        """Return these options if they are valid.
 
         Raises:
-            UsageError: when two options contradict each other, or there are no servers.
+            UsageError: when two options contradict each other, or `servers` is below 1.
         """
         if self.servers < 1:
             raise UsageError(f"--servers is {self.servers}; give 1 or more")
@@ -72,10 +73,10 @@ class ClusterOptions:
 
 
 def ray_of(cluster: ClusterOptions) -> AbstractContextManager[Any]:
-    """Return a context manager that connects to the given Ray cluster, or starts one here.
+    """Return a context manager that connects to the given Ray cluster, or starts a local cluster.
 
     Raises:
-        UsageError: when Ray must start here, and this machine has no network address.
+        UsageError: when Ray must start on this machine, and it has no network address.
     """
     if cluster.ray:
         return ray_cluster(cluster.ray)

@@ -1,4 +1,4 @@
-"""The trace and the log that `cleave emulate` writes."""
+"""The trace file and the log file of `cleave emulate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.files import check_output, open_output
 
 
 class Watch:
-    """The observers that `--trace` and `--log` ask for, and the files that they write."""
+    """The observers for `--trace` and `--log`, which write a trace file and a log file."""
 
     def __init__(self, trace: Path | None, log: Path | None) -> None:
         from emulator.trace import TraceLog, TraceWriter
@@ -27,7 +27,7 @@ class Watch:
         self._file: IO[str] | None = None
         self._fault: OSError | None = None
         if trace is not None:
-            _checked(trace)  # fail before the emulation, not after it
+            _checked(trace)  # report an error before the emulation starts
             self.observers.append(self._trace)
         if log is not None:
             _checked(log)
@@ -35,7 +35,7 @@ class Watch:
             self.observers.append(TraceLog(self._log))
 
     def _log(self, line: str) -> None:
-        """Write a line to the log; `finish` reports an error."""
+        """Write a line to the log. `finish` reports a failure to write."""
         try:
             if self._file is not None and self._fault is None:
                 self._file.write(line)
@@ -43,7 +43,7 @@ class Watch:
             self._fault = error
 
     def finish(self) -> None:
-        """Write the trace, and close the log.
+        """Write the trace file and close the log file.
 
         Raises:
             CleaveError: when a file cannot be written.
@@ -62,10 +62,10 @@ class Watch:
 
 
 def _checked(path: Path) -> None:
-    """Refuse a file that cannot be written.
+    """Raise if a file cannot be written.
 
     Raises:
-        UsageError: when its folder does not exist, or the file cannot be written.
+        UsageError: when the parent folder does not exist, or the file is not writable.
     """
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")

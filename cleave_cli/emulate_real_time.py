@@ -1,4 +1,4 @@
-"""`cleave emulate` in real time: sessions on a server, a status line, and a summary."""
+"""`cleave emulate` in real time: runs the devices, and shows a status line and a summary."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
 _LOOK_S = 1.0
-_JUDGED_S = 10.0  # window over which lateness is judged
-_LEAST_ANSWERS = 20  # fewest answers to judge by
-_MOST_LATE = 0.01  # share of the answers
+_JUDGED_S = 10.0  # length of the window in which late results are counted
+_LEAST_ANSWERS = 20  # minimum number of results in a window for a warning
+_MOST_LATE = 0.01  # maximum share of late results without a warning
 _ADVICE = "emulate fewer devices, use --no-compute, or a --speed below 1"
 
 
@@ -39,10 +39,11 @@ def real_time(
     *,
     as_json: bool,
 ) -> None:
-    """Emulate a fleet in real time, on the given server or on a new one."""
+    """Emulate a fleet in real time, on the given server or on a new server."""
     import os
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve the event loop
+    # Busy-waiting threads would starve the event loop.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import asyncio
 
     from cleave.transport.join_url import parse_join_url
@@ -54,7 +55,8 @@ def real_time(
     need_descriptors(len(members))
     target = parse_join_url(read_url(server)) if server else None
     backend = default_backend() if compute else None
-    unchecked = () if compute else ("--verify", "off")  # zeros are wrong results
+    # Without `compute`, devices return zeros, which verification would reject.
+    unchecked = () if compute else ("--verify", "off")
     with nullcontext(None) if target else own_server(*unchecked) as own:
         if own is not None:
             target = parse_join_url(own.url)
@@ -78,7 +80,18 @@ def real_time(
 async def watched(
     fleet: Any, devices: int, duration: float, gone: Callable[[], bool], *, as_json: bool
 ) -> None:
-    """Run and show a fleet until Ctrl-C, the end of its duration, or the end of its own server."""
+    """Run a fleet and show its status until Ctrl-C.
+
+    Args:
+        fleet: the real-time fleet.
+        devices: number of devices in the fleet.
+        duration: seconds after which the run ends; 0 for no limit.
+        gone: returns True once the fleet's own server has stopped, which ends the run.
+        as_json: whether to print the status as JSON lines.
+
+    Raises:
+        CleaveError: when the fleet's own server has stopped, or no device can join.
+    """
     import asyncio
     import signal
     import time
@@ -91,7 +104,7 @@ async def watched(
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
             loop.add_signal_handler(number, running.cancel)
-        except NotImplementedError:  # this system's event loop takes no signals
+        except NotImplementedError:  # event loops on Windows do not support signal handlers
             break
     console = Console(stderr=True, highlight=False)
     live = Live(console=console, auto_refresh=False, transient=True)
@@ -123,7 +136,7 @@ async def watched(
 
 
 class Pace:
-    """Judges, while devices run, whether this machine keeps up with their schedule."""
+    """Checks, during a run, whether this machine computes the devices' results in time."""
 
     def __init__(self) -> None:
         self._from_s: float | None = None
@@ -131,11 +144,13 @@ class Pace:
         self._told = False
 
     def falls_behind(self, lateness: Lateness, now_s: float) -> str:
-        """Return a warning for the user, once; empty otherwise.
+        """Return a warning if too many recent results were late; otherwise an empty string.
+
+        The warning is returned only once.
 
         Args:
-            lateness: lateness of all answers so far.
-            now_s: seconds on a monotonic clock.
+            lateness: lateness of all results so far.
+            now_s: monotonic time in seconds.
         """
         if self._from_s is not None and now_s < self._from_s + _JUDGED_S:
             return ""

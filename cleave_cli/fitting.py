@@ -1,4 +1,4 @@
-"""Whether a model fits a server and its devices: memory needed against memory available."""
+"""Checks whether a training step fits in the memory of a server and its devices."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from cleave.workload.stages import StageSizes, recomputed_elements
 from cleave_cli.options import human_bytes
 
 _FP32_BYTES = 4
-_STATE_BYTES = 8  # AdamW's two moments of a parameter, in fp32
+_STATE_BYTES = 8  # AdamW's two fp32 moments of one parameter
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Memory that a method needs, and whether the machines have it.
+    """The memory requirement of a training method, and whether the machines have enough memory.
 
     Attributes:
-        method: the method of training.
-        device_bytes: memory of the device that needs most; 0 where no device is used.
-        server_bytes: memory of the server when `cleave train` runs with `options`.
-        fits: whether devices and server have enough memory.
-        options: options that make it fit, where the defaults do not.
-        reason: why it does not fit; empty where it does.
+        method: the training method.
+        device_bytes: largest memory requirement of a device; 0 if no device is used.
+        server_bytes: memory requirement of the server, if `cleave train` runs with `options`.
+        fits: whether the devices and the server have enough memory.
+        options: options of `cleave train` that reduce the server's memory requirement; empty if the
+            defaults fit in memory.
+        reason: why the step does not fit in memory; empty if it fits.
     """
 
     method: Method
@@ -36,14 +37,14 @@ class Fit:
 
 
 def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: int) -> Fit:
-    """Return whether a step by one method fits.
+    """Return the memory requirement of a step by one method, and whether the step fits in memory.
 
     Args:
-        each: the method's forecast, which already refuses devices with too little memory.
+        each: the method's forecast, which is refused if the devices have too little memory.
         sizes: sizes of the model.
-        rows: sequences of the batch.
-        sent: bytes of an element of activations.
-        memory_bytes: memory of the server.
+        rows: number of sequences in the batch.
+        sent: bytes of one activation element.
+        memory_bytes: memory of the server in bytes.
     """
     if each.refused:
         return Fit(each.method, 0, 0, fits=False, reason=each.refused)
@@ -65,19 +66,22 @@ def fit(each: Forecast, sizes: StageSizes, rows: int, sent: int, memory_bytes: i
 def _savings(
     each: Forecast, sizes: StageSizes, rows: int, sent: int
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the bytes that the server saves and the options that save them, mildest first."""
+    """Yield pairs: saved server memory in bytes, and the `cleave train` options that save it.
+
+    The options with the smallest side effects come first.
+    """
     trained = sizes.trained_parameters
     state = _STATE_BYTES * trained
     yield 0, ()
-    if each.method is Method.STAGES:  # the PS keeps no activations or extra gradients
+    if each.method is Method.STAGES:  # the PS has no activations or extra gradients to save
         yield state, ("--state-dir",)
         return
     recomputed = recomputed_elements(sizes.spec) * sent * rows * sizes.sequence
-    lean = _FP32_BYTES * trained + recomputed  # each gradient is freed at once
+    lean = _FP32_BYTES * trained + recomputed  # frees each gradient after its use
     yield lean, ("--memory lean",)
     yield lean + state, ("--memory lean", "--state-dir")
 
 
 def checkpoint_bytes(sizes: StageSizes) -> int:
-    """Return the size of a checkpoint: trained weights and AdamW's moments."""
+    """Return the size of a checkpoint in bytes: trained fp32 weights and AdamW's moments."""
     return (_FP32_BYTES + _STATE_BYTES) * sizes.trained_parameters

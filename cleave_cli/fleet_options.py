@@ -1,4 +1,4 @@
-"""Which devices a command emulates. A run saves them, so that it resumes with the same ones."""
+"""Options that select the emulated devices. A run saves these options for `--resume`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
 MAX_VIRTUAL: Final = 100_000
-"""Most devices that can be emulated one by one."""
+"""Maximum number of devices in virtual time, where each device is emulated separately."""
 
 DEVICES: Final = 8
-"""Default size of a fleet that has no size of its own."""
+"""Default number of devices, for a fleet name without a size."""
 
 FLEET_FILE: Final = "fleet.toml"
-"""File in a run folder that holds the fleet options."""
+"""Name of the file in a run folder that stores the fleet options."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """Options that describe the emulated devices.
+    """Options that select the emulated devices.
 
     Attributes:
-        devices: number of devices; 0 for plain PyTorch, None for the fleet's own size.
-        fleet: name or file of the fleet.
-        churn: how devices join and leave; empty where they stay.
-        coding: on which links payloads count as compressed.
+        devices: number of devices; 0 for plain PyTorch, None for the fleet's default size.
+        fleet: name of a fleet, or path of a TOML file.
+        churn: mean times between joining and leaving, or the name of a preset; empty if devices
+            never leave.
+        coding: links on which payloads count as compressed; a value of `--coding`.
     """
 
     devices: int | None = None
@@ -40,7 +41,7 @@ class FleetOptions:
 
     @classmethod
     def of_run(cls, run: Path) -> Self:
-        """Return the options that a run saved; the defaults where it saved none.
+        """Return the options that a run saved; the defaults if it saved no options.
 
         Raises:
             UsageError: when the file cannot be read.
@@ -60,14 +61,14 @@ class FleetOptions:
         return cls(**saved)
 
     def members(self, dtype: str, seed: int) -> list[FleetDevice]:
-        """Return the devices; an empty list for plain PyTorch.
+        """Return the devices to emulate; an empty list for plain PyTorch.
 
         Args:
-            dtype: dtype of their matrix products.
-            seed: seed of their random properties.
+            dtype: dtype of the matrix multiplications, which determines the devices' throughput.
+            seed: seed of the devices' random properties.
 
         Raises:
-            UsageError: when the fleet is not known.
+            UsageError: when the fleet is unknown or too large.
         """
         if self.devices == 0:
             return []
@@ -76,7 +77,7 @@ class FleetOptions:
         )
 
     def keep(self, run: Path) -> None:
-        """Write the options into a run folder.
+        """Save the options in a run folder.
 
         Raises:
             CleaveError: when the file cannot be written.
@@ -106,17 +107,26 @@ def choose_fleet(
     stragglers: float = 0.0,
     seed: int = 0,
 ) -> list[FleetDevice]:
-    """Return the devices that the options ask for.
+    """Return the devices of a fleet.
+
+    Args:
+        fleet: name of a fleet, or path of a TOML file.
+        devices: number of devices; None for the fleet's default size.
+        default: number of devices for a built-in fleet if `devices` is None.
+        dtype: dtype of the matrix multiplications, which determines the devices' throughput.
+        churn: mean times between joining and leaving, or the name of a preset; may be empty.
+        stragglers: share of devices whose rates are divided by ten.
+        seed: seed of the devices' random properties.
 
     Raises:
-        UsageError: when the fleet is not known.
+        UsageError: when the fleet or the seed is invalid, or the fleet is too large.
     """
     from profiles.fleets import find_fleet, fleet_names, size_in, with_churn
 
     if seed < 0:
         raise UsageError(f"--seed is {seed}; give 0 or more")
     size = default if devices is None and fleet in fleet_names() else devices
-    _need_few(size or size_in(fleet) or 0)  # before they are created
+    _need_few(size or size_in(fleet) or 0)  # check before the devices are created
     try:
         found = find_fleet(fleet, stragglers, devices=size, dtype=dtype, seed=seed + 42)
         found = with_churn(found, churn) if churn else found

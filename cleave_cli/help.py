@@ -1,4 +1,4 @@
-"""The list of commands in `cleave --help`, in groups."""
+"""Formatting of `cleave --help`: commands in groups, and options in short or long form."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ GROUPS: Final = {
         "profile": "Measure devices and links; list and compare profiles.",
     },
 }
-"""Commands by purpose, each with one line of help."""
+"""Maps the title of each group to its commands, with one line of help for each command."""
 
 
 class GroupedCommands(TyperGroup):
-    """A group of commands whose help lists them in the groups of `GROUPS`."""
+    """The `cleave` command, whose help lists its subcommands in the groups of `GROUPS`."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands."""
+        """Write the subcommands, group by group."""
         widest = max(len(name) for commands in GROUPS.values() for name in commands)
         for title, commands in GROUPS.items():
             with formatter.section(title):
@@ -52,12 +52,12 @@ class GroupedCommands(TyperGroup):
 
 
 def few_options(common: Set[str]) -> type[TyperCommand]:
-    """Return a class of commands whose `--help` lists the common options only.
+    """Return a command class whose `--help` lists only the common options.
 
     `--help-all` lists every option.
 
     Args:
-        common: names of the parameters that `--help` lists.
+        common: parameter names of the common options.
     """
 
     class FewOptions(TyperCommand):

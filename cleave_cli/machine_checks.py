@@ -1,4 +1,4 @@
-"""Which requirements of Cleave a machine meets, and how to install the rest."""
+"""Checks whether this machine meets Cleave's requirements, with advice for missing ones."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from cleave.machine.sensors import this_machine
 from cleave_cli.options import human_bytes
 
 LEAST_DISK_BYTES: Final = 10**9
-"""With less, the first checkpoint of a small model may not fit."""
+"""Minimum free disk space. With less, the first checkpoint of a small model may fail."""
 
 
 class Verdict(Enum):
-    """Whether a machine meets a requirement."""
+    """The result of a check: whether the machine meets a requirement."""
 
     OK = "ok"
     WITHOUT = "without"
-    """Missing, but Cleave works without it."""
+    """The requirement is missing, but Cleave works without it."""
 
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of one check.
+    """One checked requirement.
 
     Attributes:
-        verdict: the result.
-        what: what was checked, and what it is for.
-        advice: what to do where something is missing or wrong.
+        verdict: whether the machine meets the requirement.
+        what: readable description of the requirement and its purpose.
+        advice: how to meet the requirement; empty if it is met.
     """
 
     verdict: Verdict
@@ -51,7 +51,7 @@ class Check:
     advice: str = ""
 
 
-# Modules, their use, and the extra that installs them.
+# Python modules, their purpose, and the extra of the package that installs them.
 _MODULES: Final = (
     (("torch", "transformers", "tokenizers", "safetensors"), "trains, as a server", "train"),
     (("onnx", "onnxscript"), "makes graphs of layers, for stages", "train"),
@@ -65,11 +65,11 @@ _MODULES: Final = (
 def machine_checks(
     runs: Path, has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
 ) -> Iterator[Check]:
-    """Yield the results of the checks of this machine.
+    """Check this machine, and yield the result of each check.
 
     Args:
-        runs: where runs would be written.
-        has: returns whether a module is installed.
+        runs: parent folder of run folders.
+        has: returns True if a Python module is installed.
     """
     machine = this_machine()
     memory = human_bytes(machine.memory_bytes) if machine.memory_bytes else "unknown size"
@@ -101,9 +101,10 @@ def _graphs() -> Check:
             f"stages cannot be computed: {error}",
             "pip install --force-reinstall onnxruntime",
         )
-    # The providers that Cleave may use, by the names that --provider takes.
+    # The names of the execution providers that Cleave may use, as in --provider.
     names = ", ".join(dict.fromkeys(s.provider.value for s in setups_of(None, providers)))
-    number = importlib.import_module("onnxruntime").__version__  # every package has this module
+    # All packages of ONNX Runtime (for CPUs, GPUs, ...) install the module `onnxruntime`.
+    number = importlib.import_module("onnxruntime").__version__
     return Check(Verdict.OK, f"ONNX Runtime {number} on {names}: computes stages")
 
 
@@ -118,7 +119,7 @@ def _pages() -> Check:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes on the disk that holds a folder, or would hold it."""
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
     there = folder.expanduser().absolute()
     while not there.exists():
         there = there.parent

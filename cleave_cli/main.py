@@ -1,4 +1,4 @@
-"""The `cleave` command."""
+"""Entry point of the `cleave` command."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ app.add_typer(simulate.app)
 
 
 def main() -> None:
-    """Run the command line; print an error as one sentence on stderr, with exit code 1 or 2."""
-    # `--debug` is accepted anywhere on the line, as people often append it.
+    """Run the `cleave` command. On an error, print one sentence on stderr and exit with 1 or 2."""
+    # `--debug` may be anywhere on the command line, because users often append it.
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
-    # With the default threshold, collecting garbage takes a sixth of the time to import torch.
+    # With the default threshold, garbage collection takes a sixth of the import time of torch.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     try:
-        app(args=arguments)  # exits the process itself, with 2 for wrong options
+        app(args=arguments)  # exits the process; the exit code for invalid options is 2
     except CleaveError as error:
         if debug:
             raise

@@ -1,4 +1,4 @@
-"""The operator's side of a session, for `cleave train --server` and `cleave jobs`."""
+"""The client of an operator session, for `cleave train --server` and `cleave jobs`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.transport.url_file import read_url
 
 
 class OperatorClient:
-    """An operator's session. Create it with `connect`."""
+    """A client that sends operator requests to a server. Create it with `connect`."""
 
     def __init__(self, connection: WebSocketConnection) -> None:
         self._connection = connection
@@ -25,10 +25,13 @@ class OperatorClient:
 
     @classmethod
     async def connect(cls, url: str) -> OperatorClient:
-        """Open an operator session with the URL that the server printed, or @FILE that holds it.
+        """Open an operator session.
+
+        Args:
+            url: operator URL that the server printed, or `@FILE` for a file with this URL.
 
         Raises:
-            CleaveError: when no server answers, or the server refuses.
+            CleaveError: when no server answers, or the server refuses the session.
         """
         target = parse_join_url(read_url(url))
         client = cls(await open_connection(target))
@@ -47,10 +50,14 @@ class OperatorClient:
         return client
 
     async def request(self, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return the answer.
+        """Send a request; return the data of the server's reply.
+
+        Args:
+            action: name of the request, such as `submit`.
+            arguments: arguments of the request.
 
         Raises:
-            CleaveError: when the server refuses, with its reason.
+            CleaveError: when the server refuses the request. The message has the server's reason.
         """
         number = next(self._ids)
         await self._send(messages.Request(number, action, arguments))
@@ -64,7 +71,7 @@ class OperatorClient:
         return reply.data
 
     async def records(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the records of the submitted or attached job, up to its last record."""
+        """Yield the records of the submitted or attached job until the job ends."""
         while True:
             message = await self._receive()
             if isinstance(message, messages.JobRecord):
@@ -73,7 +80,7 @@ class OperatorClient:
                     return
 
     async def close(self) -> None:
-        """Close the session; jobs continue."""
+        """Close the session. Jobs on the server continue."""
         await self._connection.close()
 
     async def _send(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""How commands reach the server as its operator: by its URL, or by its data folder."""
+"""Operator requests of commands, by the server's URL or by the server's data folder."""
 
 from __future__ import annotations
 
@@ -32,15 +32,19 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 
 def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) -> dict[str, Any]:
-    """Send a request to a server, or carry it out on its folder if no server runs.
+    """Send a request to a server, or execute it on the data folder if no server is running.
 
     Args:
-        action, arguments: the request's name and arguments.
-        server: the operator's URL; empty for the server that uses the folder `data`.
-        data: the server's data folder; None for the default one.
+        action: name of the request.
+        arguments: arguments of the request.
+        server: operator URL; empty for the server that uses the folder `data`.
+        data: data folder of the server; None for the default folder.
+
+    Returns:
+        The data of the reply.
 
     Raises:
-        CleaveError: when the request cannot be carried out.
+        CleaveError: when the request fails.
     """
     url = _find(server, data)
     if url:
@@ -52,10 +56,14 @@ def ask(action: str, arguments: dict[str, Any], server: str, data: Path | None) 
 
 
 def running_server(server: str, data: Path | None) -> str:
-    """Return the operator's URL of a running server; the arguments are those of `ask`.
+    """Return the operator URL of a running server.
+
+    Args:
+        server: operator URL; empty for the server that uses the folder `data`.
+        data: data folder of the server; None for the default folder.
 
     Raises:
-        CleaveError: when no server runs.
+        CleaveError: when no server is running.
     """
     url = _find(server, data)
     if not url:
@@ -64,13 +72,13 @@ def running_server(server: str, data: Path | None) -> str:
 
 
 def server_of_this_machine() -> str:
-    """Return the operator's URL of the server that uses `$CLEAVE_DATA` or the default folder.
+    """Return the operator URL of the server that uses `$CLEAVE_DATA` or the default folder.
 
     Returns:
-        The URL; empty if no server runs.
+        The URL; empty if no server is running.
 
     Raises:
-        CleaveError: when a server is starting.
+        CleaveError: when the server is still starting.
     """
     from cleave.server.store import data_folder
 
@@ -80,7 +88,11 @@ def server_of_this_machine() -> str:
 
 
 def _find(server: str, data: Path | None) -> str:
-    """Return the operator's URL; empty if no server uses the folder."""
+    """Return the operator URL; empty if no running server uses the folder.
+
+    Raises:
+        CleaveError: when the folder does not exist, or the server is still starting.
+    """
     from cleave.server.store import data_folder
 
     if server:
@@ -112,7 +124,7 @@ async def _ask_server(url: str, action: str, arguments: dict[str, Any]) -> dict[
 
 
 def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Carry out a request on the server's folder, without a server."""
+    """Execute a request on the database at `path`, without a running server."""
     from cleave.server.api.device_admin import DeviceAdmin
     from cleave.server.auth.access import Access
     from cleave.server.store.job_history import as_without_server
@@ -131,5 +143,5 @@ def _ask_store(path: Path, action: str, arguments: dict[str, Any]) -> dict[str, 
 
 
 def when(unix_s: float | None) -> str:
-    """Return a Unix time as local date and time; empty for None."""
+    """Format a Unix time as local date and time; empty for None."""
     return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))

@@ -1,4 +1,4 @@
-"""Helpers that several commands share."""
+"""Helpers for the options and the output of several commands."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cleave.errors import UsageError, not_installed
 
 
 def need_train_extra(command: str, *more: str) -> None:
-    """Refuse if a module for training, or one of `more`, is missing; name the extra to install.
+    """Raise if a Python module for training, or one of `more`, is not installed.
 
     Raises:
-        UsageError: when torch, transformers or another module is missing.
+        UsageError: when a module is missing. The message names the extra to install.
     """
     missing = [
         name
@@ -25,13 +25,13 @@ def need_train_extra(command: str, *more: str) -> None:
 
 
 def was_given(context: typer.Context, parameter: str) -> bool:
-    """Return whether an option is on the command line, even with its default value."""
+    """Return True if an option is on the command line, even with its default value."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def human_bytes(count: float) -> str:
-    """Return a number of bytes as text with a decimal unit, such as "1.5 MB"."""
+    """Format a number of bytes with a decimal unit, such as "1.5 MB"."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":
             break
@@ -40,7 +40,7 @@ def human_bytes(count: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number and its noun, such as "1 device" or "1,000 devices"."""
+    """Format a number with its noun, such as "1 device" or "1,000 devices"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

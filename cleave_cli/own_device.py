@@ -1,4 +1,4 @@
-"""A device process joined to a server of this process, for measurements."""
+"""A `cleave join` process that joins a temporary server, for measurements."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from profiles.measuring.tile_timer import SessionTimer
 
-_MOST_BYTES = 4 * 10**9  # more than any timed tile needs
+_MOST_BYTES = 4 * 10**9  # device memory, larger than any measured tile
 
 
 @contextmanager
 def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
-    """Yield a timer of tiles on a `cleave join` process, which ends with the block.
+    """Start a `cleave join` process, and yield a timer that measures tiles on this device.
+
+    The process ends when the `with` block ends.
 
     Args:
-        backend: name of the backend that multiplies.
-        threads: number of threads and of cores; 0 for all cores.
+        backend: name of the backend for matrix multiplications.
+        threads: number of threads and cores to use; 0 for all cores.
     """
     import numpy as np
 
@@ -31,10 +33,11 @@ def own_device(backend: str, threads: int) -> Iterator[SessionTimer]:
 
     total_bytes = total_memory_bytes() or 2 * _MOST_BYTES
     offered = min(_MOST_BYTES, total_bytes // 2)
-    with serve() as server, url_file(server.url) as source:  # other users can read command lines
+    # Pass the URL in a file, because other users can read command lines.
+    with serve() as server, url_file(server.url) as source:
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json"]
         command += ["--backend", backend, "--memory", str(offered // 10**6)]
-        command += ["--once"]  # ends with its server
+        command += ["--once"]  # ends when the server ends
         if threads:
             command += ["--cores", str(threads)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""A parameter server in its own process, which runs while a command needs it."""
+"""A temporary parameter server, which runs in its own process for one command."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """A running server.
+    """A running temporary server.
 
     Attributes:
-        url: the URL with which devices join.
-        operator_url: the URL for `cleave train --server`.
-        process: the server's process.
+        url: join URL for devices.
+        operator_url: operator URL for `cleave train --server`.
+        process: process of the server.
     """
 
     url: str
@@ -33,22 +33,22 @@ class OwnServer:
 
     @property
     def train_command(self) -> str:
-        """Return the command that trains on it, on two lines as the URL is long."""
+        """Return a command that trains on this server, on two lines because the URL is long."""
         return f"cleave train --model opt-tiny --server \\\n  '{self.operator_url}'"
 
 
 @contextmanager
 def own_server(*options: str) -> Iterator[OwnServer]:
-    """Run `cleave serve` on a free port of this machine until the block ends.
+    """Run `cleave serve` on a free port of this machine until the `with` block ends.
 
     Args:
-        options: further options of `cleave serve`.
+        options: additional options of `cleave serve`.
 
     Raises:
         CleaveError: when the server does not start.
     """
     command = [sys.executable, "-m", "cleave_cli", "serve", "--port", "0", "--json", *options]
-    command += ["--data", "none"]  # nothing to keep: its devices all share one credential
+    command += ["--data", "none"]  # store no data, because all devices share one credential
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ def own_server(*options: str) -> Iterator[OwnServer]:
         env={**os.environ, "CLEAVE_CREDENTIAL": secrets.token_urlsafe(24)},
     )
     assert process.stdout is not None
-    # Discard the rest of its output: a full pipe would block it.
+    # Read and discard the rest of the server's output, because a full pipe would block the server.
     reader = threading.Thread(target=process.stdout.read, daemon=True)
     try:
         line = process.stdout.readline()
@@ -75,5 +75,5 @@ def own_server(*options: str) -> Iterator[OwnServer]:
             process.wait()
         if reader.is_alive():
             reader.join(_STOP_S)
-        if not reader.is_alive():  # otherwise closing would wait for the reader
+        if not reader.is_alive():  # closing would wait for a running reader
             process.stdout.close()

@@ -1,4 +1,4 @@
-"""The input of `cleave plan` and `cleave doctor`, which forecast a step by each method."""
+"""The input of `cleave plan` and `cleave doctor`, and the forecasts of all methods."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from profiles.fleets import find_fleet
 
 @dataclass(frozen=True, slots=True)
 class PlanQuestion:
-    """A model, a batch, a fleet and a server to forecast.
+    """A model, a batch, a fleet and a server, for which to forecast a training step.
 
     Attributes:
         sizes: sizes of the model.
-        rows: sequences of the batch.
-        dtype: the dtype in which parameters and activations travel.
-        gemms, planner, element: matrix products of a step by tiles, and how they are planned.
-        devices: the fleet, with its throughput in `dtype`.
-        in_fp32: the fleet with its throughput in fp32, in which stages compute layers.
-        ps: the parameter server.
+        rows: number of sequences in the batch.
+        dtype: dtype of parameters and activations in messages.
+        gemms: GEMMs of a step by tiles.
+        planner: planner for the GEMMs.
+        element: bytes per element of the GEMMs' operands and results.
+        devices: rates of the devices, with the throughput in `dtype`.
+        in_fp32: rates of the devices, with the fp32 throughput, which applies to stages.
+        ps: throughput and network card of the parameter server.
     """
 
     sizes: StageSizes
@@ -46,7 +48,10 @@ class PlanQuestion:
     ps: PsCompute
 
     def choose(self, method: Method) -> MethodChoice:
-        """Forecast all methods, or `method` and the server alone, and choose one."""
+        """Forecast a step by each method that `method` permits, and choose one method.
+
+        A step on the server without devices is always included.
+        """
         forecaster = self.sizes.forecaster(self.rows, self.ps)
         forecasts: list[Forecast] = []
         if method in (Method.AUTO, Method.STAGES):
@@ -57,7 +62,7 @@ class PlanQuestion:
         return MethodChoice(method, forecasts)
 
     def by_stages(self, forecaster: StepForecaster) -> Forecast:
-        """Forecast a step by stages; a refused forecast has the reason."""
+        """Forecast a step by stages. If stages are not possible, the forecast is refused."""
         if self.dtype == "fp16":
             return refused(Method.STAGES, "stages travel in bf16 or fp32, not in fp16")
         try:
@@ -77,11 +82,11 @@ class PlanQuestion:
 
 
 def server_flops_per_s(gflops: float, dtype: str) -> float:
-    """Return the FLOP/s of the server alone, measured on this machine if not given.
+    """Return the server's throughput in FLOP/s.
 
     Args:
-        gflops: value of `--ps-gflops`; 0 to measure.
-        dtype: dtype of the measured products.
+        gflops: value of `--ps-gflops`; 0 to measure the throughput of this machine.
+        dtype: dtype of the matrix multiplications for the measurement.
     """
     if gflops:
         return gflops * 1e9
@@ -94,10 +99,10 @@ def server_flops_per_s(gflops: float, dtype: str) -> float:
 
 
 def adapters_of(rank: int, bits: int) -> Adapters | None:
-    """Return the adapters that `--lora` and `--lora-bits` ask for; None for the whole model.
+    """Return the adapters for `--lora` and `--lora-bits`; None to train the whole model.
 
     Raises:
-        UsageError: when the rank or the number of bits is not valid.
+        UsageError: when the rank or the number of bits is invalid.
     """
     if rank < 0:
         raise UsageError(f"--lora is {rank}; give a rank, or 0 to train the whole model")
@@ -109,10 +114,10 @@ def adapters_of(rank: int, bits: int) -> Adapters | None:
 
 
 def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice]:
-    """Return the devices of a fleet, with their throughput in a dtype.
+    """Return the devices of a fleet, with their throughput for `dtype`.
 
     Raises:
-        UsageError: when the fleet is not known.
+        UsageError: when the fleet is unknown.
     """
     try:
         return find_fleet(fleet, stragglers, dtype=dtype)
@@ -123,7 +128,10 @@ def fleet_devices(fleet: str, stragglers: float, dtype: str) -> list[FleetDevice
 def rates_of(
     devices: Sequence[FleetDevice], policy: CodingPolicy, card: PsRates
 ) -> list[DeviceRates]:
-    """Return the stated rates of devices, numbered from 0, and which directions are compressed."""
+    """Return the stated rates of devices, and which link directions are compressed.
+
+    The devices are numbered from 0 in the given order.
+    """
     rates = (
         DeviceRates(
             number,

@@ -1,4 +1,4 @@
-"""Which machines can reach a server at its address."""
+"""A hint for users whose server listens only on the loopback interface."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cleave.transport.addresses import is_loopback
 
 
 def only_here(url: str) -> str:
-    """Return a sentence if only this machine can reach the address; otherwise an empty text."""
+    """Return a hint if the URL has a loopback address; otherwise an empty string."""
     host = urlsplit(url).hostname or ""
     if not is_loopback(host):
         return ""

@@ -1,4 +1,4 @@
-"""Open the server of `cleave serve`, or several servers that train together."""
+"""Starts the server of `cleave serve`, or several servers that train together."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def serving(
     app: App, config: ServerConfig, runs: Path, cluster: ClusterOptions, grid: Grid | None
 ) -> Iterator[tuple[Server, JobRunner]]:
-    """Listen for devices until the block ends; yield the server and the runner of its jobs.
+    """Listen for devices until the `with` block ends; yield the server and its job runner.
 
     Args:
-        app: the parts of the server other than its fleet.
+        app: all parts of the server except its fleet.
         config: addresses and limits of the server.
-        runs: the folder for run folders, which all servers see.
+        runs: parent folder of run folders. All servers need access to this folder.
         cluster: number of servers, and their addresses.
-        grid: the electricity grid of the devices; None if it was not stated.
+        grid: electricity grid of the devices; None if unknown.
 
     Raises:
         CleaveError: when a server cannot listen, or the cluster cannot be reached.

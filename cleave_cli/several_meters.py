@@ -1,4 +1,4 @@
-"""The energy of `cleave train --servers N`: the energy of all devices and of this machine."""
+"""Energy meters for `cleave train --servers N`, which cover all devices and this machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class RunMeasured:
     """Measures the energy of a run, from the creation of this object.
 
     Attributes:
-        sample: reads this machine's counters; called before any can overflow twice.
-        record: returns the run's energy record, given each server's emulated devices.
+        sample: reads this machine's energy counters. Must be called often enough that no counter
+            overflows twice.
+        record: returns the run's energy record. Its argument has, for each server, the energy of
+            the emulated devices.
     """
 
     sample: Callable[[], object]
@@ -28,7 +30,7 @@ class RunMeasured:
 
 
 def of_joined_devices(doors: Doors, open_here: ExitStack) -> RunMeasured:
-    """Measure the work of joined devices, until `open_here` closes."""
+    """Measure the energy of this machine and of joined devices, until `open_here` closes."""
     from cleave.cluster.door_logs import DoorLogs
     from cleave.machine.sensors import PowerMeter, Sensors
     from cleave.server.jobs.job_energy import JobMeter
@@ -41,10 +43,11 @@ def of_joined_devices(doors: Doors, open_here: ExitStack) -> RunMeasured:
 
 
 def of_emulated_devices(*, on_one_machine: bool) -> RunMeasured:
-    """Measure this machine; each server meters the devices that it emulates.
+    """Measure the energy of this machine. Each server meters its own emulated devices.
 
     Args:
-        on_one_machine: whether all servers are on this machine; the power of others is unknown.
+        on_one_machine: whether all servers run on this machine. If not, the energy of the servers
+            is unknown, because the power of other machines is not measured.
     """
     from cleave.machine.sensors import PowerMeter, Sensors
     from emulator.run_meter import RunMeter

@@ -1,4 +1,4 @@
-"""`cleave train --servers N`: train one model on several servers, which Ray starts."""
+"""`cleave train --servers N`: train one model on several servers, started with Ray."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class EmulatedFleets:
     """Opens each server's share of the emulated devices.
 
     Attributes:
-        members: all devices; server i of n gets every n-th from the i-th.
-        seed: seed of their random behavior.
-        coding: on which links payloads count as compressed.
+        members: the devices of all servers. Server i of n emulates devices i, i + n, i + 2n, ...
+        seed: seed of the devices' random behavior.
+        coding: links on which payloads count as compressed; a value of `--coding`.
     """
 
     members: Sequence[FleetDevice]
@@ -39,7 +39,7 @@ class EmulatedFleets:
     coding: str
 
     def __call__(self, ranks: Ranks) -> Fleet | None:
-        """Return the fleet of a server; None where the servers compute themselves."""
+        """Return the fleet of one server; None if the servers compute without devices."""
         from emulator.virtual import emulated
 
         if not self.members:
@@ -48,7 +48,7 @@ class EmulatedFleets:
         return emulated(members, seed=self.seed + ranks.rank, coding=self.coding)
 
     def meter(self, fleet: Fleet) -> Callable[[], RunEnergy]:
-        """Meter such a fleet from now on; return a function that returns the energy so far."""
+        """Start to meter a fleet; return a function that returns the energy since this call."""
         from cleave.machine.sensors import PowerMeter, Sensors
         from emulator.run_meter import RunMeter
 
@@ -63,14 +63,14 @@ def train_on_several(
     grid: str,
     display: Display,
 ) -> None:
-    """Train on several servers, for `cleave train`.
+    """Train a model on several servers, for `cleave train --servers`.
 
     Args:
-        request: the job, with the arguments of an operator's `submit`.
-        options: the emulated devices, which the servers share.
-        cluster: the servers.
-        grid: the electricity grid; empty if not given.
-        display: shows the records.
+        request: the job, as the arguments of the operator request `submit`.
+        options: options of the emulated devices, which are distributed among the servers.
+        cluster: number of servers, and their addresses.
+        grid: electricity grid; empty if unknown.
+        display: shows the records of the run.
 
     Raises:
         CleaveError: for every problem that the user can solve.
@@ -91,9 +91,9 @@ def train_on_several(
     from cleave_cli.several_meters import of_emulated_devices, of_joined_devices
 
     if grid:
-        electricity(grid, 0.0, 0.0)  # refuse an unknown country now
+        electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts
     asked = JobRequest.from_dict(request)
-    spec = asked.spec()  # refuse before anything is started
+    spec = asked.spec()  # raises for an invalid job, before anything is started
     servers = cluster.servers
     members = [] if cluster.listen else options.members(spec.dtype, spec.seed)
     if members and len(members) < servers:
@@ -104,7 +104,8 @@ def train_on_several(
     at = _listen_address(cluster.listen) if cluster.listen else None
     check_memory(spec, servers)
     display.start(spec.steps)
-    prepare(spec, TrainContext(None, lambda record: None))  # refused jobs leave no folder
+    # Raise for an invalid job before a run folder is created.
+    prepare(spec, TrainContext(None, lambda record: None))
     with ray_of(cluster) as ray, ExitStack() as open_here:
         check_cores(cores_of_nodes(ray), servers)
         fleets = EmulatedFleets(members, spec.seed, options.coding)
@@ -128,7 +129,8 @@ def train_on_several(
             fleets.meter if at is None else None,
             asked.accept_changes,
         )
-        with folder.lock():  # refuse a locked run now; the first server locks it later
+        # Raise now if another process has locked the run folder. Server 1 locks the folder later.
+        with folder.lock():
             pass
         began = False
         last: list[DoneRecord] = []
@@ -139,7 +141,7 @@ def train_on_several(
                 context.patience(lambda: record.step).insist(lambda: options.keep(folder.path))
             began = began or isinstance(record, StartRecord)
             if isinstance(record, DoneRecord):
-                last.append(record)  # shown after the energy, which servers report when they end
+                last.append(record)  # shown after the energy, which arrives at the end
             else:
                 display.record(record)
 
@@ -162,14 +164,14 @@ def train_on_several(
 def _opened(
     ray: Any, servers: int, at: tuple[str, int], display: Display, open_here: ExitStack
 ) -> Doors:
-    """Open the listeners of all servers, and show where devices join.
+    """Open the listeners of all servers, and show the join URL of each server.
 
     Args:
         ray: the Ray module, connected to a cluster.
         servers: number of servers.
-        at: host and port.
-        display: shows the addresses.
-        open_here: closes the listeners.
+        at: host and first port to listen on.
+        display: shows the join URLs.
+        open_here: exit stack that closes the listeners.
 
     Raises:
         UsageError: when a node cannot listen at the address.
@@ -181,7 +183,7 @@ def _opened(
     from cleave.server.runtime import Numbering
 
     host, port = at
-    config = ServerConfig(host=host, port=port)  # one credential for all
+    config = ServerConfig(host=host, port=port)  # all servers share one credential
     numbered = [replace(config, numbering=Numbering(n + 1, servers)) for n in range(servers)]
     doors = open_doors(ray, [DoorSetup(each) for each in numbered], display.note)
     open_here.callback(doors.close)
@@ -195,7 +197,7 @@ def _opened(
 
 
 def _listen_address(text: str) -> tuple[str, int]:
-    """Return the host and port of `--listen`.
+    """Parse the host and port of `--listen`.
 
     Raises:
         UsageError: when the text is neither host:port nor a port.

@@ -1,4 +1,4 @@
-"""Options and progress of commands that simulate for minutes."""
+"""Options and the progress bar of commands that run many simulations."""
 
 from __future__ import annotations
 
@@ -25,23 +25,27 @@ RayAddress = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SimulationProgress:
-    """A progress bar on stderr that counts simulations."""
+    """A progress bar on stderr that counts finished simulations."""
 
     _bar: Progress
     _task: TaskID
 
     def done(self, what: str) -> None:
-        """Count one more simulation, and show its name."""
+        """Count one finished simulation, and show `what` as its description."""
         self._bar.update(self._task, advance=1, description=what)
 
     def say(self, what: str) -> None:
-        """Show what is running now."""
+        """Show a description of the running simulation."""
         self._bar.update(self._task, description=what)
 
 
 @contextmanager
 def simulation_progress(total: int) -> Iterator[SimulationProgress]:
-    """Show a progress bar while a block runs."""
+    """Show a progress bar until the `with` block ends.
+
+    Args:
+        total: number of simulations.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,

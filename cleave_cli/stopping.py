@@ -1,4 +1,4 @@
-"""Signals that end a command in order."""
+"""Signal handlers that let a command finish cleanly."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def stops_in_order(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Stop after the current step at the first Ctrl-C or SIGTERM; end at once at the second.
+    """Handle Ctrl-C and SIGTERM until the `with` block ends.
+
+    After the first signal, the caller should stop after the current step. The second signal raises
+    KeyboardInterrupt.
 
     Args:
-        tell: called with a message for the user at the first signal.
+        tell: called with a message for the user after the first signal.
 
     Returns:
-        A context manager that yields a function, which returns whether to stop.
+        A context manager. It yields a function that returns True after the first signal.
     """
     stopping = False
 
@@ -36,12 +39,13 @@ def stops_in_order(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Return the signals that end a server in order, including SIGHUP when its terminal closes.
+    """Return the signals that shut a server down cleanly: SIGINT, SIGTERM and usually SIGHUP.
 
-    Under `nohup`, SIGHUP is ignored, so the server outlives its terminal.
+    SIGHUP means that the terminal was closed. Under `nohup`, SIGHUP is ignored and not returned, so
+    that the server outlives its terminal.
     """
     found = [signal.SIGINT, signal.SIGTERM]
-    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
         found.append(hangup)
     return found

@@ -1,4 +1,4 @@
-"""A trained model that a command uses, on this machine or on a fleet."""
+"""Runs a trained model for a command, on this machine or on a fleet."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ Step: TypeAlias = Annotated[
 def use(
     request: UseRequest, devices: int, server: str, report: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Use a model, and call `report` with every record.
+    """Generate text with a model or evaluate it, and report the results.
 
     Args:
-        request: the model, and how to use it.
-        devices: number of emulated devices that multiply; 0 for none.
-        server: URL of a server whose devices multiply; empty for this machine.
-        report: called with the records of `cleave.training.results.uses`, as dictionaries.
+        request: the model, and what to do with it.
+        devices: number of emulated devices that execute matrix multiplications; 0 for none.
+        server: operator URL of a server whose devices execute matrix multiplications; empty for
+            this machine.
+        report: called with each record of `cleave.training.results.uses`, as a dictionary.
 
     Raises:
-        CleaveError: when the model cannot be opened or used.
+        CleaveError: when the model cannot be opened or executed.
     """
     import cleave
     from cleave.training.loop.records import Record, to_dict
@@ -88,7 +89,8 @@ def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any
                         raise CleaveError(f"{job} {record['event']}: {record.get('text')}")
                     report(record)
             except asyncio.CancelledError:
-                await client.request("stop", {"job": job})  # nobody would read the rest
+                # No client would read the remaining records.
+                await client.request("stop", {"job": job})
         finally:
             await client.close()
 
@@ -97,7 +99,11 @@ def _on_server(server: str, request: UseRequest, report: Callable[[dict[str, Any
 
 @contextmanager
 def progress_bar(what: str, *, hidden: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a transient bar on stderr; yield a function that takes the done and total counts."""
+    """Show a progress bar on stderr until the `with` block ends.
+
+    Yields:
+        A function that sets the number of finished units and the total number of units.
+    """
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=None)

@@ -1,4 +1,4 @@
-"""Activities of emulated devices, as records for traces, logs and tests."""
+"""Records of what emulated devices do, for traces, logs and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cleave.protocol.messages import Message
 
 
 class Direction(Enum):
-    """Direction of a message."""
+    """Direction of a message: `DOWN` to the device, `UP` to the PS."""
 
     DOWN = "down"
     UP = "up"
@@ -24,10 +24,13 @@ class Transfer:
     """One message on an emulated link.
 
     Attributes:
-        at_s: when the message was queued on the link.
-        device: number of the device that has the link.
-        begin_s, end_s: when its first byte left, and its last.
-        arrives_s: when it arrives.
+        at_s: time when the sender queued the message on the link.
+        device: number of the device that sends or receives the message.
+        direction: whether the device receives or sends the message.
+        message: the message.
+        nbytes: size of the encoded message, after any compression.
+        begin_s, end_s: times when the first byte and the last byte leave the sender.
+        arrives_s: time when the last byte arrives at the receiver.
     """
 
     at_s: float
@@ -42,7 +45,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Multiplication:
-    """One matrix product on an emulated device."""
+    """One matrix multiplication on an emulated device; times in seconds."""
 
     device: int
     run: int
@@ -55,7 +58,7 @@ class Multiplication:
 
 @dataclass(frozen=True, slots=True)
 class GraphExecution:
-    """One run of a graph on an emulated device."""
+    """One run of a graph on an emulated device; times in seconds."""
 
     device: int
     run: int
@@ -66,7 +69,7 @@ class GraphExecution:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Arrival or departure of a device."""
+    """A device joins (`here` is True) or leaves (`here` is False)."""
 
     at_s: float
     device: int
@@ -80,7 +83,7 @@ Activity: TypeAlias = Transfer | Multiplication | GraphExecution | Presence
 def execution(
     device: int, order: Order, begin_s: float, end_s: float
 ) -> Multiplication | GraphExecution | None:
-    """Return the record of an order's execution; None for an order that computes nothing."""
+    """Return the record of an order's execution; None for a fetch, which computes nothing."""
     match order:
         case Compute():
             return Multiplication(

@@ -17,7 +17,7 @@ from emulator.virtual import Arithmetic, VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
 OPTIMIZER_PER_S = 1e9
-"""Parameters a second that the PS's optimizer updates, on several cores with fast memory."""
+"""Parameters per second that the PS's optimizer updates, on several cores with fast memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class EmulatedStages:
     """Result of emulated steps by stages.
 
     Attributes:
-        model: the model, with the batch cut into micro-batches.
+        model: the planner's model, with the tokens of each micro-batch.
         plan: the plan of the stages.
-        ran: the steps.
-        ps: the PS, with the time of its optimizer.
-        alone_s: seconds of a step on the PS alone.
+        ran: time, traffic and memory of the emulated steps.
+        ps: throughput of the PS, and the seconds of its optimizer step.
+        alone_s: predicted seconds of a step on the PS without devices.
     """
 
     model: StageModel
@@ -40,12 +40,12 @@ class EmulatedStages:
 
     @property
     def steps(self) -> Sequence[EmulatedStep]:
-        """Return the steps, in order; arrays that stay on devices travel in the first."""
+        """Return the steps, in order. Frozen parameters are sent only in the first step."""
         return self.ran.steps
 
     @property
     def step_s(self) -> float:
-        """Return the virtual seconds of the last step, with the PS's optimizer."""
+        """Return the virtual seconds of the last step, including the optimizer step."""
         return self.steps[-1].seconds + self.ps.optimizer_s
 
 
@@ -63,22 +63,24 @@ def emulate_stages(
     seed: int = 0,
     observers: Sequence[Callable[[Activity], None]] = (),
 ) -> EmulatedStages:
-    """Plan stages for a fleet, and emulate steps by array sizes alone.
+    """Plan stages for a fleet, and emulate training steps from array sizes only.
 
     Args:
         spec: the model.
-        rows, sequence: sequences of the batch, and tokens of a sequence.
-        members: the devices, which state their throughput in fp32, in which graphs run.
-        ps_flops_per_s: throughput of the PS, for the loss and for the step on the PS alone.
-        card: the PS's network card.
-        dtype: dtype in which parameters, activations and gradients travel.
-        steps: number of steps.
-        coding: on which links payloads count as compressed.
-        seed: seed of links and jitter.
-        observers: called with every activity of devices and links.
+        rows: number of sequences in the batch.
+        sequence: number of tokens in a sequence.
+        members: the devices. Their throughput must be the fp32 throughput, because graphs compute
+            in fp32.
+        ps_flops_per_s: throughput of the PS, for the loss and for a step without devices.
+        card: rates of the PS's network card.
+        dtype: dtype of parameters, activations and gradients in messages.
+        steps: number of steps to emulate.
+        coding: links on which payloads count as compressed; a value of `--coding`.
+        seed: seed of jitter, drift and the presence of devices.
+        observers: functions that are called with every activity of every device.
 
     Raises:
-        PlanError: when no stages fit these devices.
+        PlanError: when the devices cannot run the model in stages, for example for lack of memory.
     """
     runtime = VirtualRuntime(
         members, None, Arithmetic.NONE, card, verify=False, coding=coding, seed=seed

@@ -1,4 +1,4 @@
-"""Computation time of an emulated device: its model, its temperature and its owner's load."""
+"""Computation time of an emulated device, from its profile, temperature and owner's load."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from profiles.thermal import ThermalState
 
 
 class EmulatedProcessor:
-    """The processor of one device, which runs one order at a time.
+    """The processor of one emulated device, which executes one order at a time.
 
     Args:
-        device: the device's rates, models and owner's load.
-        now_s: the time at which it starts, cool and idle.
+        device: the device's throughput, performance models and owner's load.
+        now_s: start time in seconds. The processor starts at ambient temperature and idle.
+
+    Attributes:
+        free_s: time when the processor has executed all queued orders.
     """
 
     __slots__ = ("_device", "_share", "_thermal", "free_s")
@@ -27,7 +30,7 @@ class EmulatedProcessor:
         self.free_s = now_s
 
     def run(self, order: Order, now_s: float) -> tuple[float, float]:
-        """Queue an order now; return when it begins and ends, in seconds."""
+        """Queue an order at `now_s`; return the order's begin and end times in seconds."""
         begin_s = self.free_s if self.free_s > now_s else now_s
         woken = now_s > self.free_s
         if isinstance(order, Compute):
@@ -40,13 +43,13 @@ class EmulatedProcessor:
         return begin_s, self.free_s
 
     def full_speed_s(self, order: Compute, woken: bool = False) -> float:
-        """Return the seconds of a multiplication on a cool device without other load.
+        """Return the seconds of a matrix multiplication on a cool device without other load.
 
-        Marks the operands as used.
+        Marks the operands as used, because the first use of an operand takes longer.
 
         Args:
-            order: the multiplication.
-            woken: whether the device has been idle.
+            order: the matrix multiplication.
+            woken: whether the processor was idle before this order.
         """
         model = self._device.compute
         if model is None:

@@ -1,10 +1,11 @@
-"""Products computed in this process, without the cost of multiplying small blocks.
+"""Deferred matrix multiplications, which avoid multiplying many small blocks.
 
-In virtual time an emulated device answers with a `DeferredProduct`. Its size is known, and it is
-computed only if it is packed for a network. When a GEMM is complete, the products of each tile are
-computed in one multiplication, from the arrays that the devices received, directly into C. Products
-of small blocks would take 2 to 6 times as long. The numbers are those of a device that multiplies
-its tile in one call.
+In virtual time, an emulated device returns a `DeferredProduct` instead of a computed block. The
+size of a deferred product is known, and its elements are computed only if they are packed for a
+network. When a GEMM is complete, all blocks of a tile are computed in one multiplication. It reads
+the arrays that the devices received and writes directly into C. Separate multiplications of small
+blocks would take 2 to 6 times as long. The result equals that of a device that multiplies its whole
+tile in one call.
 """
 
 from __future__ import annotations
@@ -26,70 +27,70 @@ from cleave.scheduler.tiles.gemm_job import GemmTask
 
 @dataclass(slots=True)
 class DeferredProduct:
-    """A result that has not been computed yet."""
+    """A block whose matrix multiplication has not been executed yet."""
 
     order: Compute
     backend: MatmulBackend
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the result in bytes."""
+        """Return the size of the block in bytes."""
         return self.order.rows * self.order.columns * self.order.out.itemsize
 
     def compute(self) -> Buffer:
-        """Compute the block on its own, as a device with this backend does."""
+        """Multiply only this block, as a device with the same backend does."""
         return execute(self.backend, self.order)
 
     def pack(self) -> memoryview:
-        """Return the bytes that are sent."""
+        """Compute the block; return its bytes as sent over a network."""
         return self.compute().pack()
 
 
 @dataclass(frozen=True, slots=True)
 class SizedProduct:
-    """A result that has only a size."""
+    """A result that has a size but no elements."""
 
     nbytes: int
 
     def part(self, first: int, stop: int) -> SizedProduct:
-        """Return the part from byte `first` to byte `stop`."""
+        """Return the part from byte `first` (inclusive) to byte `stop` (exclusive)."""
         return SizedProduct(stop - first)
 
     def followed_by(self, others: Sequence[SizedProduct]) -> SizedProduct:
-        """Return this result and others as one."""
+        """Return the concatenation of this result and `others`."""
         return SizedProduct(self.nbytes + sum(other.nbytes for other in others))
 
     def pack(self) -> memoryview:
-        """Raise UsageError: a size has no bytes to pack."""
+        """Raise UsageError, because the result has no elements to pack."""
         raise UsageError("a fleet that emulates sizes only has no results to send")
 
 
 class SizedOutput:
-    """Replaces `Output` when results have only a size."""
+    """Replaces `Output` when results have a size but no elements."""
 
     def __init__(self, out: Buffer) -> None:
         return None
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Do nothing: a size has no block to place."""
+        """Do nothing, because the block has no elements."""
 
     def finish(self) -> None:
-        """Do nothing: no result exists."""
+        """Do nothing, because C has no elements."""
 
 
 class DeferredOutput:
-    """Replaces `Output`, and multiplies tile by tile when the GEMM is complete."""
+    """Replaces `Output`. Executes one multiplication for each tile once the GEMM is complete."""
 
     def __init__(self, out: Buffer) -> None:
         self._output = Output(out)
         self._arrived: dict[int, list[tuple[GemmTask, Any]]] = {}
 
     def place(self, task: GemmTask, payload: Any) -> None:
-        """Keep one result until the GEMM is complete."""
+        """Store the result of one task until the GEMM is complete."""
         self._arrived.setdefault(task.tile, []).append((task, payload))
 
     def finish(self) -> None:
-        """Multiply the GEMM tile by tile, adding partial sums in the order of k."""
+        """Execute one multiplication per tile and write C; add partial sums in the order of k."""
         for tile in sorted(self._arrived.values(), key=lambda t: (t[0][0].block.k, t[0][0].tile)):
             if not self._multiply_whole(tile):
                 for task, payload in tile:
@@ -99,7 +100,10 @@ class DeferredOutput:
         self._output.finish()
 
     def _multiply_whole(self, tile: Sequence[tuple[GemmTask, Any]]) -> bool:
-        """Multiply a tile at once if its strips are adjacent in memory; return whether they are."""
+        """Execute a tile's tasks as one multiplication; return False if that is not possible.
+
+        One multiplication requires that the strips of the tile are adjacent in memory.
+        """
         deferred: list[tuple[GemmTask, DeferredProduct]] = []
         for task, payload in tile:
             if not isinstance(payload, DeferredProduct):
@@ -138,13 +142,13 @@ def _hull(spans: Iterable[Span]) -> Span:
 
 
 def _oriented(array: Any, transposed: bool) -> Buffer:
-    """Return an array, transposed if the product takes it so."""
+    """Return an array as a buffer, transposed if `transposed`."""
     buffer = as_buffer(array)
     return buffer.T if transposed else buffer
 
 
 def _joined(parts: dict[tuple[Span, Span], Buffer], rows: Span, columns: Span) -> Buffer | None:
-    """Return one view of parts that are adjacent in memory; None when they are not."""
+    """Return one view of all parts; None if the parts are not adjacent in memory."""
     row0, column0 = min(parts)
     corner = parts[row0, column0]
     if len(parts) == 1:
@@ -167,7 +171,10 @@ def _address(view: Array) -> int:
 
 
 def default_backend() -> MatmulBackend:
-    """Return the torch backend if torch is installed, as operands are then torch tensors."""
+    """Return the torch backend if torch is installed, else the NumPy backend.
+
+    With torch installed, the operands usually are torch tensors.
+    """
     from cleave.machine.backends import NumpyBackend, TorchBackend
 
     try:

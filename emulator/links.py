@@ -1,10 +1,11 @@
-"""Emulated links: one for each direction of a device, and the lines they share.
+"""Emulated links: one link for each direction of a device, and bottlenecks that links share.
 
-Messages of one direction follow one another at the link's rate, and arrive after the latency. The
-rate drifts as exp(sigma x - sigma^2/2), where x is fractional Gaussian noise: measured rates are
-correlated over all time scales. Jitter is added to the latency and never reorders messages, as on
-one TCP connection. Packet loss lowers the rate: a TCP connection that loses a share p of its
-packets reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and sends a share p twice.
+A link sends one message after another at its rate, and each message arrives after the latency. The
+rate drifts by the factor exp(sigma x - sigma^2/2), where x is fractional Gaussian noise, because
+measured rates are correlated over all time scales. Jitter is added to the latency and never
+reorders messages, as on one TCP connection. Packet loss lowers the rate: a TCP connection that
+loses a share p of its packets reaches at most MSS / RTT sqrt(3 / 2p) (Mathis et al. 1997), and
+sends a share p of the packets twice.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ _MSS_BYTES: Final = 1460
 _NOISE_BLOCK: Final = 1024
 
 PIECE_BYTES: Final = 2**18
-"""Bytes that a message sends on a shared line before other messages get a turn."""
+"""Bytes of a message that cross a shared bottleneck before another message may cross it."""
 
 
 class FractionalNoise:
-    """Fractional Gaussian noise of unit variance; indexes must not decrease.
+    """Fractional Gaussian noise of unit variance. Read the values with non-decreasing indices.
 
-    Values are exact within blocks of 1024, by circulant embedding (Davies and Harte 1987). Blocks
-    are independent. Only the last one is kept, because an emulation may last for months.
+    Blocks of 1024 values are drawn exactly, by circulant embedding (Davies and Harte 1987), and
+    independently of each other. Only the current block is stored, because an emulation may last for
+    months of virtual time.
 
     Args:
-        hurst: Hurst exponent: 0.5 for white noise, up to 1.
-        rng: draws all values.
+        hurst: Hurst exponent, from 0.5 (white noise) to 1.
+        rng: random number generator.
     """
 
     def __init__(self, hurst: float, rng: np.random.Generator) -> None:
@@ -45,7 +47,7 @@ class FractionalNoise:
         covariance = ((lags + 1) ** power - 2 * lags**power + np.abs(lags - 1) ** power) / 2
         eigenvalues = np.fft.fft(np.concatenate([covariance, covariance[-2:0:-1]])).real
         self._scale = np.sqrt(np.maximum(eigenvalues, 0) / (2 * _NOISE_BLOCK))
-        self._number = -1  # of the kept block
+        self._number = -1  # index of the stored block
         self._block: list[float] = []
 
     def __getitem__(self, index: int) -> float:
@@ -60,22 +62,22 @@ class FractionalNoise:
 
 @dataclass(slots=True)
 class Shared:
-    """One direction of a bottleneck, which sends one message at a time."""
+    """One direction of a shared bottleneck, which transmits one message at a time."""
 
     bytes_per_s: float
     free_s: float = 0.0
 
     def passes(self, now_s: float, nbytes: int) -> float:
-        """Queue a message that arrives at `now_s`; return when it has passed, in seconds."""
+        """Queue `nbytes` at `now_s`; return the time when all bytes have passed, in seconds."""
         self.free_s = max(now_s, self.free_s) + nbytes / self.bytes_per_s
         return self.free_s
 
 
 class SharedLines:
-    """The bottlenecks of a fleet, with both directions of each.
+    """The shared bottlenecks of a fleet.
 
     Args:
-        card: the PS's network card, which all devices share; None if it has no limit.
+        card: the PS's network card, which all devices share; None for an unlimited card.
     """
 
     def __init__(self, card: SharedBottleneck | None = None) -> None:
@@ -83,7 +85,7 @@ class SharedLines:
         self._card = card
 
     def of(self, device: FleetDevice) -> tuple[list[Shared], list[Shared]]:
-        """Return the lines that a device shares with others: of its downlink, and of its uplink."""
+        """Return the shared bottlenecks on a device's downlink, and those on its uplink."""
         down, up = [], []
         for bottleneck in (device.bottleneck, self._card):
             if bottleneck is not None:
@@ -100,12 +102,13 @@ class SharedLines:
 
 @dataclass(slots=True)
 class Departure:
-    """A message on a link with shared lines, which is sent in pieces.
+    """A message on a link with shared bottlenecks, which is sent in pieces.
 
     Attributes:
-        left_bytes: bytes that have not been sent yet.
-        left: called with the times of its first byte and last byte, after the last piece.
-        begin_s: when its first byte was sent; None before that.
+        left_bytes: remaining bytes to send.
+        left: called after the last piece, with the times when the message's first byte and last
+            byte were sent.
+        begin_s: time when the first byte was sent; None if no byte was sent yet.
     """
 
     left_bytes: int
@@ -113,7 +116,7 @@ class Departure:
     begin_s: float | None = None
 
     def depart(self, link: Link, now_s: float) -> bool:
-        """Send the next piece; return whether it was the last one."""
+        """Send the next piece of the message; return True if no bytes remain."""
         piece = min(PIECE_BYTES, self.left_bytes)
         begin_s, end_s = link.occupy(now_s, piece)
         self.left_bytes -= piece
@@ -128,13 +131,19 @@ class Link:
     """One direction of a device's link.
 
     Attributes:
-        bytes_per_s: mean rate, after loss.
+        bytes_per_s: mean rate, after the reduction for packet loss.
         latency_s: one-way latency.
-        free_s: when everything queued so far has been sent.
-        shared: bottlenecks on the path. With any, the caller sends one piece of a message at a time
-            (`PIECE_BYTES`), each after the one before. Whole messages would reserve the bottleneck
-            long before they reach it, and block the messages of other devices.
-        queue: messages of the caller that wait for such a link; the first is being sent.
+        jitter_s: mean of the random delay that is added to the latency.
+        sigma: standard deviation of the logarithm of the drifting rate.
+        interval_s: seconds for which the drifting rate stays constant.
+        noise: fractional Gaussian noise of the drift; None for a constant rate.
+        rng: random number generator for jitter.
+        free_s: time when all queued bytes have been sent.
+        arrived_s: latest arrival time so far, if the link has jitter.
+        shared: bottlenecks on the path. If the path has a bottleneck, the caller sends a message in
+            pieces of `PIECE_BYTES`, each after the previous piece was sent. A whole message would
+            reserve the bottleneck too early, and block the messages of other devices.
+        queue: on a link with bottlenecks, the messages to send; the first message is being sent.
     """
 
     bytes_per_s: float
@@ -150,19 +159,20 @@ class Link:
     queue: deque[Departure] = field(default_factory=deque)
 
     def transmit(self, now_s: float, nbytes: int) -> tuple[float, float, float]:
-        """Send a message after the messages before it.
+        """Send a message after all queued messages.
 
         Returns:
-            When its first byte leaves, when its last byte leaves, and when it arrives, in seconds.
+            Times, in seconds, when the first byte leaves, the last byte leaves, and the message
+            arrives.
         """
         begin_s, end_s = self.occupy(now_s, nbytes)
         return begin_s, end_s, self.arrival_s(end_s)
 
     def occupy(self, now_s: float, nbytes: int) -> tuple[float, float]:
-        """Send a message, or a piece of one, after everything before it.
+        """Send `nbytes` of a message after all queued bytes.
 
         Returns:
-            When its first byte leaves, and when its last byte leaves, in seconds.
+            Times, in seconds, when the first byte leaves and when the last byte leaves.
         """
         begin_s = self.free_s if self.free_s > now_s else now_s
         if self.noise is None:
@@ -175,7 +185,7 @@ class Link:
         return begin_s, end_s
 
     def arrival_s(self, end_s: float) -> float:
-        """Return when the next message arrives, if its last byte leaves at `end_s`."""
+        """Return the arrival time of the next message, whose last byte leaves at `end_s`."""
         arrives_s = end_s + self.latency_s
         if self.rng is not None and self.jitter_s:
             arrives_s = max(self.arrived_s, arrives_s + self.rng.expovariate(1 / self.jitter_s))
@@ -198,7 +208,7 @@ class Link:
 def links_of(
     device: FleetDevice, rng: random.Random, lines: SharedLines, now_s: float = 0.0
 ) -> tuple[Link, Link]:
-    """Return the downlink and the uplink of a device, in use from `now_s`."""
+    """Return the downlink and the uplink of a device that connects at `now_s`."""
     down_lines, up_lines = lines.of(device)
     made = []
     for rate, shared in (

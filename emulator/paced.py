@@ -1,10 +1,11 @@
-"""Real-time emulation: devices over real connections that pace themselves by their profiles.
+"""Real-time emulation: sessions over real connections, as slow as the devices' profiles.
 
-A device is the session that `cleave join` runs, with two wrappers. `PacedConnection` delays every
-message until the modelled link would have delivered it. `PacedComputer` answers when the modelled
-device would have. Both use the models of virtual time, on this machine's clock times a factor.
+An emulated device is the session that `cleave join` runs, with two wrappers. `PacedConnection`
+delays every message until the modelled link would have delivered the message. `PacedComputer`
+delays every result until the modelled device would have finished the computation. Both wrappers use
+the models of virtual time. Emulated time is this machine's time multiplied by a speed factor.
 
-An answer is late if this machine finished the product after the emulated device would have.
+A result is late if this machine finished the computation after the modelled device would have.
 """
 
 from __future__ import annotations
@@ -33,15 +34,16 @@ from emulator.links import Departure, Link
 _WITH_ARRAYS: Final = messages.Put | messages.PutCoded | messages.Result | messages.ResultCoded
 
 LATE_S: Final = 0.02
-"""Lateness that is tolerated, in seconds: timers of a busy machine are no more exact."""
+"""Tolerated lateness of a result in seconds, about the precision of a busy machine's timers."""
 
 
 AHEAD_S: Final = 0.5
-"""Emulated seconds by which messages are received ahead of the model."""
+"""Maximum backlog of the modelled downlink, in emulated seconds. With a longer backlog, the next
+message is not read from the real connection yet."""
 
 
 class Clock:
-    """A clock of emulated seconds, from zero: event-loop time multiplied by a speed.
+    """A clock of emulated seconds since its creation: event-loop time multiplied by `speed`.
 
     Args:
         speed: emulated seconds per real second.
@@ -61,7 +63,7 @@ class Clock:
         return self._loop.call_at(self._begin_s + when_s / self._speed, what)
 
     async def sleep(self, wait_s: float) -> None:
-        """Sleep for emulated seconds."""
+        """Sleep for `wait_s` emulated seconds."""
         await asyncio.sleep(wait_s / self._speed)
 
     async def sleep_until(self, when_s: float) -> None:
@@ -73,12 +75,12 @@ class Clock:
 
 @dataclass(slots=True)
 class Lateness:
-    """Lateness of this machine's answers.
+    """Lateness of the results of all emulated devices.
 
     Attributes:
-        answers: number of answered tasks, without the server's probes.
-        late: number of answers that were more than `LATE_S` late.
-        worst_s: the greatest lateness, in emulated seconds.
+        answers: number of results, except results of the server's probes.
+        late: number of results that were more than `LATE_S` late.
+        worst_s: maximum lateness of a result, in emulated seconds.
     """
 
     answers: int = 0
@@ -86,24 +88,25 @@ class Lateness:
     worst_s: float = 0.0
 
     def count(self, late_s: float) -> None:
-        """Count one answer that was `late_s` seconds late."""
+        """Count one result that was `late_s` emulated seconds late."""
         self.answers += 1
         self.worst_s = max(self.worst_s, late_s)
         self.late += late_s > LATE_S
 
 
 class PacedConnection:
-    """A connection as slow as a modelled link.
+    """A connection that delays messages as a modelled link does.
 
-    Messages are received from the real connection slightly ahead of the model, and sent on it when
-    they would arrive. So the latency delays each message once.
+    A received message is read from the real connection before the modelled link would deliver it. A
+    sent message is written to the real connection at its modelled arrival time. In each direction,
+    the modelled latency therefore delays a message exactly once.
 
     Args:
         connection: the real connection.
-        down, up: the modelled links.
-        clock: the emulated time.
-        observe: called with every message.
-        device: the device's number, for observers.
+        down, up: the modelled downlink and uplink.
+        clock: clock of emulated time.
+        observe: called with a `Transfer` for every message.
+        device: the device's number in the `Transfer`.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class PacedConnection:
         ]
 
     async def receive(self) -> bytes:
-        """Return the next message when it would arrive (`Connection.receive`)."""
+        """Return the next message at its modelled arrival time (`Connection.receive`)."""
         arrives_s, data = await self._inbox.get()
         await self._clock.sleep_until(arrives_s)
         if isinstance(data, Exception):
@@ -138,7 +141,7 @@ class PacedConnection:
         return data
 
     async def send(self, parts: Sequence[Buffer]) -> int:
-        """Queue a message; return its size in bytes once it has left (`Connection.send`)."""
+        """Send a message; return its size in bytes once the modelled uplink has sent it."""
         if self._failure is not None:
             raise self._failure
         nbytes = sum(len(part) for part in parts)
@@ -150,11 +153,11 @@ class PacedConnection:
         return nbytes
 
     async def answers(self, within_s: float) -> bool:
-        """Return whether the real connection answers in time, without the link's delays."""
+        """Return True if the peer answers a ping in time, without modelled delays."""
         return await self._connection.answers(within_s)
 
     async def close(self) -> None:
-        """End the connection; messages that have left still arrive."""
+        """Close the connection; wait up to 1 s until all sent messages have arrived."""
         self._tasks[0].cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(1.0):
@@ -191,7 +194,7 @@ class PacedConnection:
             return now_s, *link.transmit(now_s, nbytes)
         passed: list[tuple[float, float]] = []
         departure = Departure(nbytes, lambda begin_s, end_s: passed.append((begin_s, end_s)))
-        while not passed:  # a piece queues at the bottleneck only when it gets there
+        while not passed:  # each piece reserves the bottleneck only after the previous piece
             await self._clock.sleep_until(link.free_s)
             departure.depart(link, self._clock.now_s())
         ((begin_s, end_s),) = passed
@@ -211,16 +214,16 @@ class PacedConnection:
 
 
 class PacedComputer:
-    """A computer that answers when the modelled device would.
+    """A `Computer` that returns each result when the modelled device would finish it.
 
     Args:
         processor: the modelled processor.
-        backend: multiplies; None returns zeros, if results do not matter.
-        pool: the threads that all devices of this process share.
-        clock: the emulated time.
-        lateness: counts late answers.
-        observe: called with every multiplication.
-        device: the device's number, for observers.
+        backend: executes matrix multiplications; None to return zeros instead of results.
+        pool: thread pool that all devices of this process share.
+        clock: clock of emulated time.
+        lateness: counts late results.
+        observe: called with a record of every matrix multiplication and graph run.
+        device: the device's number in these records.
     """
 
     def __init__(
@@ -244,7 +247,7 @@ class PacedComputer:
         self._last_graph: Future[None] | None = None
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """Begin an order; call `done` when the modelled device would have finished it."""
+        """Start an order; call `done` when the modelled device would have finished the order."""
         now_s = self._clock.now_s()
         begin_s, end_s = self._processor.run(order, now_s)
         done_then = execution(self._device, order, begin_s, end_s)
@@ -258,7 +261,7 @@ class PacedComputer:
 
         def answer(outcome: Outcome) -> None:
             if not self._closed:
-                if order.run < FIRST_ID:  # no probe: those come all at once, and are not timed
+                if order.run < FIRST_ID:  # skip probes, which arrive all at once
                     self._lateness.count(self._clock.now_s() - end_s)
                 told = outcome if isinstance(outcome, str) else (outcome[0], end_s - begin_s)
                 done(order, told)
@@ -268,8 +271,8 @@ class PacedComputer:
             computed((memoryview(bytes(order.result_bytes)), 0.0))
             return
 
-        # A graph may need the outputs of the one before. Threads take work in order, so that one
-        # has already begun.
+        # A graph may need the outputs of the previous graph. The pool starts tasks in order, so
+        # the previous graph has already begun.
         before = None if isinstance(order, Compute) else self._last_graph
 
         def work() -> None:
@@ -283,5 +286,5 @@ class PacedComputer:
             self._last_graph = begun
 
     def close(self) -> None:
-        """Drop all pending answers."""
+        """Discard the results of all pending orders."""
         self._closed = True

@@ -1,7 +1,8 @@
 """A fleet of real-time emulated devices that joins a running parameter server.
 
-Each device has an agent, as in `cleave join`, and its own WebSocket; the server cannot tell it from
-a phone. All devices share this process: its event loop, its threads and its backend.
+Each device has its own agent, as in `cleave join`, and its own WebSocket connection. The server
+cannot distinguish an emulated device from a phone. All devices share the event loop, the threads
+and the backend of this process.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from profiles.fleet_device import FleetDevice
 
 _SPARE_DESCRIPTORS: Final = 64
 _JOINING_AT_ONCE: Final = 32
-_ASKING_AT_ONCE: Final = 8  # handshakes; below the number of refusals that a server tolerates
+_ASKING_AT_ONCE: Final = 8  # concurrent handshakes; fewer than the refusals that a server tolerates
 
 
 @dataclass(slots=True)
 class RealTimeCounters:
-    """Counts of the devices' work so far.
+    """Counters of a real-time fleet since its start.
 
     Attributes:
-        connected: number of welcomed sessions that have not ended.
-        joined, left: number of times that devices joined and left.
-        done: the work of all sessions together.
-        lateness: lateness of their answers.
+        connected: number of sessions that the server has welcomed and that have not ended.
+        joined, left: number of times that a device joined, and that a device left.
+        done: blocks, FLOPs and bytes of all sessions, ended and current.
+        lateness: lateness of the devices' results.
     """
 
     connected: int = 0
@@ -58,10 +59,10 @@ class RealTimeCounters:
 
 
 def need_descriptors(devices: int) -> None:
-    """Ensure that this process may open a connection for every device.
+    """Raise the limit of open files so that this process can open a connection per device.
 
     Raises:
-        UsageError: when it may not, with how to raise the limit.
+        UsageError: when the hard limit is too low. The message says how to raise the hard limit.
     """
     try:
         import resource
@@ -80,40 +81,42 @@ def need_descriptors(devices: int) -> None:
 
 
 class _Session(DeviceSession):
-    """A session of an emulated device, which does not reconnect after the server's bye.
+    """A session of an emulated device, which does not reconnect after the server's `bye`.
 
     Attributes:
-        over: callbacks for the end of the session.
+        over: callbacks that run when the session ends.
     """
 
     over: ExitStack
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return None after the server's bye, unless it sent the device to another server."""
+        """Return None (never) after the server's `bye`; 0 without `bye`, or after a redirect."""
         return 0.0 if self.bye is None or self.moves_to else None
 
     async def run(self) -> str:
-        """Run the session, then the callbacks of `over`; return why it ended."""
+        """Run the session, then the callbacks of `over`; return why the session ended."""
         with self.over:
             return await super().run()
 
 
 class RealTimeFleet:
-    """Emulated devices that join a server, pace themselves and leave.
+    """Emulated devices that join a server and take as long as the modelled devices would.
 
     Args:
-        devices: the fleet.
-        target: the server to join.
-        backend: multiplies for all devices; None returns zeros, if results do not matter.
+        devices: the devices to emulate.
+        target: join URL of the server.
+        backend: executes the matrix multiplications of all devices; None to return zeros instead of
+            results.
         speed: emulated seconds per real second.
-        seed: seed of jitter, drift and presence.
-        start_hour: hour of the day at time zero, for devices with daily hours.
-        threads: number of threads that multiply.
+        seed: seed of jitter, drift and the presence of devices.
+        start_hour: hour of the day at emulated time 0, for devices with daily hours.
+        threads: number of threads that execute matrix multiplications.
 
     Attributes:
-        observers: called with every activity of every device, times in emulated seconds.
-        notes: how often devices could not join or were lost, by reason.
+        observers: functions that are called with every activity of every device. Times are in
+            emulated seconds.
+        notes: for each reason, how often a device could not join or lost its connection.
     """
 
     def __init__(
@@ -138,13 +141,13 @@ class RealTimeFleet:
         self._pool = ThreadPoolExecutor(threads, "cleave-emulator")
         self._lines = SharedLines()
         self._sessions: dict[int, DeviceSession] = {}
-        self._credentials: dict[int, str] = {}  # own credentials from the server, by device
-        self._refusal: RefusedError | None = None  # of the shared credential
+        self._credentials: dict[int, str] = {}  # credentials from the server, by device number
+        self._refusal: RefusedError | None = None  # of the shared credential, by the server
         self._ended = RealTimeCounters()
         self._lateness = Lateness()
 
     def counters(self) -> RealTimeCounters:
-        """Return the current counters."""
+        """Return a snapshot of the counters."""
         now, ended = list(self._sessions.values()), self._ended
         return RealTimeCounters(
             connected=len(now),
@@ -155,10 +158,10 @@ class RealTimeFleet:
         )
 
     async def run(self) -> None:
-        """Run the devices until all have left for good; cancel it to end earlier.
+        """Run the devices until all have left permanently; cancel this coroutine to end earlier.
 
         Raises:
-            CleaveError: when no device can join, with the reason.
+            CleaveError: when no device can join. The message has the reason.
         """
         self._clock = Clock(self._speed)
         self._joining = asyncio.Semaphore(_JOINING_AT_ONCE)
@@ -173,7 +176,7 @@ class RealTimeFleet:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _live(self, number: int, device: FleetDevice) -> None:
-        """Run one device; it reconnects until the server says bye or refuses it for good."""
+        """Run one device, which reconnects until the server sends `bye` or refuses it for good."""
         stays = device.availability
 
         def say(notice: Notice) -> None:
@@ -194,14 +197,14 @@ class RealTimeFleet:
         try:
             await agent.run()
         except CleaveError as error:
-            if not self._ended.joined:  # no device has joined: show the user why
+            if not self._ended.joined:  # no device has joined: show the reason
                 raise
             if isinstance(error, RefusedError) and error.code is ErrorCode.CREDENTIAL:
                 self._refusal = error
             self.notes[str(error)] += 1
 
     def _presence(self, number: int, device: FleetDevice, stays: Availability) -> Look:
-        """Return a function that tells whether the device is present, and until when."""
+        """Return a function that reports if the device is present, and when that changes."""
         rng = random.Random(f"{self._seed} presence {number} {device.name}")
         presences = stays.presences(rng, self._start_hour)
         stay = next(presences)
@@ -224,13 +227,13 @@ class RealTimeFleet:
         whereabouts: Whereabouts,
         ready: Callable[[int], None],
     ) -> DeviceSession:
-        """Open a session once fewer than the limit of devices are joining."""
+        """Open a session, once fewer than `_JOINING_AT_ONCE` devices are joining."""
         await self._joining.acquire()
         await self._asking.acquire()
         with ExitStack() as joining, ExitStack() as asking:
             joining.callback(self._joining.release)
             asking.callback(self._asking.release)
-            # The join code is used up for all, and a server blocks clients that keep asking.
+            # The join code is used up, and a server blocks clients that retry a refused credential.
             if self._refusal is not None and number not in self._credentials:
                 raise self._refusal
             real = await whereabouts.open(self._target, open_connection)
@@ -259,12 +262,12 @@ class RealTimeFleet:
 
             def keep(welcome: Welcome) -> None:
                 asked.close()  # let another device ask
-                if welcome.credential:  # replaces the join code, which may be used up by now
+                if welcome.credential:  # use this credential, because the join code may be used up
                     self._credentials[number] = welcome.credential
 
             credential = self._credentials.get(number, self._target.credential)
             hello = hello_of(device, credential)
-            # Only a real-time device can be sent to another server.
+            # Only a real-time device can follow a redirect to another server.
             hello.features = (*hello.features, Feature.MOVES.value)
             session = _Session(connection, computer, hello, joined, on_welcome=keep)
             asked = asking.pop_all()

@@ -1,4 +1,4 @@
-"""Measures a run: the work of its emulated devices, and the energy of this machine."""
+"""Measures a run: the activity of emulated devices, and the energy of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from emulator.activity import (
 from emulator.virtual import VirtualRuntime
 from profiles.fleet_device import FleetDevice
 
-_Alike = tuple[str, float | None]  # profile, and watts from the fleet file
+_Alike = tuple[str, float | None]  # profile name, and active power in watts from the fleet file
 
 
 @dataclass(slots=True)
@@ -34,13 +34,14 @@ class _Sums:
 
 
 class FleetMeter:
-    """Adds up the work of emulated devices, as an observer of their runtime.
+    """Sums the compute time and traffic of emulated devices, as an observer of their runtime.
 
     Args:
-        profiles: profile names, by device name.
-        here: names of the connected devices, by id.
-        now_s: the current time on the runtime's clock.
-        active_power_w: watts while multiplying, from the fleet file, by device name.
+        profiles: maps a device's name to the name of its profile.
+        here: maps the ID of each connected device to the device's name.
+        now_s: current time on the runtime's clock, in seconds.
+        active_power_w: maps a device's name to its power in watts while it computes, from the fleet
+            file.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class FleetMeter:
             self._come(device, name, now_s)
 
     def __call__(self, activity: Activity) -> None:
-        """Add one activity."""
+        """Add one activity to the sums."""
         match activity:
             case Presence(at_s, device, name, here):
                 if here:
@@ -86,7 +87,7 @@ class FleetMeter:
         self._sums[alike].names.add(name)
 
     def usages(self, now_s: float) -> tuple[DeviceUsage, ...]:
-        """Return the devices' work so far, summed over equal devices."""
+        """Return the usage so far, summed over devices with the same profile and active power."""
         present: defaultdict[_Alike, float] = defaultdict(float)
         for device, since_s in self._since_s.items():
             present[self._alike[device]] += now_s - since_s
@@ -105,18 +106,18 @@ class FleetMeter:
         )
 
     def duration_s(self, now_s: float) -> float:
-        """Return the seconds since the meter was created."""
+        """Return the seconds between the creation of the meter and `now_s`."""
         return now_s - self._began_s
 
 
 class RunMeter:
-    """Measures a run from the creation of this object to `finish`.
+    """Measures the energy of a run, from the creation of this object to `finish`.
 
     Args:
-        power: measures this machine.
-        runtime: runtime of the emulated fleet; None without one.
-        members: the devices of the fleet.
-        clock: returns the time in seconds.
+        power: measures the energy of this machine.
+        runtime: runtime of the emulated fleet; None without an emulated fleet.
+        members: the devices of the emulated fleet.
+        clock: returns real time in seconds.
     """
 
     def __init__(
@@ -138,11 +139,11 @@ class RunMeter:
         power.sample()
 
     def sample(self) -> None:
-        """Read the machine's counters; call it before any of them can overflow twice."""
+        """Read the machine's energy counters. Call often enough that no counter overflows twice."""
         self._power.sample()
 
     def finish(self) -> RunEnergy:
-        """Return the energy record so far."""
+        """Return the energy of the run so far."""
         self._power.sample()
         wall_s = self._clock() - self._began_s
         machine_j, source = self._power.joules, self._power.source

@@ -1,7 +1,7 @@
-"""Steps by stages emulated by array sizes alone, for models that need not fit in memory.
+"""Emulates steps by stages from array sizes only, for models larger than this machine's memory.
 
-Nothing is computed, but every message of a step is sent, and devices take the time of its FLOPs.
-Sizes and FLOPs come from `cleave.workload.stages`.
+The devices compute no results. Every message of a step is still sent over the emulated links, and a
+graph run takes the time of its FLOPs. Sizes and FLOPs come from `cleave.workload.stages`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from emulator.virtual import VirtualRuntime
 
 _FP32_BYTES: Final = 4
 _INDEX_BYTES: Final = 8
-_FORWARD_GRAPH_BYTES: Final = 10_000  # real layers: 7 to 11 kB, backward 19 to 22 kB
+_FORWARD_GRAPH_BYTES: Final = 10_000  # real graphs: 7 to 11 kB forward, 19 to 22 kB backward
 _BACKWARD_GRAPH_BYTES: Final = 20_000
 _LOSS_GRAPH_BYTES: Final = 6_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Graphs:
-    """The graphs of one kind of layer, or of one kind of layer part."""
+    """The graphs of a layer, or of a part of a layer (attention or MLP)."""
 
     forward: StageGraph
     backward: StageGraph
@@ -63,27 +63,28 @@ class _Graphs:
 
 
 class SizedModel:
-    """A model and a batch that have only sizes.
+    """A model and a batch whose arrays have sizes but no elements.
 
-    Frozen parameters, graphs and the layers' keyword arguments are the same objects in every step,
-    so that devices keep them.
+    Frozen parameters, graphs and the layers' keyword arguments are the same objects in every step.
+    Devices therefore retain them and do not receive them again.
 
     Args:
         spec: the model.
-        rows: sequences of the batch.
-        sequence: tokens of a sequence.
+        rows: number of sequences in the batch.
+        sequence: number of tokens in a sequence.
         micro_batches: number of micro-batches.
-        dtype: dtype in which parameters and activations travel.
-        gradients: dtype in which gradients travel; None for `dtype`.
-        adapters: adapters to train instead of the model's parameters; None for the whole model.
-        in_parts: whether attention and MLP of a layer are separate parts.
+        dtype: dtype of parameters and activations in messages.
+        gradients: dtype of gradients in messages; None for `dtype`.
+        adapters: adapters to train while the model's parameters are frozen; None to train the whole
+            model.
+        in_parts: whether a layer's attention and MLP may run on different devices.
 
     Attributes:
-        sizes: sizes of the layers and of the head.
-        tokens: number of tokens of each micro-batch.
+        sizes: sizes and FLOPs of the layers and of the LM head.
+        tokens: number of tokens in each micro-batch.
 
     Raises:
-        UsageError: when there are more micro-batches than sequences, or none.
+        UsageError: when `micro_batches` is below 1 or above `rows`.
     """
 
     def __init__(
@@ -117,11 +118,14 @@ class SizedModel:
         self._slice = self._graphs_of_slice()
 
     def costs(self) -> StageModel:
-        """Return the costs of the layers, for the planner."""
+        """Return the planner's model of the layers: their FLOPs, memory and traffic."""
         return self.sizes.costs(self.tokens)
 
     def work(self, plan: StagePlan) -> StepWork:
-        """Return the work of a step; it reuses all arrays but inputs and trained parameters."""
+        """Return the work of one step.
+
+        Inputs and trained parameters are new arrays in every step. All other arrays are reused.
+        """
         layers = [
             self._layer_work(number, part, graphs)
             for number in range(self.spec.layers)
@@ -142,7 +146,7 @@ class SizedModel:
         )
 
     def activation(self, tokens: int) -> StageArray:
-        """Return activations of `tokens` tokens, or their gradients, as they travel."""
+        """Return the activations of `tokens` tokens, as an array without elements."""
         return _array(tokens, self.spec.width, self.dtype)
 
     def _layer_work(self, number: int, part: LayerSizes, graphs: _Graphs) -> LayerWork:
@@ -170,7 +174,10 @@ class SizedModel:
         return LossWork(self._loss, parameters, _sums(sizes.head), self._targets, sizes.loss_flops)
 
     def _slice_work(self, part: HeadSlice) -> SliceWork:
-        """Return the work of a slice of the loss: some LM head rows, all other head parameters."""
+        """Return the work of one slice of the vocabulary-parallel loss.
+
+        The slice has some rows of the LM head, and all other parameters of the head.
+        """
         first, stop = part.rows(self.spec.vocabulary)
         head = [replace(p, rows=stop - first) if p.name == HEAD else p for p in self.sizes.head]
         parameters = self._parameters(self.spec.layers, head, first)
@@ -186,12 +193,12 @@ class SizedModel:
     def _parameters(
         self, number: int, parameters: Sequence[Parameter], first: int = 0
     ) -> dict[str, StageArray]:
-        """Return parameters as they travel.
+        """Return the arrays of parameters as sent, by name.
 
         Args:
-            number: number of their layer; the number of layers for the head.
+            number: index of the layer. The head has the index after the last layer.
             parameters: parameters of the layer, the head, or a slice of the head.
-            first: first row of the slice.
+            first: first LM head row of the slice; 0 for a layer or the whole head.
         """
         found = {}
         for one in parameters:
@@ -204,7 +211,7 @@ class SizedModel:
         return found
 
     def _parameter(self, one: Parameter) -> StageArray:
-        """Return a parameter as it travels; a quantized one as one array of codes and scales."""
+        """Return a parameter's array as sent; one array of codes and scales if quantized."""
         if one.bits is None:
             return _array(one.rows, one.columns, self.dtype, TrafficKind.WEIGHTS)
         nbytes = one.travelling_bytes(self.dtype.itemsize)
@@ -233,7 +240,7 @@ class SizedModel:
         )
 
     def _graphs_of_slice(self) -> tuple[StageGraph, StageGraph]:
-        """Return the forward and backward graph of a slice of the loss."""
+        """Return the forward and backward graphs of a slice of the vocabulary-parallel loss."""
         trained = [one.name for one in self.sizes.head if one.trained]
         parameters = (names.parameter(one.name) for one in self.sizes.head)
         held = (names.X, names.TARGETS, names.FIRST, *parameters)
@@ -244,7 +251,7 @@ class SizedModel:
 
 
 def _beside(spec: ModelSpec, sequence: int) -> dict[str, StageArray]:
-    """Return a layer's keyword arguments: rotary position embeddings for Llama, else none."""
+    """Return a layer's keyword arguments: the rotary position embeddings of Llama, else none."""
     if spec.family is not Family.LLAMA:
         return {}
     return {
@@ -272,10 +279,10 @@ class EmulatedStep:
     """Result of an emulated step by stages.
 
     Attributes:
-        seconds: virtual seconds until all gradients are at the PS.
-        downlink_bytes, uplink_bytes: encoded messages, PS to devices and back.
-        kept_bytes: bytes that the PS keeps until the end of the step: inputs, outputs and gradients
-            of stages, and accumulated gradients.
+        seconds: virtual seconds until the PS has received all gradients.
+        downlink_bytes, uplink_bytes: bytes of encoded messages to and from the devices.
+        kept_bytes: bytes that the PS retains until the end of the step: inputs, outputs and
+            gradients of stages, and accumulated weight gradients.
     """
 
     seconds: float
@@ -289,8 +296,8 @@ class EmulatedSteps:
     """Result of several emulated steps by stages.
 
     Attributes:
-        steps: the steps, in order; frozen parameters travel in the first.
-        memory_bytes: most bytes that a device's arrays occupied at once, by device.
+        steps: the steps, in order. Frozen parameters are sent only in the first step.
+        memory_bytes: maps a device's number to the peak bytes of the arrays on that device.
     """
 
     steps: tuple[EmulatedStep, ...]
@@ -303,15 +310,16 @@ def run_steps(
     loss_s: Sequence[float],
     steps: int = 2,
 ) -> EmulatedSteps:
-    """Run steps on a virtual fleet that computes no results.
+    """Emulate steps on a virtual fleet that computes no results.
 
-    The PS computes the loss of one micro-batch after another, while devices continue.
+    The PS computes the loss of one micro-batch after another. Meanwhile, the devices continue.
 
     Args:
-        runtime: runtime of the fleet.
+        runtime: runtime of the virtual fleet.
         work_of_step: returns the work of the next step.
-        loss_s: seconds of the PS's loss, by micro-batch; unused where devices compute the loss.
-        steps: number of steps.
+        loss_s: for each micro-batch, the seconds that the PS takes to compute the loss. Unused if
+            devices compute the loss.
+        steps: number of steps to emulate.
 
     Raises:
         FleetError: when a step cannot be completed.
@@ -363,11 +371,11 @@ def _run_step(
 
 @dataclass(slots=True)
 class _Meter:
-    """Follows messages to measure the memory of devices and the bytes that they return.
+    """Observes messages to measure each device's memory and the size of the results.
 
     Attributes:
-        most_bytes: most bytes that a device's arrays occupied at once, by device.
-        fetched_bytes: bytes that devices sent to the PS since this was last set to zero.
+        most_bytes: maps a device's number to the peak bytes of the arrays on that device.
+        fetched_bytes: bytes of results that devices returned in the current step.
     """
 
     most_bytes: dict[int, int] = field(default_factory=dict)

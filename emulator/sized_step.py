@@ -1,8 +1,8 @@
-"""Training steps by tiles emulated by sizes alone, for models that need not fit in memory.
+"""Emulates training steps by tiles from array sizes only, for models of any size.
 
-GEMMs are submitted in the order of training: in the forward pass one Linear after another, in the
-backward pass both gradients of a Linear together. Matrices are views of a single zero, so a model
-of any size needs no memory. Results are not computed.
+GEMMs are submitted in the order of training. The forward pass runs one Linear after another. The
+backward pass runs both GEMMs of a Linear (input and weight gradient) together. All matrices are
+views of a single zero, so a model of any size needs no memory. Results are not computed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class SizedStep:
     """Result of an emulated step.
 
     Attributes:
-        fleet_s: virtual seconds.
-        wall_s: seconds on this machine.
+        fleet_s: duration of the step in virtual seconds.
+        wall_s: real seconds that the emulation took.
         events: number of events that were emulated one by one.
-        reused_events: number of events from recorded timelines (`emulator.timeline`).
+        reused_events: number of events that were replayed from timelines (`emulator.timeline`).
         counters: bytes, GEMMs, tiles and blocks of the step.
     """
 
@@ -48,13 +48,15 @@ class SizedStep:
 
 
 def server_s(spec: ModelSpec, rows: int, sequence: int, flops_per_s: float) -> float:
-    """Return the seconds of the server's own work in a step by tiles: attention.
+    """Return the seconds of attention in a step by tiles, which the server computes.
 
-    As in `cleave plan`, this is a step on the server alone, less the multiplications.
+    As in `cleave plan`, this is the time of a step without devices, minus the time of the GEMMs
+    that run on devices.
 
     Args:
         spec: the model.
-        rows, sequence: sequences of the batch, and tokens of a sequence.
+        rows: number of sequences in the batch.
+        sequence: number of tokens in a sequence.
         flops_per_s: throughput of the server.
     """
     model = StageSizes(spec, sequence, 2, 2).costs(cut_batch(rows, sequence, 1))
@@ -63,16 +65,16 @@ def server_s(spec: ModelSpec, rows: int, sequence: int, flops_per_s: float) -> f
 
 
 class SizedStepper:
-    """Runs steps of a model, or parts of them, on a virtual fleet that computes no results.
+    """Emulates whole steps or single layers on a virtual fleet that computes no results.
 
     Args:
         fleet: a fleet from `emulated(..., compute=False)`.
         spec: the model.
-        tokens: batch times sequence length.
+        tokens: number of tokens in the batch (sequences times sequence length).
         dtype: dtype of weights and activations.
-        reuse: use recorded timelines of equal groups. Ignored on fleets of up to
-            `RESIDENCY_DEVICES` devices: operands live as long as in training there, and devices
-            reuse the arrays that they hold.
+        reuse: replay recorded timelines for groups of Linears with equal shapes. Ignored on fleets
+            of up to `RESIDENCY_DEVICES` devices. There, operands live as long as in training, and
+            devices reuse the arrays that they hold.
     """
 
     def __init__(
@@ -93,21 +95,22 @@ class SizedStepper:
 
     @property
     def groups(self) -> int:
-        """Return the number of groups of Linears in a pass."""
+        """Return the number of groups in one pass. The Linears of a group share their input."""
         return len(self._groups)
 
     def step(self, progress: Callable[[int, int], None] | None = None) -> SizedStep:
-        """Run one whole step.
+        """Emulate the forward and backward pass of all layers.
 
         Args:
-            progress: called with the number of groups done and their total.
+            progress: called with the number of finished groups and the total number of groups in
+                both passes.
         """
         count = self.groups
         order = [(i, True) for i in range(count)] + [(i, False) for i in reversed(range(count))]
         return self._measured(order, progress)
 
     def layer(self, index: int) -> SizedStep:
-        """Run the forward and backward pass of one decoder layer."""
+        """Emulate the forward and backward pass of decoder layer `index`."""
         in_layers = [i for i, group in enumerate(self._groups) if group[0].name not in ONCE]
         per_layer = len(in_layers) // self._spec.layers
         begin = in_layers[0] + index * per_layer
@@ -122,7 +125,7 @@ class SizedStepper:
         begin_s, wall_s = runtime.now_s, time.perf_counter()
         events, counters = runtime.events, runtime.counters()
         reused = timelines.reused_events if timelines else 0
-        with collector_paused():  # events create many objects that stay, and no cycles
+        with collector_paused():  # events create many long-lived objects but no reference cycles
             for done, (index, forward) in enumerate(order):
                 self._group(index, forward=forward)
                 if progress is not None:
@@ -169,7 +172,7 @@ class SizedStepper:
         self._kept.pop((index, "x"), None)
 
     def _operand(self, index: int, name: str, rows: int, columns: int) -> Operand:
-        """Return an operand that lives until the end of its group, or of its backward pass."""
+        """Return an operand, which lives until the end of its group or of its backward pass."""
         operand = self._kept.get((index, name))
         if operand is None:
             operand = self._fleet.operand(self._matrix(rows, columns))

@@ -1,9 +1,10 @@
-"""Recorded timelines: a group of GEMMs that was emulated before is not emulated again.
+"""Recorded timelines, which replace the emulation of a repeated group of GEMMs.
 
-A group of GEMMs that starts on an idle fleet always takes the same messages, bytes and seconds. The
-first time, it is emulated event by event and recorded; after that, only its sums are added. This is
-exact if nothing random happens, and if message sizes are the same. Names grow, and msgpack writes
-larger numbers with more bytes, so a timeline is reused only if its names need equally many bytes.
+A group of GEMMs that starts on an idle fleet always needs the same messages, bytes and seconds. The
+first time, the group is emulated event by event and its timeline is recorded. Each later time, the
+recorded time and counts are added without emulation. The replay is exact if the fleet has no random
+behavior and the message sizes are equal. Array and run IDs increase over time, and msgpack encodes
+larger integers in more bytes. A timeline is therefore replayed only if the IDs have equal lengths.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from cleave.fleet.counters import FleetCounters
 from cleave.protocol.device_counters import DeviceCounters
 from emulator.virtual import VirtualRuntime
 
-_NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # from here msgpack needs more bytes
+_NAME_BOUNDS = (2**7, 2**8, 2**16, 2**32)  # msgpack encodes larger integers in more bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _DeviceMoment:
-    """Counts that a device keeps, and the PS's counters of its session."""
+    """A device's own counts, and the PS's counters of the device's session."""
 
     blocks: int
     flops: int
@@ -29,7 +30,7 @@ class _DeviceMoment:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """Everything that a group of GEMMs changes on an idle fleet."""
+    """A snapshot of all values that a group of GEMMs changes on an idle fleet."""
 
     now_s: float
     events: int
@@ -75,15 +76,15 @@ class _Timeline:
 
 
 class Timelines:
-    """Runs groups of GEMMs on a virtual fleet, event by event or from a recorded timeline.
+    """Emulates groups of GEMMs on a virtual fleet, or replays their recorded timelines.
 
     Args:
         runtime: the fleet's runtime.
-        reuse: False emulates every group event by event.
+        reuse: False to emulate every group event by event.
 
     Attributes:
-        reused: number of groups that were not emulated.
-        reused_events: number of events of those groups.
+        reused: number of groups that were replayed.
+        reused_events: number of events in the replayed groups.
     """
 
     def __init__(self, runtime: VirtualRuntime, *, reuse: bool = True) -> None:
@@ -94,11 +95,11 @@ class Timelines:
         self._recorded: dict[Hashable, _Timeline] = {}
 
     def run(self, key: Hashable, group: Callable[[], None]) -> None:
-        """Run a group of GEMMs: submit them, await them, release their operands.
+        """Emulate a group of GEMMs, or replay the timeline of an equal group.
 
         Args:
-            key: equal for groups with the same shapes, dtypes and shared operands.
-            group: submits, awaits and releases.
+            key: identifies groups with the same shapes, dtypes and shared operands.
+            group: submits the GEMMs, waits for their results, and releases their operands.
         """
         runtime = self._runtime
         at_rest = runtime.settle() and self._repeatable()
@@ -113,7 +114,7 @@ class Timelines:
             self._recorded[key, epoch] = _Timeline(begin, _Moment.of(runtime))
 
     def _repeatable(self) -> bool:
-        """Return whether nothing random can happen, and no observer needs every message."""
+        """Return True if no device behaves randomly and no observer needs every activity."""
         runtime = self._runtime
         if not self._reuse or runtime.observers:
             return False

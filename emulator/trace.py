@@ -1,8 +1,8 @@
 """Traces of a fleet's activity, for the Perfetto or Chrome trace viewer, or as an event log.
 
-In the viewer (ui.perfetto.dev, or chrome://tracing) every device is a group of three rows: receive,
-compute, send. A product starts when both of its strips have arrived, and its block is sent while
-the next strips are received.
+The viewer (ui.perfetto.dev, or chrome://tracing) shows each device as a group of three rows:
+receive, compute, send. A matrix multiplication starts when both of its strips have arrived. The
+device sends the resulting block while it receives the next strips.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ _ROWS = {"receive": 1, "compute": 2, "send": 3}
 
 
 class TraceWriter:
-    """Collects activities and writes a trace (JSON, Trace Event Format).
+    """Collects activities and writes them as a trace (JSON, Trace Event Format).
 
     Args:
-        limit: number of events to keep; later ones are only counted.
+        limit: maximum number of events in the trace. Later events are only counted.
+
+    Attributes:
+        left_out: number of events beyond `limit`.
     """
 
     def __init__(self, limit: int = 2_000_000) -> None:
@@ -42,7 +45,7 @@ class TraceWriter:
         self._names: dict[int, str] = {}
 
     def __call__(self, activity: Activity) -> None:
-        """Record one activity, as an observer of `VirtualRuntime`."""
+        """Add one activity to the trace. A runtime calls this method as its observer."""
         match activity:
             case Transfer():
                 down = activity.direction is Direction.DOWN
@@ -94,7 +97,7 @@ class TraceWriter:
         )
 
     def write(self, path: Path) -> None:
-        """Write the trace file.
+        """Write the collected events to a trace file.
 
         Raises:
             UsageError: when the file cannot be written.
@@ -129,17 +132,19 @@ def _label(message: Message) -> str:
 
 
 class TraceLog:
-    """Writes one exact JSON line for each activity: runs with one seed give the same bytes.
+    """Writes one JSON line for each activity, with times in full precision.
+
+    Two runs with the same seed write identical logs.
 
     Args:
-        write: called with each line.
+        write: called with each line, including its newline.
     """
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
 
     def __call__(self, activity: Activity) -> None:
-        """Log one activity, as an observer of `VirtualRuntime`."""
+        """Write the line of one activity. A runtime calls this method as its observer."""
         match activity:
             case Transfer():
                 line = [

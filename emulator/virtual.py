@@ -1,12 +1,14 @@
 """The virtual-time runtime: one event heap drives the real scheduler and real device cores.
 
-Links (`emulator.links`), processors (`emulator.compute`) and presence are modelled; all other code
-is the code that runs over a network. The clock moves only while the caller waits for a result, so
-GEMMs submitted before the first wait start at the same virtual time. Threads may share a fleet; one
-at a time moves the clock. The PS's own processing takes time at its rates, or none.
+Links (`emulator.links`), processors (`emulator.compute`) and the presence of devices are modelled.
+All other code is the code of a real fleet. The clock advances only while the caller waits for a
+result, so GEMMs that are submitted before the first wait start at the same virtual time. Several
+threads may share a fleet, but only one thread at a time advances the clock. Processing on the PS
+takes time if the rates of the PS are given.
 
-Payloads are not really compressed, as most emulations have none. Where a session would compress one
-(`cleave.planner.coding`), its size is multiplied by the ratio of its dtype.
+Payloads are not compressed, because most emulations have no payloads. Where a real session would
+compress a payload (`cleave.planner.coding`), the emulated size is multiplied by the typical
+compression ratio of the payload's dtype.
 """
 
 from __future__ import annotations
@@ -68,21 +70,21 @@ from profiles.fleet_device import FleetDevice, SharedBottleneck
 from profiles.fleets import paper_fleet
 
 STORY_LENGTH: Final = 1_000
-"""Number of events and instructions in the scheduler's history. More objects would trigger garbage
-collections of a tenth of a second each, and runs in virtual time can be repeated."""
+"""Maximum number of events and instructions in the scheduler's history. A longer history would
+trigger garbage collections of 0.1 s each. It is not needed, because runs can be repeated."""
 
 
 class Arithmetic(Enum):
-    """How the products of emulated devices are computed."""
+    """How the matrix multiplications of emulated devices are computed."""
 
     WHOLE_TILES = "whole-tiles"
-    """Tile by tile when a GEMM is complete (`emulator.deferred`)."""
+    """One multiplication for each tile, once a GEMM is complete (`emulator.deferred`)."""
 
     BLOCKS = "blocks"
-    """Every block on its own when its device has computed it, as on a live device."""
+    """One multiplication for each block, when the emulated device finishes the block."""
 
     NONE = "none"
-    """Not at all: sizes only, for models that do not fit this machine."""
+    """No multiplications. Results have only a size, so models may exceed this machine's memory."""
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -92,7 +94,7 @@ _Result = TypeVar("_Result")
 def _alone(
     method: Callable[Concatenate[VirtualRuntime, _Arguments], _Result],
 ) -> Callable[Concatenate[VirtualRuntime, _Arguments], _Result]:
-    """Let one thread at a time run these methods, as they all move the virtual clock."""
+    """Make a method hold the runtime's lock, because the method may advance the virtual clock."""
 
     @wraps(method)
     def alone(
@@ -116,23 +118,25 @@ class _VirtualDevice:
 
 
 class VirtualRuntime(Runtime):
-    """The runtime with virtual time and modelled links. `emulated` returns a fleet that uses it.
+    """A runtime with virtual time and modelled links. `emulated` returns a fleet that uses it.
 
     Args:
-        profiles: the devices.
-        backend: multiplies for all devices; None if nothing is computed.
-        arithmetic: how products are computed.
-        ps: rates of the PS's card and loop; None for a PS that takes no time.
-        seed: seed of everything random; the same seed gives the same events.
-        start_hour: hour of the day at time zero, for devices with daily hours.
-        verify: which results to check; `auto` checks none, because results never leave the process.
-        observe: plan with observed rates; otherwise with stated rates, so that plans repeat.
-        coding: on which links payloads count as compressed; a value of `--coding`.
+        profiles: the devices to emulate.
+        backend: executes the matrix multiplications of all devices; None to compute nothing.
+        arithmetic: how matrix multiplications are computed.
+        ps: rates of the PS's network card and event loop; None for a PS whose processing takes no
+            time.
+        seed: seed of all random numbers. The same seed produces the same events.
+        start_hour: hour of the day at virtual time 0, for devices with daily hours.
+        verify: which results to check. `auto` checks none, because results never leave the process.
+        observe: True to plan with observed rates; False to plan with stated rates, so that plans
+            are reproducible.
+        coding: links on which payloads count as compressed; a value of `--coding`.
 
     Attributes:
-        now_s: the time of the virtual clock, seconds.
-        events: number of events taken from the heap.
-        observers: called with every activity of every device.
+        now_s: virtual time in seconds.
+        events: number of processed events.
+        observers: functions that are called with every activity of every device.
     """
 
     clock = "virtual"
@@ -200,7 +204,7 @@ class VirtualRuntime(Runtime):
     # --- the population ---
 
     def _populate(self, number: int, profile: FleetDevice) -> None:
-        """Let a device join, now or at its first presence."""
+        """Let a device join, now or at the start of its first presence period."""
         when = profile.availability
         if when is None or when.always:
             self.join(profile)
@@ -210,7 +214,7 @@ class VirtualRuntime(Runtime):
         self._expect(profile, next(presences), presences)
 
     def _joining(self, device: _VirtualDevice) -> bool:
-        """Return whether a device waits to be welcomed or refused; some leave before that."""
+        """Return True if the PS has neither welcomed nor refused a device that is still present."""
         session = self.manager.sessions.get(device.id)
         waits = session is None or session.state in (DeviceState.JOINING, DeviceState.PROBING)
         return waits and device.alive and not device.core.draining
@@ -250,7 +254,7 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def join(self, profile: FleetDevice) -> int:
-        """Let a device connect and say hello; return its id."""
+        """Connect a new device, which sends its `hello`; return the device's ID."""
         number = next(self._ids)
         rng = random.Random(f"{self.seed} link {number} {profile.name}")
         down, up = links_of(profile, rng, self._lines, self.now_s)
@@ -265,13 +269,13 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def lose(self, device: int, *, in_s: float = 0.0) -> None:
-        """Let a device vanish, `in_s` virtual seconds from now."""
+        """Disconnect a device without notice, `in_s` virtual seconds from now."""
         self._at(self.now_s + in_s, self._vanish, device)
 
     def _vanish(self, device_id: int) -> None:
         device = self.devices.get(device_id)
         if device is not None:
-            device.alive = False  # its messages in flight are lost
+            device.alive = False  # messages in flight are lost
             for link in (device.down, device.up):
                 while len(link.queue) > 1:  # a piece of the first is on a shared line already
                     link.queue.pop()
@@ -291,23 +295,31 @@ class VirtualRuntime(Runtime):
         del self.devices[device.id]
         self._tell(Presence(self.now_s, device.id, device.profile.name, False))
 
-    # --- what a fleet asks for ---
+    # --- the interface for `Fleet` ---
 
     @_alone
     def start(self, future: GemmFuture) -> None:
-        """Start a GEMM, without waiting."""
+        """Start a GEMM; return without waiting for its result."""
         self._forget_released()
         self.count(future)
         with collector_paused():
             self.submit(future)
 
     def output(self, out: Buffer) -> Placing:
-        """Return the object that collects the blocks of a product."""
+        """Return the object that writes a GEMM's blocks into `out`."""
         return _OUTPUTS[self.arithmetic](out)
 
     @_alone
     def wait(self, future: GemmFuture, timeout_s: float | None = None) -> bool:
-        """Run the event heap until the future is done or time is up; return whether it is done."""
+        """Process events until a GEMM is done or the timeout expires; return whether it is done.
+
+        Args:
+            future: the GEMM to wait for.
+            timeout_s: timeout in virtual seconds; None for no timeout.
+
+        Raises:
+            FleetError: when the GEMM cannot finish.
+        """
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         stuck, job = self.manager.scheduler.stuck, future.job.id
@@ -330,7 +342,12 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Run the event heap until a condition holds or time is up; return whether it holds."""
+        """Process events until a condition is true; return False if that does not happen.
+
+        Args:
+            condition: returns whether the condition is true; called after every event.
+            timeout_s: timeout in virtual seconds; None to wait until no events are left.
+        """
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         while not condition():
             if not self._heap or self.next_event_s > until_s:
@@ -340,12 +357,12 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def withdraw(self, future: GemmFuture) -> None:
-        """Withdraw a GEMM."""
+        """Cancel a GEMM: its outstanding tasks are withdrawn from the devices."""
         self.execute(self.manager.withdraw(future.job.id, self.now_s))
 
     @_alone
     def begin_step(self, work: StepWork) -> None:
-        """Start a training step by stages, without waiting."""
+        """Start a training step by stages; return without waiting for an outcome."""
         self._forget_released()
         self._outcomes.clear()
         self.count_step(work)
@@ -353,17 +370,24 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def give(self, batch: int, made: StageArray, after: int | None = None) -> None:
-        """Continue a micro-batch of the step with the caller's result."""
+        """Continue a micro-batch of the current step with an array that the caller computed."""
         self.execute(self.manager.give(batch, made, after, self.now_s))
 
     @_alone
     def resolve(self, right: bool, reason: str) -> None:
-        """Tell the core whether the numbers of the last `Suspect` are right."""
+        """Accept (`right` is True) or reject the results of the last `Suspect`."""
         self.execute(self.manager.resolve(right, reason, self.now_s))
 
     @_alone
     def next_outcome(self, timeout_s: float | None = None) -> StageOutcome | None:
-        """Run the event heap until the step has an outcome, and return it; None if time is up."""
+        """Process events until the step has an outcome; return None if the timeout expires first.
+
+        Args:
+            timeout_s: timeout in virtual seconds; None for no timeout.
+
+        Raises:
+            FleetError: when no device is left and none will join.
+        """
         wall_s, virtual_s = time.perf_counter(), self.now_s
         until_s = float("inf") if timeout_s is None else self.now_s + timeout_s
         with collector_paused():
@@ -380,43 +404,43 @@ class VirtualRuntime(Runtime):
         return self._outcomes.popleft() if self._outcomes else None
 
     def tell_step(self, outcome: StageOutcome, work: StepWork | None) -> None:
-        """Queue an outcome of the step for `next_outcome`."""
+        """Queue an outcome of the current step, which `next_outcome` returns."""
         self._outcomes.append(outcome)
 
     def quarantine(self, device: int, reason: str) -> None:
-        """End the session of a device whose work was wrong, and keep it out."""
+        """End the session of a device that returned a wrong result; refuse its later sessions."""
         quarantined = ErrorCode.QUARANTINED
         self.execute(self.manager.refuse(device, quarantined, reason, self.now_s))
 
     @_alone
     def withdraw_step(self) -> None:
-        """End the step by stages, if any; devices keep what the next one can use."""
+        """End the current step by stages, if any; devices retain arrays for the next step."""
         self.execute(self.manager.withdraw_step(self.now_s))
 
     @_alone
     def end_steps(self) -> None:
-        """End the step by stages, if any; devices drop what they hold for it."""
+        """End the current step by stages, if any; devices drop all arrays of steps by stages."""
         self.execute(self.manager.end_steps(self.now_s))
 
     @_alone
     def advance_for_local_work(self, flops: float) -> None:
-        """Advance the clock by the time of the caller's own work, so that due devices can join."""
+        """Advance the clock by the time that the caller needs for `flops`, so devices can join."""
         until_s = self.now_s + flops / ASSUMED_FLOPS_PER_S
         while self.next_event_s <= until_s:
             self._step()
         self.now_s = max(self.now_s, until_s)
 
     def release(self, operand: int) -> None:
-        """Queue an operand to be released, as the garbage collector may call this."""
+        """Queue an operand for release. The garbage collector may call this in any thread."""
         self._released.append(operand)
 
     def unbind(self, operand: int) -> None:
-        """Free an operand's memory; devices keep their copies."""
+        """Free the PS's memory of an operand; copies on devices remain."""
         self.manager.unbind(operand)
 
     def add(self, counters: FleetCounters) -> None:
-        """Add counters of work that was not emulated (`emulator.timeline`)."""
-        # The scheduler counts the last three, and no time was spent waiting.
+        """Add the counters of GEMMs that were replayed from a timeline (`emulator.timeline`)."""
+        # The scheduler counts blocks, reissued and late. A replay spends no time waiting.
         kept = replace(counters, waited_s=0.0, blocks=0, reissued=0, late=0)
         self._counters = self._counters + kept
 
@@ -439,10 +463,12 @@ class VirtualRuntime(Runtime):
 
     @_alone
     def settle(self) -> bool:
-        """Let all messages in flight arrive, after GEMMs were awaited and operands released.
+        """Process events until all messages in flight have arrived.
+
+        Call this method after all GEMMs are done and all operands are released.
 
         Returns:
-            Whether the fleet is as new: no arrays held and no tasks in flight.
+            True if devices hold no arrays and no tasks are in flight, as in a new fleet.
         """
         self._forget_released()
         self.execute(self.manager.pause(self.now_s))
@@ -458,33 +484,33 @@ class VirtualRuntime(Runtime):
 
     @property
     def next_event_s(self) -> float:
-        """Return the time of the next event; infinite if none is due."""
+        """Return the virtual time of the next event; infinite without events."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def _forget_released(self) -> None:
         while self._released:
             self.execute(self.manager.release(self._released.popleft(), self.now_s))
 
-    # --- carrying out instructions ---
+    # --- execution of the scheduler's instructions ---
 
     def now(self) -> float:
         """Return the virtual time in seconds."""
         return self.now_s
 
     def send(self, session: int, message: Message, kind: TrafficKind) -> None:
-        """Send a message to a device, and count its bytes; do nothing if the device is gone."""
+        """Send a message to a device and count its bytes; do nothing if the device has left."""
         device = self.devices.get(session)
         if device is not None:
             self._send_down(device, message, kind)
 
     def end(self, session: int) -> None:
-        """End a session."""
+        """Disconnect the device of a session."""
         device = self.devices.get(session)
         if device is not None:
             self._part(device)
 
     def conclude(self, job: int, error: str) -> None:
-        """Finish a GEMM, with every block in place or with an error."""
+        """Mark a GEMM as done, either with all blocks written to C or with an error."""
         output, future = self._outputs.pop(job), self._futures.pop(job)
         if not error:
             output.finish()
@@ -536,11 +562,15 @@ class VirtualRuntime(Runtime):
         at_s: float,
         times_s: tuple[float, float, float],
     ) -> None:
-        """Schedule the arrival of a message that was sent at `at_s`.
+        """Schedule the arrival of a message.
 
         Args:
-            device, link, message, nbytes, at_s: the message, its link, its size and its time.
-            times_s: when its first byte leaves, when its last byte leaves, and when it arrives.
+            device: the sender or receiver at the end of the link.
+            link: link of the device.
+            message: the message.
+            nbytes: size of the encoded message, after any compression.
+            at_s: time when the message was queued.
+            times_s: times when the first byte leaves, the last byte leaves and the message arrives.
         """
         down = link is device.down
         arrive = self._to_device if down else self._to_ps
@@ -550,7 +580,7 @@ class VirtualRuntime(Runtime):
             self._tell(Transfer(at_s, device.id, direction, message, nbytes, *times_s))
 
     def _depart_next(self, link: Link) -> None:
-        """Send the next piece of a message on a shared line, after the piece before it."""
+        """Send the next piece of the first queued message on a link with shared lines."""
         if link.queue:
             last = link.queue[0].depart(link, self.now_s)
             self._at(link.free_s, self._departed, link, last)
@@ -592,7 +622,7 @@ class VirtualRuntime(Runtime):
             self._send_up(device, action)
 
     def _product(self, device: _VirtualDevice, order: Order) -> Any:
-        """Return the result of an order, or the reason as text if it failed."""
+        """Return the result of an order, or an error message if the order failed."""
         if self.backend is None or self.arithmetic is Arithmetic.NONE:
             return SizedProduct(order.result_bytes)
         if not isinstance(order, Compute):
@@ -605,7 +635,7 @@ class VirtualRuntime(Runtime):
         if not self._block_s:
             self._handle(device, message)
             return
-        # One loop handles the messages of all devices, one after another.
+        # The PS has one event loop, which handles the messages of all devices in sequence.
         self._ps_free_s = max(self.now_s, self._ps_free_s) + self._block_s + nbytes * self._byte_s
         self._at(self._ps_free_s, self._handle, device, message)
 
@@ -626,7 +656,7 @@ _OUTPUTS: dict[Arithmetic, type[Output] | type[DeferredOutput] | type[SizedOutpu
 
 
 def coding_saves(message: messages.Put | messages.Result) -> int:
-    """Return the bytes that compression saves on a message, by the ratio of its dtype."""
+    """Return the bytes that compression of a message saves, estimated from the payload's dtype."""
     nbytes = payload_bytes(message.payload)
     if nbytes < CODED_LEAST_BYTES:
         return 0
@@ -634,11 +664,13 @@ def coding_saves(message: messages.Put | messages.Result) -> int:
 
 
 def hello_of(profile: FleetDevice, credential: str = "") -> messages.Hello:
-    """Return an emulated device's hello; it states its link's rates, so they are not probed.
+    """Return the `hello` message of an emulated device.
+
+    The message states the rates of the device's link, so the PS does not probe them.
 
     Args:
         profile: the device.
-        credential: the credential that it joins with.
+        credential: credential for the PS.
     """
     return messages.Hello(
         role=Role.DEVICE,
@@ -677,17 +709,18 @@ def emulated(
     """Return a fleet of emulated devices in this process, in virtual time.
 
     Args:
-        devices: size of the built-in `paper-N` fleet, or the devices to emulate.
-        backend: backend that multiplies; torch if it is installed, else numpy.
-        whole_tiles: multiply tile by tile when a GEMM is complete; False multiplies every block on
-            its own, as a live device does.
-        compute: False emulates sizes only, without results.
-        ps: rates of the server's network card and loop; None leaves its processing out.
-        seed: seed of jitter, drift and presence.
-        start_hour: hour of the day at time zero, for devices with daily hours.
-        verify: which results to check, as for `cleave serve --verify`; `auto` checks none, because
-            results never leave the process. `all` needs `whole_tiles=False`.
-        coding: on which links payloads count as compressed, as for `cleave serve --coding`.
+        devices: number of devices of the built-in `paper-N` fleet, or a list of devices.
+        backend: backend for matrix multiplications; None for torch if it is installed, else NumPy.
+        whole_tiles: True to execute one multiplication for each tile once a GEMM is complete; False
+            to execute one multiplication for each block, as a real device does.
+        compute: False to emulate only the sizes of results, without computing them.
+        ps: rates of the server's network card and event loop; None for a server whose processing
+            takes no time.
+        seed: seed of jitter, drift and the presence of devices.
+        start_hour: hour of the day at virtual time 0, for devices with daily hours.
+        verify: which results to check, as for `cleave serve --verify`. `auto` checks none, because
+            results never leave the process. `all` requires `whole_tiles=False`.
+        coding: links on which payloads count as compressed, as for `cleave serve --coding`.
 
     Example:
         >>> fleet = emulated(8)

@@ -1,1 +1,1 @@
-"""The device side: its state machine, its session with a server, and when it may work."""
+"""The device side: the state machine, the session with a server, and the owner's policy."""

@@ -1,4 +1,4 @@
-"""A machine's agent: connects while the machine may work, drains when it may not, reconnects."""
+"""The agent that connects a machine to a server while the owner's policy permits computation."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from cleave.device.session import DeviceStatus, RefusedError, UnansweredError
 from cleave.errors import CleaveError, ProtocolError, VersionError
 
 LOOK_S: Final = 5.0
-"""Seconds between two checks of the machine, unless a check sets the time of the next one."""
+"""Default interval between two checks of the machine, in seconds. A check may set another time."""
 
 DRAIN_S: Final = 30.0
-"""Seconds that a device has to answer its runs once the machine may not work any more. Unanswered
-runs then go to other devices."""
+"""Seconds that a draining device has to finish its current runs. After this time, the device
+disconnects and the PS reassigns the unfinished runs to other devices."""
 
 LONGEST_WAIT_S: Final = 300.0
-"""Maximum seconds between two attempts to reach a server; the first wait is at most 1 s."""
+"""Maximum backoff between two connection attempts, in seconds. The first wait is at most 1 s."""
 
 STEADY_S: Final = 60.0
-"""After a session of at least this many seconds, waits between attempts start from 1 s again."""
+"""Session duration, in seconds, after which the backoff between attempts is reset to 1 s."""
 
 INTERRUPTED: Final = "interrupted"
 ASKED: Final = "asked to stop"
-"""This and `INTERRUPTED` are the reasons for leaving that do not come from the policy."""
+"""`ASKED` and `INTERRUPTED` are the reasons to disconnect that do not come from the policy."""
 
 
 class State(Enum):
-    """What an agent is doing. `READY` means welcomed: the PS may still probe the device."""
+    """State of an agent. `READY` means that the PS welcomed the device; a probe may still run."""
 
     WAITING = "waiting"
     READY = "ready"
@@ -46,12 +46,13 @@ _NOTHING_DONE: Final = DeviceStatus()
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A change of state, to be shown to people.
+    """A change of the agent's state, for display.
 
     Attributes:
-        reason: readable reason; empty when ready.
-        status: status of the session that is ready or was left.
-        retry_s: seconds until the next attempt to reach the server; None if none is scheduled.
+        state: the new state.
+        reason: readable reason for the change; empty for `State.READY`.
+        status: status of the session that is ready, draining or closed.
+        retry_s: seconds until the next connection attempt; None if no attempt is scheduled.
     """
 
     state: State
@@ -61,60 +62,61 @@ class Notice:
 
 
 class AgentSession(Protocol):
-    """Serves a device on a connection to a server, as `DeviceSession` does."""
+    """Interface of `DeviceSession`, which runs a device over one connection to a server."""
 
     @property
     def status(self) -> DeviceStatus:
-        """Return the session's status."""
+        """Return the device's number and work counters."""
         ...
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return the minimum seconds before the next session; None if there must be none."""
+        """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
         ...
 
     @property
     def moves_to(self) -> str:
-        """Return the address to which the server redirected the device; empty if it did not."""
+        """Return the address of the server to connect to next; empty without a redirect."""
         ...
 
     def run(self) -> Coroutine[Any, Any, str]:
-        """Serve until the session ends; return the reason why it ended."""
+        """Process the server's requests until the session ends; return the reason it ended."""
         ...
 
     def drain(self) -> None:
-        """Answer the pending requests, then end."""
+        """Tell the server to send no new requests; the session ends after the pending requests."""
         ...
 
 
 Connect: TypeAlias = Callable[[Callable[[int], None]], Awaitable[AgentSession]]
-"""Opens a session. The session calls the function with the device's number once it is welcome."""
+"""Opens a session. The argument is called with the device's number once the server welcomes it."""
 
 Look: TypeAlias = Callable[[], Awaitable[Permission]]
-"""Checks the machine, and returns whether it may work now."""
+"""Checks the machine against the policy; returns whether the machine may compute now."""
 
 
 class Agent:
-    """Keeps a machine connected to a server as long as the machine may work.
+    """Keeps a machine connected to a server while the policy permits computation.
 
-    With `stays`, it retries an unreachable server, less and less often. Without it, `run` raises if
-    the first attempt fails, unless `known` says that the server welcomes such a device. Either way
-    it reconnects when the connection is lost or the server stops, even before the first welcome,
-    until the server does not need it any more or refuses it permanently.
+    With `stays`, the agent retries an unreachable server with exponential backoff. Without `stays`,
+    `run` raises if the first attempt fails, unless `known` returns True. In both modes the agent
+    reconnects when the connection is lost or the server stops, even before the first welcome. It
+    ends when the server refuses the device permanently. Without `stays`, it also ends when the
+    server no longer needs the device.
 
     Args:
         connect: opens a session.
-        say: called with every change of state.
-        look: returns whether the machine may work now; None if it always may.
-        stays: whether to keep trying an unreachable server; by default True with a `look`.
+        say: called with every change of the agent's state.
+        look: returns whether the machine may compute now; None to compute at any time.
+        stays: whether to keep retrying an unreachable server; by default, True if `look` is given.
         once: end after one session.
-        known: returns whether the server is known to welcome such a device, so that it is worth
-            retrying; by default True once it has welcomed this device.
-        drain_s: seconds to finish runs when the machine may not work any more; 0 to leave without
-            notice.
-        clock: monotonic time in seconds.
-        sleep: waits for a number of seconds.
-        jitter: returns random numbers from 0 to 1, so that agents do not all reconnect at once.
+        known: returns True if the server has welcomed a device with the same credential, so that
+            a retry may succeed. By default, True once the server has welcomed this device.
+        drain_s: seconds to finish the current runs when the policy no longer permits computation;
+            0 to disconnect at once.
+        clock: returns monotonic time in seconds.
+        sleep: coroutine that waits for a number of seconds.
+        jitter: returns a random number from 0 to 1, so that agents do not all reconnect at once.
     """
 
     def __init__(
@@ -144,16 +146,16 @@ class Agent:
         self._said: State | None = None
         self._waits_for: Cause | str | None = None
         self._session: AgentSession | None = None
-        self._welcome = False  # whether the current session is welcomed
-        self._was_welcome: bool = False  # whether any session was welcomed
+        self._welcome = False  # whether the server welcomed the current session
+        self._was_welcome: bool = False  # whether the server welcomed any session
         self._draining = ""  # why the current session is draining
         self._failures = 0
-        self._told_s = 0.0  # minimum wait set by the server
+        self._told_s = 0.0  # minimum wait that the server requested
         self._stopping = False
         self._work: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Run until `stop`; without `stays`, at most until the server needs the device no more.
+        """Run until `stop`; without `stays`, at most until the server no longer needs the device.
 
         Raises:
             CleaveError: when the server refuses the device permanently; without `stays`, also when
@@ -169,9 +171,9 @@ class Agent:
             self._say(Notice(State.LEFT, INTERRUPTED))
 
     def stop(self) -> None:
-        """End the agent, draining a running session first; a second call ends it at once.
+        """Drain the current session, then end the agent. A second call ends the agent at once.
 
-        Call it in the agent's loop.
+        Call this method from the agent's event loop.
         """
         self._stopping = True
         if self._session is not None and self._welcome and not self._draining:
@@ -180,7 +182,7 @@ class Agent:
             self._work.cancel()
 
     async def _come_and_go(self) -> None:
-        """Run one session after another while the machine may work, until the last one."""
+        """Run sessions one after another while the policy permits, until none may follow."""
         permission = ALLOWED
         while not self._stopping:
             if self._look is not None:
@@ -218,10 +220,10 @@ class Agent:
             await self._sleep(wait_s)
 
     async def _serve(self, session: AgentSession, permission: Permission) -> str:
-        """Run a session to its end; return why it ended.
+        """Run a session to its end; return the reason it ended.
 
         Raises:
-            CleaveError: when the server ended it with an error.
+            CleaveError: when the server ended the session with an error.
         """
         self._session, self._welcome, self._draining = session, False, ""
         running = asyncio.ensure_future(session.run())
@@ -238,7 +240,7 @@ class Agent:
             running.cancel()
             await asyncio.wait({running})
             if not running.cancelled():
-                running.exception()  # retrieved to avoid a warning after a cancellation
+                running.exception()  # retrieve the exception, or asyncio logs a warning
         self._told_s = session.comes_back_s or 0.0
         if self._draining not in ("", ASKED):
             reason = self._draining
@@ -248,7 +250,7 @@ class Agent:
     async def _watch(
         self, session: AgentSession, running: asyncio.Future[str], permission: Permission
     ) -> None:
-        """Wait until the session ends; drain it when the machine may not work any more."""
+        """Wait until the session ends; drain it once the policy no longer permits computation."""
 
         def ends() -> bool:
             return bool(self._draining) or running.done()
@@ -266,7 +268,7 @@ class Agent:
         await asyncio.wait({running})
 
     async def _sleep_beside(self, running: asyncio.Future[str], wait_s: float) -> None:
-        """Sleep, but not longer than the session runs."""
+        """Sleep for `wait_s` seconds, or until the session ends."""
         pause = asyncio.ensure_future(self._sleep(wait_s))
         either: set[asyncio.Future[Any]] = {running, pause}
         try:
@@ -281,18 +283,18 @@ class Agent:
         return max(0.0, permission.until_s - self._clock())
 
     def _drain(self, session: AgentSession, reason: str) -> None:
-        """Make a session answer its pending requests and end; report why."""
+        """Tell a session to finish its pending requests and end; report the reason."""
         self._draining = reason
         self._say(Notice(State.DRAINING, reason, session.status))
         session.drain()
 
     def _ready(self, device: int) -> None:
-        """Record that the server welcomed the session, and report it."""
+        """Record and report that the server welcomed the session."""
         self._welcome = self._was_welcome = True
         self._say(Notice(State.READY, status=DeviceStatus(device)))
 
     def _wait_for(self, what: Cause | str | None, notice: Notice) -> None:
-        """Report what the agent waits for; with `stays`, only if that changed."""
+        """Report why the agent waits; with `stays`, only if the cause `what` changed."""
         if what != self._waits_for or not self._stays:
             self._waits_for = what
             self._say(notice)
@@ -302,14 +304,14 @@ class Agent:
         self._tell(notice)
 
     def _is_for_good(self, error: CleaveError) -> bool:
-        """Return whether the server would refuse again; if not, record the earliest retry."""
+        """Return True if the refusal is permanent; otherwise record the server's minimum wait."""
         if not isinstance(error, RefusedError):
             return isinstance(error, VersionError)
         self._told_s = error.comes_back_s or 0.0
         return error.for_good
 
     def _next_wait_s(self) -> float:
-        """Return the seconds to wait before the next attempt, longer after each failure."""
+        """Return the seconds before the next connection attempt, which grow with each failure."""
         longest_s = min(LONGEST_WAIT_S, 2.0 ** min(self._failures, 20))
         self._failures += 1
         told_s, self._told_s = self._told_s, 0.0
@@ -317,5 +319,5 @@ class Agent:
 
 
 def _answered(error: CleaveError) -> bool:
-    """Return whether a server or proxy ended a session that had begun."""
+    """Return True if a server or proxy was reached, and then refused or dropped the session."""
     return isinstance(error, RefusedError | UnansweredError | ProtocolError)

@@ -1,4 +1,4 @@
-"""Runs computations in a separate thread, so that the connection's loop is not blocked."""
+"""Executes a device's orders in a separate thread, so the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from cleave.machine.multiplication import Compute
 from cleave.protocol import limits
 
 INLINE_FLOPS: Final = 4e6
-"""Products with fewer FLOPs take less time than waking a thread."""
+"""FLOPs of a matrix multiplication that takes about as long as waking a thread."""
 
 Outcome: TypeAlias = tuple[Any, float] | str
-"""A computation's payload and its seconds, or an error message."""
+"""The result of an order and its computation time in seconds, or an error message."""
 
 
 class Computer(Protocol):
-    """Runs the computations of one device, one after another, without blocking its loop."""
+    """Executes the orders of one device, one after another, without blocking the event loop."""
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """Start a computation; `done` is called in the loop's thread, immediately or later."""
+        """Start an order; call `done` in the event loop's thread, immediately or later."""
         ...
 
     def close(self) -> None:
-        """Cancel computations that have not begun, and return without waiting."""
+        """Cancel the orders that have not begun; return without waiting for the running order."""
         ...
 
 
 class ComputeThread:
-    """Executes orders (products, graphs, fetches) in one thread; small products immediately.
+    """Executes orders (matrix multiplications, graphs, fetches) in one thread.
+
+    Small matrix multiplications run immediately in the caller's thread if no order is running.
 
     Args:
-        backend: multiplies matrices.
-        inline_flops: products with at most this many FLOPs run in the caller's thread.
-        make_session: opens sessions for graphs.
+        backend: backend for matrix multiplications.
+        inline_flops: maximum FLOPs of a matrix multiplication that runs in the caller's thread.
+        make_session: opens an ONNX Runtime session for a graph.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class ComputeThread:
         self._computing = 0
 
     def start(self, order: Order, done: Callable[[Order, Outcome], None]) -> None:
-        """Start a computation; `done` is called in the loop's thread, immediately or later."""
+        """Start an order; call `done` in the event loop's thread, immediately or later."""
         small = isinstance(order, Compute) and order.flops <= self._inline_flops
         if small and not self._computing:
             done(order, compute(self._backend, order, self._make_session))
@@ -76,16 +78,17 @@ class ComputeThread:
         self._pool.submit(work)
 
     def close(self) -> None:
-        """Cancel computations that have not begun, and return without waiting."""
+        """Cancel the orders that have not begun; return without waiting for the running order."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def compute(
     backend: MatmulBackend, order: Order, make_session: MakeSession = open_on_cpu
 ) -> Outcome:
-    """Execute and time one order; return an error as text, so that the PS can reassign the work.
+    """Execute one order; return its result and computation time, or an error message.
 
-    A graph is checked before anything else reads it.
+    The device reports an error message to the PS, which reassigns the task. A graph is validated
+    before ONNX Runtime parses it.
     """
 
     def make_memory(model: bytes | memoryview) -> GraphMemory:

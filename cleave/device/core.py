@@ -1,9 +1,9 @@
-"""The device's state machine: arrays in, computations to do, results out.
+"""The device's protocol state machine, without sockets, clocks or computations.
 
-It uses no socket and no clock, and does not read elements except to decompress them. `received`
-takes the PS's messages and returns orders (multiply, run a graph, return an array) and messages to
-send. A finished order comes back through `computed` or `failed`. Orders must be executed in
-sequence: a later one may need the outputs of an earlier one.
+`DeviceCore.received` processes one message from the PS. It returns orders to execute (multiply
+matrices, run a graph, return an array) and messages to send. The caller reports the end of each
+order with `computed` or `failed`. Orders must be executed in sequence, because an order may need
+the outputs of an earlier order. The state machine reads array elements only to decompress them.
 """
 
 from __future__ import annotations
@@ -34,24 +34,26 @@ Order: TypeAlias = Compute | GraphRun | FetchRun
 Action: TypeAlias = Order | Message
 Stored: TypeAlias = StoredArray | StoredIndices | Concatenated | Kept | StoredGraph
 _MOST_FLOPS: Final = 10**15
-"""Maximum of a graph's FLOPs as the PS declares them; they are only shown to people.
+"""Upper bound on the FLOPs that the PS declares for one graph run. Larger declarations are clamped.
 
-The fastest GPU needs seconds for this many."""
+The declared FLOPs are only displayed. The fastest GPU needs seconds to execute 10**15 FLOPs."""
 
 _Asking = TypeVar("_Asking", messages.Run, messages.RunGraph, messages.Fetch)
 
 
 class DeviceCore:
-    """A device's memory and runs.
+    """Tracks a device's stored arrays and unfinished runs, and turns PS messages into actions.
 
     Args:
-        memory_bytes: memory budget from `hello`; a PS that exceeds it breaks the protocol, which
-            ends the session.
-        graphs: whether `hello` named the feature `graphs`, which is active once the PS names it.
-        coding: whether `hello` named the feature `coding`, which is active once the PS names it.
+        memory_bytes: memory budget that the device declared in `hello`. If the PS exceeds this
+            budget, `received` raises ProtocolError and the session ends.
+        graphs: whether `hello` offered the feature `graphs`. The feature becomes active once the
+            PS's `welcome` names it too.
+        coding: whether `hello` offered the feature `coding`. The feature becomes active once the
+            PS's `welcome` names it too.
 
     Attributes:
-        codes_results: whether the PS wants compressed results.
+        codes_results: whether the PS asked for compressed results.
     """
 
     def __init__(self, memory_bytes: int, *, graphs: bool = False, coding: bool = False) -> None:
@@ -65,20 +67,23 @@ class DeviceCore:
         self.welcome: messages.Welcome | None = None
         self.blocks = 0
         self.flops = 0
-        self._results_bytes = 0  # results of unanswered runs
+        self._results_bytes = 0  # reserved for the results of unfinished runs
         self._store: dict[int, Stored] = {}
         self._running: dict[int, Order] = {}
 
     @property
     def idle(self) -> bool:
-        """Return whether every run of the device is answered."""
+        """Return True if all requested runs are finished or cancelled."""
         return not self._running
 
     def received(self, message: Message) -> list[Action]:
-        """Process a message of the PS.
+        """Process one message from the PS.
+
+        Returns:
+            Orders to execute and messages to send to the PS, in sequence.
 
         Raises:
-            ProtocolError: for a message that a PS must not send; the session must end.
+            ProtocolError: when the message violates the protocol. The caller must end the session.
         """
         match message:
             case messages.Put():
@@ -122,14 +127,16 @@ class DeviceCore:
                 raise ProtocolError(f"a device does not expect a {message.TYPE} message here")
 
     def decoded(self, message: messages.PutCoded, each: Each = map) -> messages.Put:
-        """Decompress a `put_coded` message. This may run in another thread.
+        """Convert a `put_coded` message to a `put` message with a decompressed payload.
+
+        This method may run in another thread.
 
         Args:
-            message: message of the PS.
-            each: maps a function over the chunks.
+            message: `put_coded` message from the PS.
+            each: function like `map` that decompresses the payload's chunks, possibly in parallel.
 
         Raises:
-            ProtocolError: when a PS must not send the message; the session must end.
+            ProtocolError: when the message violates the protocol. The caller must end the session.
         """
         if not features.may_send(message, self._features):
             raise _not_agreed(message)
@@ -137,7 +144,13 @@ class DeviceCore:
         return coded.put_of(message, each)
 
     def computed(self, run: int, payload: Any, compute_s: float) -> list[Action]:
-        """Process the result of a run; return no message if the run was cancelled meanwhile."""
+        """Return the message that reports a finished run; nothing if the PS cancelled the run.
+
+        Args:
+            run: ID of the run.
+            payload: encoded result; ignored for graph runs, whose outputs stay on the device.
+            compute_s: computation time in seconds.
+        """
         order = self._take(run)
         if order is None:
             return []
@@ -150,7 +163,7 @@ class DeviceCore:
         ]
 
     def failed(self, run: int, reason: str) -> list[Action]:
-        """Process the failure of a run; return no message if the run was cancelled meanwhile."""
+        """Return the message that reports a failed run; nothing if the PS cancelled the run."""
         if self._take(run) is None:
             return []
         return [messages.TaskError(run, reason[: limits.MAX_TEXT])]
@@ -162,7 +175,10 @@ class DeviceCore:
         return order
 
     def drain(self) -> list[Action]:
-        """Tell the PS that the device answers its current runs and takes no new ones."""
+        """Return the `drain` message, which tells the PS to send no new runs.
+
+        Further calls return no message.
+        """
         if self.draining:
             return []
         self.draining = True
@@ -222,7 +238,7 @@ class DeviceCore:
             )
 
     def _begin(self, message: _Asking, make: Callable[[_Asking], Order]) -> Action:
-        """Return an order for a request, or a `task_error` if it cannot be executed."""
+        """Return the order for a request, or a `task_error` message if the request is invalid."""
         if message.id in self._running:
             raise ProtocolError(f"run {message.id} was asked for twice")
         if len(self._running) >= limits.MAX_RUNS_IN_FLIGHT:
@@ -264,7 +280,7 @@ class DeviceCore:
                 raise ProtocolError(f"array {name} was sent twice")
         made = dict(zip(kept, map(Kept, message.output_bytes), strict=True))
         found = {name: self._store.get(name) for name in message.inputs}
-        # The replaced outputs are gone even if the run fails.
+        # Even if this run fails, the outputs that it replaces can no longer be used.
         self._store.update((name, made[name]) for name in replaced)
         graph = self._store.get(message.graph)
         if not isinstance(graph, StoredGraph):
@@ -279,7 +295,7 @@ class DeviceCore:
         return GraphRun(message.id, graph, inputs, outputs, flops, self._free_bytes)
 
     def _replaced(self, message: messages.RunGraph, kept: Sequence[int]) -> dict[int, Kept]:
-        """Return the earlier outputs that this run takes as inputs and replaces, by id."""
+        """Return the arrays that this run reads as inputs and overwrites as outputs, by ID."""
         found = {}
         for name, nbytes in zip(kept, message.output_bytes, strict=False):
             before = self._store.get(name)
@@ -351,7 +367,7 @@ def _input(name: int, found: Stored | None) -> GraphInput:
 
 
 class _CannotRunError(Exception):
-    """One run cannot be executed; the session continues."""
+    """A run cannot be executed. The device reports the failure, and the session continues."""
 
 
 def _not_agreed(message: Message) -> ProtocolError:
@@ -362,7 +378,11 @@ _DTYPES: Final = {dtype.value: dtype for dtype in DType}  # faster than DType(na
 
 
 def _array_bytes(message: messages.Put, itemsize: int) -> int:
-    """Return the size of an array from its shape; raise if its payload has another size."""
+    """Return an array's size in bytes, computed from its shape.
+
+    Raises:
+        ProtocolError: when the payload has a different size.
+    """
     nbytes = message.rows * message.columns * itemsize
     length = payload_bytes(message.payload)
     if length != nbytes:

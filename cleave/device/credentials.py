@@ -1,4 +1,4 @@
-"""Credentials that a device keeps between sessions; a server issues them for join codes."""
+"""Stored credentials of a device. A server issues a credential in exchange for a join code."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class SavedCredential:
     """One device's credential for one server.
 
     Attributes:
-        server: the server's id, from its `welcome`.
-        name: the device's name; a machine with several devices at one server has several names.
+        server: the server's ID, from the `welcome` message.
+        name: the device's name. Several devices of a machine need different names.
         address: the server's address.
-        credential: the credential for the next `hello`.
+        credential: the credential to send in the next `hello`.
     """
 
     server: str
@@ -33,20 +33,21 @@ class SavedCredential:
 
 
 class SavedCredentials:
-    """The credentials in a folder, one per file, readable only by its owner.
+    """A folder with one file per credential. Only the user can read the files.
 
     Args:
-        folder: folder of the files; created when the first credential is saved.
+        folder: path of the folder, which is created when the first credential is saved.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, target: JoinUrl, name: str) -> str:
-        """Return the credential for a server, by its id if the URL has one, else by its address.
+        """Return the saved credential of device `name` for a server; empty if none is saved.
 
-        The text is empty if there is no credential. Unreadable files are ignored: the server will
-        report the missing credential, and a new join code replaces it.
+        The server is identified by the ID in the join URL, or by the address if the URL has no ID.
+        Unreadable files are ignored. The server then reports that the credential is missing, and
+        the user can join again with a new join code.
         """
         for path in sorted(self.folder.glob("*.json")):
             saved = _read(path)
@@ -61,20 +62,22 @@ class SavedCredentials:
         return ""
 
     def keys(self, target: JoinUrl, name: str) -> tuple[str, str]:
-        """Return `credential` and `join_code` for `hello`: a saved credential and the URL's.
+        """Return the values of `credential` and `join_code` for `hello`.
 
-        Without a saved credential, return the URL's as the credential and an empty join code.
+        If a credential is saved, it is the `credential`, and the join URL's credential is the
+        `join_code`. Otherwise the join URL's credential is the `credential`, and `join_code` is
+        empty.
         """
         saved = self.find(target, name)
         return (saved, target.credential) if saved else (target.credential, "")
 
     def save(self, credential: SavedCredential) -> None:
-        """Save a credential and replace an earlier one for the same server and name.
+        """Save a credential; replace an earlier credential with the same server and device name.
 
         Raises:
-            CleaveError: when it cannot be written.
+            CleaveError: when the file cannot be written.
         """
-        # Servers choose their ids, so the id and the name are hashed to get a safe file name.
+        # A server chooses its ID freely, so a hash of the ID and the name is the file name.
         key = f"{credential.server}\0{credential.name}".encode()
         path = self.folder / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
         try:
@@ -96,7 +99,7 @@ def _read(path: Path) -> SavedCredential | None:
 
 
 def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of this user's credentials, in $CLEAVE_STATE or the system's place."""
+    """Return the credentials folder, in $CLEAVE_STATE if set, else in the user's state folder."""
     if chosen := environment.get("CLEAVE_STATE"):
         return Path(chosen) / "credentials"
     from platformdirs import user_state_path

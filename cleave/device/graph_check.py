@@ -1,8 +1,8 @@
-"""A device's check of a model before it runs it: the model must be a graph, and bounded.
+"""Validates an ONNX model from the network before the device runs it.
 
-A model comes from the network and goes into a large library. So it is checked here first, in place
-and without storing any of it: a graph has only ONNX's own operations, contains everything that it
-needs, and repeats operations only for each row of its inputs.
+ONNX Runtime is a large library, so a device validates each model before ONNX Runtime parses it. A
+valid model uses only operations of ONNX's default domain, references no external files, and has no
+unbounded loops. The check reads the serialized model in place and copies nothing.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ REFUSED_OPERATIONS: Final = frozenset(
         *("RandomUniformLike", "Dropout", "Loop"),
     }
 )
-"""Operations of ONNX's default domain that graphs must not have: random ones, and the one that may
-loop forever."""
+"""Forbidden operations of ONNX's default domain: random operations, and `Loop`, which may never
+end."""
 
-_DOMAINS: Final = (b"", b"ai.onnx")  # two names of the default domain
-_LONGEST_DOMAIN: Final = 8  # bytes that distinguish these from all others
-_MOST_ELEMENTS_OF_A_BYTE: Final = 2  # of the smallest types
+_DOMAINS: Final = (b"", b"ai.onnx")  # both names of the default domain
+_LONGEST_DOMAIN: Final = 8  # prefix length that separates `_DOMAINS` from other domains
+_MOST_ELEMENTS_OF_A_BYTE: Final = 2  # 4-bit types store 2 elements in a byte
 
 
 def check_graph(model: bytes | memoryview) -> None:
-    """Refuse a model that is not a graph as defined in docs/protocol.md (*Graphs*).
+    """Raise if a model is not a valid graph as defined in docs/protocol.md (section *Graphs*).
 
     The check takes time proportional to the model's length, and no extra memory.
 
     Raises:
-        GraphError: when it is not an ONNX model, or has a forbidden part; says which.
+        GraphError: when the data is not an ONNX model, or the model has a forbidden part. The
+            message names the forbidden part.
     """
     try:
         _Check().model(memoryview(model))
@@ -54,10 +55,10 @@ def check_graph(model: bytes | memoryview) -> None:
 
 @dataclass(slots=True)
 class _Check:
-    """The check of one model. Readers merge repeated fields, so every occurrence is checked.
+    """Checks one model. Protobuf parsers merge repeated fields, so every occurrence is checked.
 
     Attributes:
-        nodes: number of nodes found so far, at any depth.
+        nodes: number of nodes checked so far, in the graph and in all nested graphs.
     """
 
     nodes: int = 0
@@ -129,7 +130,7 @@ class _Check:
 
 
 def _check_tensor(tensor: memoryview) -> None:
-    """Refuse a constant that is in a file, or larger than its bytes."""
+    """Raise if a constant is in an external file, or declares more elements than its bytes hold."""
     most, elements, empty = _MOST_ELEMENTS_OF_A_BYTE * len(tensor), 1, False
     for number, value in fields(tensor):
         match number:
@@ -148,7 +149,7 @@ def _check_tensor(tensor: memoryview) -> None:
 
 
 def _check_value(value: memoryview) -> None:
-    """Refuse an input or output that is not an array, such as a list of arrays."""
+    """Raise if a graph's input or output is not a tensor, for example a sequence of tensors."""
     for number, of in fields(value):
         if number == ValueField.TYPE:
             for kind, _ in fields(_content(of)):
@@ -171,5 +172,5 @@ def _content(value: int | memoryview) -> memoryview:
 
 
 def _text(value: int | memoryview) -> str:
-    """Return a short text that can be shown."""
+    """Return the first 60 bytes of a protobuf string as printable text."""
     return bytes(_content(value)[:60]).decode(errors="replace")

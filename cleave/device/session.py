@@ -1,4 +1,4 @@
-"""A device's session: passes messages between a connection, the core and the computer."""
+"""A device's session, which links a connection to the PS, a `DeviceCore` and a `Computer`."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from cleave.transport.connection import Connection, ConnectionLostError
 from profiles.device_profile import DeviceKind
 
 VERSIONS: Final = (limits.VERSION,)
-"""Versions of the protocol that a device speaks."""
+"""Protocol versions that a device supports."""
 
 _ANSWER_S: Final = 60.0
-"""Seconds that the PS may take to answer: on a slow link it may still be sending a long message."""
+"""Seconds to wait for the PS's pong. On a slow link, a long message may delay the pong."""
 
 
 class RefusedError(CleaveError):
     """The server ended the session with an error.
 
     Attributes:
-        code: the error's code.
-        comes_back_s: seconds until the device may be welcome again; None for never.
-        for_good: whether it would be refused again: credential, version, quarantine, a second
-            session.
+        code: the error code.
+        comes_back_s: minimum seconds before a reconnect; None if the device must not reconnect.
+        for_good: whether the refusal is permanent: an invalid credential or version, a quarantine,
+            or a second session of the same device.
     """
 
     def __init__(self, error: messages.Error) -> None:
@@ -50,19 +50,19 @@ class RefusedError(CleaveError):
 
 
 class UnansweredError(CleaveError):
-    """The server closed the connection, or fell silent, before it welcomed the device.
+    """The server closed the connection or sent nothing before it welcomed the device.
 
-    Another attempt may succeed.
+    Another connection attempt may succeed.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """The status of a device session, to be shown to people.
+    """The status of a device session, for display.
 
     Attributes:
-        device: the device's number at the PS; 0 until it is welcome.
-        done: what the device did so far.
+        device: number that the PS assigned to the device; 0 until the PS welcomes the device.
+        done: counts of blocks, FLOPs and bytes in this session.
     """
 
     device: int = 0
@@ -70,29 +70,31 @@ class DeviceStatus:
 
 
 TELEMETRY_S: Final = 30.0
-"""Seconds between two telemetry messages of a device."""
+"""Interval between two telemetry messages of a device, in seconds."""
 
 
 class DeviceSession:
-    """Serves one device on one connection.
+    """Runs one device over one connection to the PS.
 
-    It passes messages to the device's core, and starts the orders and sends the messages that the
-    core returns.
+    The session passes the PS's messages to a `DeviceCore`. It starts the orders and sends the
+    messages that the core returns.
 
     Args:
         connection: connection to the PS.
-        computer: executes the orders: products, graphs, fetches.
+        computer: executes the orders (matrix multiplications, graphs, fetches).
         hello: the device's first message.
-        on_welcomed: called with the device's number once the PS has welcomed it.
-        on_idle: called, at most once a second, when the device has dropped its arrays.
-        on_welcome: called with the PS's welcome, which may hold a credential to keep.
-        telemetry: called every `TELEMETRY_S` in a thread; its values, if any, are sent to the PS.
-        check: called with every message before it is processed; its exceptions end the session.
-        silence_s: seconds without a message after which the PS is asked for a sign of life.
+        on_welcomed: called with the device's number once the PS has welcomed the device.
+        on_idle: called, at most once a second, when the device holds no arrays and no runs.
+        on_welcome: called with the PS's `welcome` message, which may contain a new credential.
+        telemetry: returns measurements to send to the PS. Called in a thread every `TELEMETRY_S`.
+        check: called with every received message before it is processed. An exception ends the
+            session.
+        silence_s: seconds without a message after which the session pings the PS.
 
     Attributes:
-        bye: the PS's `bye`, once it ended the session on purpose.
-        measured: the link's rates from the PS, which end a session that asked for them in `hello`.
+        bye: the PS's `bye` message; None if the session has not ended or ended without `bye`.
+        measured: the link rates that the PS measured. If `hello` asked for a measurement, this
+            message ends the session.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class DeviceSession:
 
     @property
     def status(self) -> DeviceStatus:
-        """Return a snapshot of the session."""
+        """Return the device's number and its work counters."""
         welcome = self.core.welcome
         done = DeviceCounters(
             self.core.blocks, self.core.flops, self.downlink_bytes, self.uplink_bytes
@@ -145,7 +147,7 @@ class DeviceSession:
 
     @property
     def comes_back_s(self) -> float | None:
-        """Return the minimum seconds before the device may come back; None if it should not."""
+        """Return the minimum seconds before a reconnect; None if the device must not reconnect."""
         return 0.0 if self.bye is None else least_wait_s(self.bye)
 
     @property
@@ -155,17 +157,20 @@ class DeviceSession:
 
     @property
     def moves_to(self) -> str:
-        """Return the address to which the PS redirected the device; empty if it did not."""
+        """Return the address of the server to connect to next; empty without a redirect."""
         bye = self.bye
         moved = bye is not None and bye.code is ByeCode.MOVED and self.welcomed
         return bye.address if bye is not None and moved else ""
 
     def drain(self) -> None:
-        """Answer the pending requests and no new ones, then end. Call it in the session's loop."""
+        """Tell the PS to send no new requests; the session ends after the pending requests.
+
+        Call this method from the session's event loop.
+        """
         self._act(self.core.drain())
 
     async def run(self) -> str:
-        """Serve until the session ends; return why it ended.
+        """Process the PS's messages until the session ends; return the reason it ended.
 
         Raises:
             CleaveError: when the PS refuses the device.
@@ -189,7 +194,7 @@ class DeviceSession:
             await self._connection.close()
 
     async def _serve(self, sending: asyncio.Task[None]) -> str:
-        """Receive messages until the session ends; return why it ended."""
+        """Receive messages until the session ends; return the reason it ended."""
         try:
             return await self._receive_all()
         except ConnectionLostError as error:
@@ -205,7 +210,7 @@ class DeviceSession:
             raise
 
     async def _receive_all(self) -> str:
-        """Pass each message to the core and execute its actions; return why the session ended."""
+        """Pass each message to the core and act on the result; return why the session ended."""
         while True:
             timeout_s = None if self.core.welcome else limits.HANDSHAKE_S
             try:
@@ -236,7 +241,7 @@ class DeviceSession:
                     self._on_welcomed(message.device)
                     self._welcomed.set()
                 case messages.PutCoded() if payload_bytes(message.payload) >= CODED_LEAST_BYTES:
-                    # Later messages wait, to keep the order.
+                    # Messages must be processed in order, so later messages wait for decompression.
                     put = await asyncio.to_thread(self.core.decoded, message)
                     self._act(self.core.received(put))
                 case _:
@@ -245,7 +250,7 @@ class DeviceSession:
                         self._notice_idle()
 
     def _notice_idle(self) -> None:
-        """Report, at most once a second, that the device has dropped its arrays."""
+        """Call `on_idle`, at most once a second, if the device holds no arrays and no runs."""
         now_s = time.monotonic()
         held = self.core.occupied_bytes
         if self.core.idle and held < IDLE_BYTES and now_s - self._idled_s > 1.0:
@@ -253,7 +258,7 @@ class DeviceSession:
             self._on_idle()
 
     def _act(self, actions: list[Action]) -> None:
-        """Start the core's orders, and queue its messages."""
+        """Start the orders and queue the messages that the core returned."""
         for action in actions:
             if isinstance(action, Order):
                 self._computer.start(action, self._answer)
@@ -261,7 +266,7 @@ class DeviceSession:
                 self._send(action)
 
     def _answer(self, order: Order, outcome: Outcome) -> None:
-        """Pass an order's outcome to the core, and execute its actions."""
+        """Pass an order's outcome to the core, and act on the result."""
         if isinstance(outcome, str):
             self._act(self.core.failed(order.run, outcome))
         else:
@@ -272,7 +277,7 @@ class DeviceSession:
         self._wake.set()
 
     async def _send_all(self) -> None:
-        """Encode and send queued messages in order, until the session ends."""
+        """Encode and send queued messages, in order, until the session ends."""
         try:
             while True:
                 while self._outbox:
@@ -283,10 +288,10 @@ class DeviceSession:
                 self._wake.clear()
                 await self._wake.wait()
         except ConnectionLostError:
-            return  # the receiving side notices it too, and reports it
+            return  # `_receive_all` gets the same error and reports it
 
     async def _encoded(self, message: Message) -> list[codec.Buffer]:
-        """Return the parts of a message to send; large results are compressed if the PS agreed."""
+        """Return a message's encoded parts; compress large results if the PS asked for that."""
         if (
             isinstance(message, messages.Result)
             and self.core.codes_results
@@ -297,12 +302,13 @@ class DeviceSession:
         return encode(message)
 
     async def _watch(self) -> None:
-        """End the session when the PS does not answer any more.
+        """Close the connection when the PS no longer answers pings.
 
-        The PS may be silent for long, but answers when asked. If its machine or the network is
-        gone, the system would accept sent data for a quarter of an hour.
+        An idle PS may send nothing for a long time, but it answers pings. Without pings, a failure
+        of the PS's machine or of the network would stay undetected for about 15 minutes, because
+        the operating system keeps accepting data to send.
         """
-        with suppress(ConnectionLostError):  # the receiving side notices it too
+        with suppress(ConnectionLostError):  # `_receive_all` reports the error
             while True:
                 heard_s = self._heard_s
                 wait_s = heard_s + self._silence_s - time.monotonic()
@@ -316,7 +322,7 @@ class DeviceSession:
                     return
 
     async def _send_telemetry(self) -> None:
-        """Send the device's measurements every `TELEMETRY_S`."""
+        """Send the device's measurements every `TELEMETRY_S` seconds."""
         await self._welcomed.wait()
         while self._telemetry is not None:
             values = await asyncio.to_thread(self._telemetry)
@@ -325,11 +331,12 @@ class DeviceSession:
             await asyncio.sleep(TELEMETRY_S)
 
     async def _heartbeat(self) -> None:
-        """Send heartbeats at twice the rate that the PS asks for."""
+        """Send heartbeats at twice the rate that the PS requires."""
         await self._welcomed.wait()
         while self.core.welcome is not None:
             await asyncio.sleep(max(0.1, self.core.welcome.heartbeat_s / 2))
-            # Before results, which on a slow uplink may take longer than the PS waits.
+            # A heartbeat skips the queue: on a slow uplink, sending the queued results may take
+            # longer than the PS waits for a heartbeat.
             self._outbox.appendleft(messages.Heartbeat())
             self._wake.set()
 
@@ -347,7 +354,19 @@ def device_hello(
     kind: DeviceKind | None = None,
     graphs: bool = False,
 ) -> messages.Hello:
-    """Return this machine's `hello` as a device. Rates of 0, and a kind of None, mean unknown."""
+    """Return the `hello` message of this machine as a device.
+
+    Args:
+        credential: credential for the PS.
+        name: name of the device.
+        memory_bytes: memory budget for arrays and results.
+        flops_per_s: throughput; 0 if unknown, like the other rates.
+        downlink_bytes_per_s, uplink_bytes_per_s: link rates.
+        join_code: join code to exchange for a new credential; empty for none.
+        profile: name of the device profile; empty if unknown.
+        kind: kind of device, such as a phone; None if unknown.
+        graphs: whether the device can run ONNX graphs.
+    """
     return messages.Hello(
         role=Role.DEVICE,
         credential=credential,

@@ -1,4 +1,4 @@
-"""Which server a device connects to: its home server, or one to which that redirected it."""
+"""Selects the server of a device: the home server, or the target of a redirect."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class _Moving(Protocol):
 
 
 class Whereabouts:
-    """Remembers the last session, and whether its server redirected the device.
+    """Selects the server for the next session, and follows redirects.
 
-    A device stays with that other server as long as it is welcome there. If that server does not
-    answer or has no room, the device returns to its home server, which knows the other servers. A
-    permanent refusal by either server ends the device.
+    After a redirect, the device keeps connecting to the new server as long as that server welcomes
+    the device. If the new server does not answer or is full, the device returns to its home server,
+    which may redirect the device again. A permanent refusal by either server stops the device.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class Whereabouts:
     async def open(
         self, home: JoinUrl, connect: Callable[[JoinUrl], Awaitable[_Opened]]
     ) -> _Opened:
-        """Open a connection to the current server.
+        """Open a connection to the selected server.
 
         Args:
-            home: the home server, with the device's credential.
-            connect: opens a connection.
+            home: join URL of the home server, with the device's credential.
+            connect: opens a connection to the server of a join URL.
 
         Raises:
             CleaveError: when the server cannot be reached.
@@ -49,7 +49,7 @@ class Whereabouts:
             self._elsewhere = None
         if last is not None and last.moves_to:
             with suppress(UsageError):  # ignore an invalid address
-                # The home server has this credential already, so it may redirect it.
+                # The home server knows the credential, so a server that it trusts may see it too.
                 moved = parse_join_url(last.moves_to)
                 if moved.address.startswith("wss:") or home.address.startswith("ws:"):
                     self._elsewhere = replace(moved, credential=home.credential)
@@ -60,5 +60,5 @@ class Whereabouts:
             raise
 
     def at(self, session: _Moving) -> None:
-        """Record the session that begins."""
+        """Record a new session, whose outcome determines the next server."""
         self._session = session

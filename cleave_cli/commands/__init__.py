@@ -1,1 +1,1 @@
-"""The commands of `cleave`, one file each."""
+"""The commands of `cleave`, with one module per command."""

@@ -1,4 +1,4 @@
-"""`cleave demo`: show in a minute that losses stay the same when a device is lost."""
+"""`cleave demo`: show in a minute that losing a device does not change the training loss."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 _DEVICES: Final = 4
 _STEPS: Final = 10
-_KILLED_AFTER: Final = 4  # steps
+_KILLED_AFTER: Final = 4  # number of the step after which a device is killed
 _MODEL: Final = "opt-tiny"
 _BATCH, _SEQUENCE = 4, 32
 _REAL_MODEL: Final = "opt-1.3b"
 _REAL_BATCH, _REAL_SEQUENCE = 64, 512
 _HOUSEHOLD: Final = "household"
-_TRIES: Final = 3  # of measuring this machine, which may be busy with other work
+_TRIES: Final = 3  # measurements of this machine, which other programs may slow down
 _CARD_BYTES_PER_S: Final = 125e6  # 1 Gbit/s
-_LARGEST_DIFFERENCE: Final = 1e-4  # relative, of a loss: a hundred times the rounding error
+_LARGEST_DIFFERENCE: Final = 1e-4  # relative; about 100 times the rounding error of a loss
 
 
 def demo(
@@ -78,11 +78,11 @@ def demo(
         )
 
 
-# --- a small model, for real ---
+# --- real training of a small model ---
 
 
 def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train the small model both ways; return both losses and the traffic."""
+    """Train the small model on this machine and on devices; return the losses and the traffic."""
     import cleave
 
     plain: list[float] = []
@@ -126,7 +126,14 @@ def _small(runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
 def _train(
     runs: Path, method: str, fleet: Fleet | None, report: Callable[[StepRecord], None]
 ) -> Path:
-    """Train the small model; return the run folder."""
+    """Train the small model; return the path of the run folder.
+
+    Args:
+        runs: parent folder of run folders.
+        method: training method, `local` or `tiles`.
+        fleet: fleet to train on; None for this machine.
+        report: called with the record of each step.
+    """
     from cleave.training.loop.job import JobSpec
     from cleave.training.loop.records import Record, StepRecord
     from cleave.training.loop.run_folder import RunFolder
@@ -146,12 +153,15 @@ def _train(
 
 @contextmanager
 def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
-    """Yield device processes that have joined a server; stop them when the block ends."""
+    """Start `count` device processes; yield them once they have joined a server.
+
+    The processes are stopped when the `with` block ends.
+    """
     from cleave.transport.url_file import url_file
 
-    with url_file(url) as source:  # other users can read command lines
+    with url_file(url) as source:  # a file, because other users can read command lines
         command = [sys.executable, "-m", "cleave_cli", "join", source, "--json", "--once"]
-        command += ["--backend", "numpy", "--threads", "1"]  # starts fastest
+        command += ["--backend", "numpy", "--threads", "1"]  # the backend that starts fastest
         started = [
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)
         ]
@@ -170,11 +180,11 @@ def _devices(url: str, count: int) -> Iterator[Sequence[subprocess.Popen[str]]]:
                 process.stdout.close()
 
 
-# --- a large model, by sizes ---
+# --- emulation of a large model, from array sizes ---
 
 
 def _large() -> dict[str, Any]:
-    """Emulate a step of the large model on a household; return its times and traffic."""
+    """Emulate a step of the large model on a household's devices; return time and traffic."""
     from cleave.arrays import DType
     from cleave.fleet.selection import measure_ps
     from cleave.machine.backends import TorchBackend
@@ -205,7 +215,7 @@ def _large() -> dict[str, Any]:
     }
 
 
-# --- what it shows ---
+# --- output ---
 
 
 def _summary(small: Mapping[str, Any], large: Mapping[str, Any], took_s: float) -> str:
@@ -233,6 +243,6 @@ Next
 
 
 def _seen_from_here(folder: Path) -> Path:
-    """Return a folder's path relative to the working folder, if it lies in it."""
+    """Return a path relative to the working directory, if the path is inside that directory."""
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder

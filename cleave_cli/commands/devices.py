@@ -1,4 +1,4 @@
-"""`cleave devices`: the devices that a server knows, and their states."""
+"""`cleave devices`: list, revoke, release and own the devices that a server knows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECORDED: Final = (
     "wrong_results", "failures", "failure", "blocks", "flops", "downlink_bytes", "uplink_bytes",
     "compute_s", "energy_j",
 )  # fmt: skip
-_WIDE: Final = 120  # columns of a terminal that fits every heading
+_WIDE: Final = 120  # terminal width, in characters, for all columns of the table
 
 Name = Annotated[str, typer.Argument(help="The device's name or id, as `cleave devices` lists it.")]
 
@@ -81,7 +81,10 @@ def devices(
 
 
 def _failed(device: dict[str, Any]) -> str:
-    """Return a device's number of failed runs, and the last reason unless its state names it."""
+    """Format a device's number of failed runs, with the last failure.
+
+    The last failure is omitted if the reason of the device's state already contains it.
+    """
     if not device["failures"]:
         return "0"
     told = not device["failure"] or device["failure"] in device["reason"]
@@ -98,7 +101,7 @@ def _cells(device: dict[str, Any]) -> dict[str, str]:
         "failed": _failed(device),
         "compute": f"{device['compute_s']:,.0f} s",
     }
-    if device["id"] is None:  # joined with the shared credential
+    if device["id"] is None:  # the device joined with the shared credential
         return cells
     energy_j = device["energy_j"]
     return cells | {

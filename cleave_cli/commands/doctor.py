@@ -1,4 +1,4 @@
-"""`cleave doctor`: what this machine lacks, and whether a model fits it and a fleet."""
+"""`cleave doctor`: check this machine's requirements, and whether a model fits in memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cleave_cli.machine_checks import Check
 
 _ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
-_ANY_FLOPS_PER_S = 1e12  # of the server; any value, as only memory is checked
-_CHECKPOINTS = 3  # the two that are kept, and the next one during its write
+_ANY_FLOPS_PER_S = 1e12  # throughput of the server; any value, because only memory is checked
+_CHECKPOINTS = 3  # on disk at once: two retained checkpoints, and the next during its write
 
 
 def doctor(
@@ -88,10 +88,10 @@ def _fits(
     server_memory: float,
     runs: Path,
 ) -> tuple[list[Fit], Check]:
-    """Return whether a step fits by each method, and whether its checkpoints fit the disk.
+    """Check whether a step by each method fits in memory, and whether checkpoints fit on disk.
 
     Raises:
-        UsageError: when the model, the fleet or a number is not valid.
+        UsageError: when the model, the fleet or a number is invalid.
     """
     from cleave.machine.sensors import total_memory_bytes
     from cleave.planner.coding import CodingPolicy, payload_rates

@@ -1,4 +1,4 @@
-"""`cleave emulate`: emulated devices, in real time on a server, or in virtual time without one."""
+"""`cleave emulate`: emulate devices in real time (on a server) or in virtual time."""
 
 from __future__ import annotations
 
@@ -168,7 +168,12 @@ def emulate(
 
 
 def _need_meaning(context: typer.Context, *, virtual: bool) -> None:
-    """Refuse options of the other mode, which would be ignored silently."""
+    """Raise if an option of the other mode is given, because it would be ignored silently.
+
+    Args:
+        context: context of the command.
+        virtual: True for virtual time, False for real time.
+    """
     for name in _REAL_TIME if virtual else _VIRTUAL:
         if was_given(context, name):
             option = f"--{name.removeprefix('as_').replace('_', '-')}"
@@ -221,7 +226,8 @@ def _virtual(
         start_hour=start_hour,
         coding=coding,
     ) as fleet:
-        # The server's loop takes no virtual time, but plans allow for it as on a real server.
+        # The server's event loop takes no virtual time, but plans account for it as on a real
+        # server.
         fleet.planner = TilePlanner(PsRates(card, card, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S))
         runtime: Any = fleet.runtime
         runtime.observers.extend(watch.observers)
@@ -233,7 +239,7 @@ def _virtual(
         rows_done = list[dict[str, Any]]()
         try:
             for number in range(1, steps + 1):
-                # Remove each step's bar before printing the step: they share the terminal.
+                # Remove the progress bar of a step before printing the result on the same terminal.
                 with Progress(console=console, transient=True, disable=hidden) as progress:
                     step = stepper.step(_advance(progress, f"step {number} of {model}", stepper))
                 rows_done.append(_step_values(step, here_s, number, len(members)))
@@ -242,7 +248,7 @@ def _virtual(
                 elif form is Form.PEOPLE:
                     _show_step(step, here_s, number, len(members))
         finally:
-            watch.finish()  # also after Ctrl-C
+            watch.finish()  # write the files even after Ctrl-C
             if form is Form.CSV and rows_done:
                 write_csv(rows_done)
 
@@ -351,13 +357,13 @@ def _step_values(
 
 
 def _show_step(step: SizedStep, here_s: float | None, number: int, devices: int) -> None:
-    """Show a step by tiles.
+    """Print the time and traffic of a step by tiles.
 
     Args:
-        step: result of the fleet's step.
-        here_s: seconds of the server's own work; None if it is not counted.
+        step: result of the emulated step.
+        here_s: seconds of attention, which the server computes; None to leave attention out.
         number: number of the step.
-        devices: number of devices.
+        devices: number of devices in the fleet.
     """
     from cleave.planner.stages.prediction import in_seconds
 

@@ -55,7 +55,7 @@ def evaluate(
         asked = Examination(str(choices), str(examples or ""), shots, subject)
         request = UseRequest(str(model), step, answer=asked)
     if not server:
-        request.use.check()  # report errors in the files before errors in the model
+        request.use.check()  # report errors in the input files before the model is loaded
     found: dict[str, Any] = {}
     with progress_bar("reading" if data else "answering", hidden=as_json) as progress:
 

@@ -1,4 +1,4 @@
-"""`cleave export`: write a run's model as a Hugging Face folder."""
+"""`cleave export`: export a run's model to a folder in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -81,17 +81,17 @@ def export(
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
-    """Return the known facts about a run's devices and energy, for the model card."""
+    """Return a run's number of devices and energy for the model card, if known."""
     from cleave.energy.account import fleet_footprint
     from cleave.energy.assumptions import load_assumptions
     from cleave.energy.run_energy import run_energy
     from cleave.energy.typical import load_typical
     from profiles.library import load_profiles
 
-    run.read_config()  # raises if this is no run folder
+    run.read_config()  # raises if the folder is not a run folder
     try:
         energy = run_energy(run.records())
-    except UsageError:  # the run was killed, or is still running
+    except UsageError:  # the run was killed or is still running
         return {}
     found = fleet_footprint(
         energy.usages, load_profiles(), load_typical(), load_assumptions(), None, energy.ps
@@ -99,7 +99,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
     how = "emulated" if energy.virtual else "real"
     facts = {"devices": f"{found.devices:,}, {how}" if found.devices else "none"}
     known = found.devices > found.devices_unknown or energy.ps.energy_j is not None
-    if found.energy_j and known:  # otherwise it is only the network's share
+    if found.energy_j and known:  # without device energy, the sum has only the network's share
         unknown = f", without {found.devices_unknown} devices" if found.devices_unknown else ""
         facts["energy"] = f"{found.energy_j / 3.6e6:.3g} kWh{unknown}"
     return facts

@@ -1,4 +1,4 @@
-"""`cleave footprint`: the energy and carbon of a run, or of a planned one."""
+"""`cleave footprint`: the energy and carbon footprint of a run or of a planned run."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from profiles.fleet_device import FleetDevice
 
 _KWH_PER_GB = 3.6e6 / 1e9  # J/byte
-_AS_ASSUMED = -1.0  # default of options that may be 0
+_AS_ASSUMED = -1.0  # default of options for which 0 is a valid value
 
 
 class _RunOrStudy(TyperGroup):
-    """Runs `study` for `cleave footprint study`; takes any other first word as a run folder."""
+    """Runs the subcommand `study`, or treats the first argument as a run folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args[:1] == ["study"] else ["run", *args])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == "run" else name, command, rest  # hide a name that nobody types
+        return "" if name == "run" else name, command, rest  # users never type `run`
 
 
 app = typer.Typer(name="footprint", cls=_RunOrStudy, rich_markup_mode=None)
@@ -157,7 +157,7 @@ def _of_run(
     from cleave.training.loop.run_folder import RunFolder
 
     folder = RunFolder(path)
-    folder.read_config()  # raises if this is no run folder
+    folder.read_config()  # raises if the folder is not a run folder
     energy: RunEnergy = run_energy(folder.records())
     ps = _ps(ps_watts, energy.duration_s) or energy.ps
     notes += energy.notes()
@@ -245,7 +245,7 @@ def _electricity(place: str, start_hour: float, duration_s: float) -> Electricit
 
 
 def _check(name: str, value: float, least: float, wanted: str) -> None:
-    if not least <= value < math.inf:  # also refuses nan
+    if not least <= value < math.inf:  # also raises for NaN
         raise UsageError(f"{name} is {value:g}; give {wanted}")
 
 

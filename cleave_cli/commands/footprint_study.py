@@ -1,4 +1,4 @@
-"""`cleave footprint study`: test the claims of the edge-sustainability paper on its set-up."""
+"""`cleave footprint study`: test the claims of arXiv 2507.01803 in its simulated setup."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def study(
         raise not_installed("a report with figures", "matplotlib", "train") from None
     by = workers(jobs, ray)
     try:
-        writable_folder(out)  # fail before the work, not after it
+        writable_folder(out)  # report an error before the simulations start
     except OSError as error:
         raise UsageError(f"cannot write into {out}: {error.strerror}") from None
     scope = small() if quick else published()

@@ -1,4 +1,4 @@
-"""`cleave jobs`: list a server's present and past jobs; stop, pause and resume them."""
+"""`cleave jobs`: list the current and past jobs of a server; stop, pause and resume jobs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def jobs(
 
 
 def _headline(job: dict[str, Any]) -> list[str]:
-    """Return the parts of a job's headline; older servers send no name."""
+    """Return the columns of a job's headline. Older servers do not send a job name."""
     return [f"{job['job']:8}", f"{job['state']:12}", f"{job['model']:16}", job.get("name", "")]
 
 
@@ -139,7 +139,8 @@ def logs(
 
       cleave jobs logs job-3 -n 1000 --json
     """
-    url = running_server(server, data)  # the run folder has the records of earlier servers
+    # Only a running server returns records. Records of earlier servers are in the run folders.
+    url = running_server(server, data)
     answer = ask("records", {"job": job, "last": last}, url, None)
     for record in answer["records"]:
         typer.echo(json.dumps(record) if as_json else printable(_line(record)))
@@ -166,6 +167,6 @@ def _change(action: str, job: str, server: str, data: Any, *, as_json: bool) -> 
         typer.echo(json.dumps(answer))
         return
     name, state = answer["job"], answer["state"]
-    # In any other state the job has already ended or paused.
+    # In any other state, the job has already ended or is paused.
     text = _NEXT[action].format(name) if state in ("running", "queued") else f"is {state}"
     say(f"{name} {text}", err=False)

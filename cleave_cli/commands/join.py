@@ -1,4 +1,4 @@
-"""`cleave join`: make this machine a device."""
+"""`cleave join`: connect this machine to a parameter server as a device."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def join(
     known_length(name)
     if cores:
         owner.keep_to_cores(cores)
-    if threads or cores:  # math libraries read these when they are imported
+    if threads or cores:  # math libraries read these variables on import
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[variable] = str(threads or cores)
 
@@ -154,7 +154,7 @@ def join(
     called = name or socket.gethostname()
     kind = kind_of(this_machine(), android=on_android())
     saved = SavedCredentials(state_folder())
-    chosen: list[Speed] = []  # filled once work is allowed, as it takes time
+    chosen: list[Speed] = []  # measured when the policy first permits computation
 
     def event(kind: str, human: str, **fields: object) -> None:
         if as_json:
@@ -207,14 +207,14 @@ def join(
     async def connect(ready: Callable[[int], None]) -> AgentSession:
         if not chosen:
             chosen.append(choose(backend, notify=lambda text: event("note", text, text=text)))
-        # Read it for each connection: a restarted server may have written a new one.
+        # Read the URL for each connection, because a restarted server may write a new URL.
         home = parse_join_url(read_url(url))
         credential, code = saved.keys(home, called)
 
         def welcomed(welcome: Welcome) -> None:
             first = not known
             known.append(True)
-            if code and not welcome.credential and first:  # only at the first connection
+            if code and not welcome.credential and first:  # only for the first connection
                 text = (
                     "that server knows this device already, so the join code was not used; where "
                     "it is to be its operator's own and is not: cleave devices own NAME"
@@ -224,7 +224,7 @@ def join(
                 kept = SavedCredential(welcome.server, called, home.address, welcome.credential)
                 try:
                     saved.save(kept)
-                except CleaveError as error:  # the device can work without it
+                except CleaveError as error:  # the session works without a saved credential
                     event("note", str(error), text=str(error))
 
         hello = device_hello(
@@ -270,7 +270,7 @@ def join(
         guest = Agent(connect, say, look=look, once=once)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            if sys.platform == "win32":  # event loops on Windows take no signals
+            if sys.platform == "win32":  # event loops on Windows do not support signal handlers
                 signal.signal(number, lambda *_: loop.call_soon_threadsafe(guest.stop))
             else:
                 loop.add_signal_handler(number, guest.stop)
@@ -280,10 +280,10 @@ def join(
 
 
 def known_threads(threads: int) -> None:
-    """Refuse an impossible number of threads.
+    """Raise if `--threads` is out of range.
 
     Raises:
-        UsageError: when it is below 0, or far above the cores of any machine.
+        UsageError: when the number is below 0, or far above the core count of any machine.
     """
     from cleave.errors import UsageError
 
@@ -295,10 +295,10 @@ def known_threads(threads: int) -> None:
 
 
 def known_length(name: str) -> None:
-    """Refuse a name that is too long for a message.
+    """Raise if `--name` is too long for a protocol message.
 
     Raises:
-        UsageError: when it is too long.
+        UsageError: when the name exceeds `limits.MAX_TEXT` characters.
     """
     from cleave.errors import UsageError
     from cleave.protocol import limits
@@ -308,10 +308,10 @@ def known_length(name: str) -> None:
 
 
 def known_profile(name: str) -> None:
-    """Refuse a profile that is not in the library.
+    """Raise if `--profile` is given but is not in the profile library.
 
     Raises:
-        UsageError: when the name is unknown.
+        UsageError: when the library has no profile of this name.
     """
     from cleave.errors import UsageError
     from profiles.library import load_profiles

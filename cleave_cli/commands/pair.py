@@ -1,4 +1,4 @@
-"""`cleave pair`: create a join code."""
+"""`cleave pair`: create, list and void join codes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def pair(
 
 
 def _list(answer: dict[str, Any], *, as_json: bool) -> None:
-    """List join codes without their text, which only the receivers know."""
+    """Print a table of the join codes, without the secret text of each code."""
     if as_json:
         typer.echo(json.dumps(answer))
         return

@@ -1,4 +1,4 @@
-"""`cleave plan`: forecast a training step on a fleet by each method, and name what limits it."""
+"""`cleave plan`: forecast a training step by each method, and name the bottleneck."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LEAST_GBIT = 1e-3
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-_MOST_TOKENS = 2**18  # per step, in the search for the crossing
+_MOST_TOKENS = 2**18  # maximum tokens per step in the search for the crossing
 
 
 def plan(
@@ -151,9 +151,9 @@ def plan(
     card = ps_gbit * 1e9 / 8 or float("inf")
     ps = PsRates(card, card, ps_memory * 1e9 or float("inf"))
     by_link = rates_of(profiles, policy, ps)
-    devices = payload_rates(by_link, dtype)  # plans of tiles use payload rates
+    devices = payload_rates(by_link, dtype)  # plans by tiles use uncompressed bytes/s
     element = ElementBytes(_ELEMENT_BYTES[dtype], _ELEMENT_BYTES[dtype])
-    spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # as a server plans
+    spared = replace(ps, block_s=PS_BLOCK_S, byte_s=PS_BYTE_S)  # same as on a real server
     planner = TilePlanner(spared, choice_of(PlanMethod, "--tiling", tiling))
     if gemm:
         if by is not Method.AUTO or crossing:
@@ -213,10 +213,10 @@ def plan(
 
 
 def _server_counts(text: str) -> list[int]:
-    """Return the sorted numbers of servers; an empty list for an empty text.
+    """Parse `--servers`, such as `1,2,4`; return the sorted numbers, or an empty list if empty.
 
     Raises:
-        UsageError: when the text has anything else.
+        UsageError: when the text is not a list of positive integers.
     """
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
@@ -234,11 +234,11 @@ def _plan_servers(
     *,
     sharded: bool,
 ) -> None:
-    """Compare numbers of servers, with a progress bar.
+    """Forecast a step for each number of servers, with a progress bar, and print the results.
 
     Raises:
-        UsageError: when there are more servers than devices or sequences.
-        PlanError: when a part of the fleet cannot do its part of the batch.
+        UsageError: when a number of servers exceeds the number of devices or sequences.
+        PlanError: when the devices of one server cannot process that server's share of the batch.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -294,7 +294,10 @@ def _numbered(devices: list[DeviceRates]) -> list[DeviceRates]:
 
 
 def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
-    """Return the server; measure its speed on this machine if none is given."""
+    """Return the server's throughput and network card.
+
+    If `ps_gflops` is 0, the throughput of this machine is measured.
+    """
     from cleave.planner.stages.model import PsCompute
     from cleave_cli.plan_question import server_flops_per_s
 
@@ -302,7 +305,7 @@ def _server(ps_gflops: float, dtype: str, card: PsRates) -> PsCompute:
 
 
 def _crossing(question: PlanQuestion, method: Method) -> Crossing:
-    """Search for the smallest batch with which stages win, with a progress bar.
+    """Search for the smallest batch for which stages are faster than the server alone.
 
     Raises:
         UsageError: when `method` excludes stages.
@@ -352,12 +355,13 @@ def _draw(
     names: list[str],
     title: str,
 ) -> None:
-    """Draw the crossing if it was searched for, or else the chosen plan.
+    """Draw the crossing if `where` is given, or else the chosen plan.
 
-    Where the server alone is fastest, draw the plan of stages, if stages are possible.
+    If the chosen method is the server without devices, draw the plan of stages; if stages are not
+    possible, draw the plan by tiles.
 
     Raises:
-        UsageError: when there is nothing to draw, or the file cannot be written.
+        UsageError: when neither plan exists, or the file cannot be written.
     """
     from cleave.planner.plan import Method
     from cleave.planner.stages.prediction import simulated_devices

@@ -1,4 +1,4 @@
-"""`cleave profile`: measure devices and links, and show known profiles."""
+"""`cleave profile`: measure devices and links, and show or compare profiles."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def device(
     cores = len(usable_cores())
     if not 0 <= threads <= cores:
         raise UsageError(f"--threads is {threads}; give 0 for all cores, or 1 to {cores}")
-    if threads:  # math libraries read these when they are imported
+    if threads:  # math libraries read these variables on import
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     if memory:
         parse_memory(str(memory), total_memory_bytes())
@@ -133,7 +133,7 @@ def device(
         threads=threads,
         seed=seed,
     )
-    hold_strips_well()  # as a device does
+    hold_strips_well()  # the same memory settings as on a device
     chosen = choose(backend).backend
     with _progress() as bar:
         task = bar.add_task("starting", total=settings.total_s)
@@ -187,7 +187,7 @@ def link(
         _need("tomli_w")
         with _as_usage_errors():
             profile = read_profile(into)
-    saved = SavedCredentials(state_folder())  # used if the server knows this machine
+    saved = SavedCredentials(state_folder())  # for a server that knows this machine
     with _progress() as bar:
         task = bar.add_task("measuring the link", total=repeats)
         found = asyncio.run(
@@ -330,7 +330,7 @@ def compare(
     show_comparison(Console(), first, second)
 
 
-# --- what the commands share ---
+# --- shared helpers ---
 
 
 def _load(name_or_path: str) -> DeviceProfile:
@@ -362,7 +362,7 @@ def _show(
 
 
 def _warn_of_poor_fits(profile: DeviceProfile) -> None:
-    """Warn on stderr of models with large errors on shapes that they were not fitted on."""
+    """Warn on stderr about performance models with large errors on held-out shapes."""
     from profiles.performance import POOR_ERROR
 
     for dtype, entry in profile.compute.items():
@@ -386,7 +386,17 @@ def _kind(text: str) -> Any:
 
 
 def _writable(path: Path, *, force: bool) -> Path:
-    """Return the path of a new profile; refuse it before minutes of measurements."""
+    """Return the path of a new profile if it is writable, else raise.
+
+    Call this function before the measurements, which take minutes.
+
+    Args:
+        path: path of the TOML file to write.
+        force: whether an existing file may be overwritten.
+
+    Raises:
+        UsageError: when the profile cannot be written to `path`.
+    """
     if path.suffix != ".toml":
         raise UsageError(f"{path} is no name for a profile; give one that ends in .toml")
     if path.is_dir():
@@ -413,7 +423,7 @@ def _need(*modules: str) -> None:
 
 @contextmanager
 def _as_usage_errors() -> Iterator[None]:
-    """Turn each ValueError of `profiles` into a UsageError."""
+    """Convert a ValueError from the package `profiles` to a UsageError."""
     try:
         yield
     except ValueError as error:
@@ -427,6 +437,6 @@ def _progress() -> Iterator[Progress]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    hidden = not console.is_terminal  # otherwise it would print an empty line first
+    hidden = not console.is_terminal  # on other outputs, the bar would print an empty line
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         yield bar

@@ -1,4 +1,4 @@
-"""`cleave serve`: the parameter server."""
+"""`cleave serve`: run a parameter server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-STOP_S = 600.0  # time for a running job to end and write a checkpoint
+STOP_S = 600.0  # maximum seconds for a running job to write a checkpoint and end
 
 
 def serve(
@@ -146,8 +146,8 @@ def serve(
 
       cleave serve --host 0.0.0.0 --servers 4 --ray 10.0.0.1:6379
     """
-    # Spinning threads slow small operations twentyfold when another thread wants the core, as the
-    # server's loop always does. torch reads this on import.
+    # Busy-waiting threads slow small operations 20 times while another thread needs the core, as
+    # the server's event loop does. torch reads this variable on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from cleave.planner.coding import CodingPolicy
     from cleave.scheduler.stages.runs import StagesOn
@@ -182,7 +182,7 @@ def serve(
     from cleave.transport.listener import allow_many_connections
     from cleave.transport.tls import Security, TlsMode
 
-    gc.freeze()  # collecting torch's modules again would block every session for 0.25 s
+    gc.freeze()  # each collection of torch's modules would block all sessions for 0.25 s
     stop = threading.Event()
     for number in ending_signals():
         signal.signal(number, lambda *_: stop.set())
@@ -240,15 +240,19 @@ def serve(
             if code is not None:
                 server_app.access.on_redeemed = _Codes(server, code, as_json=as_json).redeemed
             while not stop.wait(SAMPLE_S):
-                server_app.power.used()  # read the counters before they overflow
+                server_app.power.used()  # read the energy counters before they overflow
             _logger.info(stopping(jobs.running))
-            for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends the process at once
+            for number in (signal.SIGINT, signal.SIGTERM):  # a second signal ends the process
                 signal.signal(number, signal.SIG_DFL)
             jobs.close(STOP_S)
 
 
 def stopping(job: TrainingJob | None) -> str:
-    """Return the message about the running job when the server is asked to stop."""
+    """Return the log message for a server that is stopping.
+
+    Args:
+        job: the running job; None if no job is running.
+    """
     if job is None:
         return "stopping"
     return f"stopping: {job.id} writes a checkpoint of its last whole step"
@@ -278,7 +282,7 @@ def _welcome(
             values["operator_url_file"] = str(url_file)
         typer.echo(json.dumps({"event": "listening", **values}))
         return
-    # Do not print a token that is in a file: printed text gets into logs.
+    # Do not print a token that is stored in a file, because printed text ends up in logs.
     operator = f"'{server.operator_url}'" if url_file is None else f"'@{url_file}'"
     watch = server.dashboard_url
     if url_file is not None:
@@ -304,7 +308,7 @@ def _welcome(
 
 
 def _show(page_url: str) -> None:
-    """Print a join URL for one device as text and, on a terminal, as a QR code."""
+    """Print a join URL that is valid for one device, as text and, on a terminal, as a QR code."""
     typer.echo(f"one device can join within 10 minutes: {_how(page_url)}\n", err=True)
     if sys.stderr.isatty():
         typer.echo(qr_code(page_url), err=True)
@@ -316,7 +320,7 @@ def _how(page_url: str) -> str:
 
 
 class _Codes:
-    """Shows the next join code when the last one was used."""
+    """Prints a new join code after a device has used the previous join code."""
 
     def __init__(self, server: Server, shown: JoinCode, *, as_json: bool) -> None:
         self._server = server
@@ -324,7 +328,7 @@ class _Codes:
         self._as_json = as_json
 
     def redeemed(self, code: CodeRecord, device: DeviceRecord, access: Access) -> None:
-        """Log that a device used a code; show the next code if it was the one shown."""
+        """Log that a device used a join code; print a new code if this code was the printed one."""
         _logger.info("%s used a join code; it is device %d from now on", device.name, device.id)
         if code.id != self._shown.record.id:
             return

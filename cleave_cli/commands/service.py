@@ -1,4 +1,4 @@
-"""`cleave service`: start `cleave join` with the machine."""
+"""`cleave service`: install a system service that starts `cleave join` at boot or login."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-RUNTIME_BYTES = 2 * 10**9  # memory of Python, torch and messages in flight, without arrays
+RUNTIME_BYTES = 2 * 10**9  # memory of Python, torch and messages in flight, excluding arrays
 
 System = Annotated[
     bool, typer.Option("--system/--user", help="For the machine (needs root), or for you.")

@@ -222,7 +222,7 @@ def paper(
     if (policy := CodingPolicy.of(coding)) is not CodingPolicy.OFF:
         policies.append(policy)
     try:
-        writable_folder(out)  # fail before the work, not after it
+        writable_folder(out)  # report an error before the simulations start
         planned = [paper_cells(scope, seed, thorough=thorough, coding=each) for each in policies]
         with simulation_progress(sum(len(each.every) for each in planned)) as progress:
             plain, *coded = [
@@ -239,7 +239,9 @@ def paper(
 
 
 def counts(text: str) -> list[int]:
-    """Return the sorted numbers of devices of `--devices`.
+    """Parse `--devices`, such as `32,256` or `32..8192`; return the sorted numbers of devices.
+
+    A range contains its first number, each doubling of that number, and its last number.
 
     Raises:
         UsageError: when the text is not a number, a list or a range.

@@ -1,4 +1,4 @@
-"""`cleave status`: show what a server is doing."""
+"""`cleave status`: show a server's job, devices, traffic and events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cleave_cli.operator_client import OperatorClient
 
 LEAST_EVERY_S = 0.2
-LEAST_WINDOW_S = 1.5  # shortest window of rates that are shown once
+LEAST_WINDOW_S = 1.5  # minimum seconds over which rates are averaged, without --watch
 
 
 def status(
@@ -65,7 +65,8 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
             await _learn(client, seen)
             window_s = seen.latest["rates"]["window_s"]
             if window_s is not None and window_s < LEAST_WINDOW_S:
-                # Rates cover the time between two requests, and no other client asked recently.
+                # Rates cover the time since an earlier request. If no other client sent a request
+                # recently, the earlier request is this client's own, a few milliseconds ago.
                 await asyncio.sleep(LEAST_WINDOW_S)
                 await _learn(client, seen)
             Console(highlight=False).print(shown(seen))
@@ -76,7 +77,7 @@ async def _show(url: str, pause_s: float | None, *, as_json: bool) -> None:
 
 
 async def _print(client: OperatorClient, pause_s: float | None) -> None:
-    """Print one line of JSON for each request, with what is new since the last one."""
+    """Print each overview as one line of JSON, with the records and events since the last."""
     seen = Seen()
     while True:
         typer.echo(json.dumps(await _look(client, seen)))
@@ -95,7 +96,7 @@ async def _draw(client: OperatorClient, pause_s: float) -> None:
 
 
 async def _learn(client: OperatorClient, seen: Seen) -> None:
-    """Fetch all new records and events; a long job's records take several replies."""
+    """Request overviews until all new records and events have been received."""
     complete = False
     while not complete:
         await _look(client, seen)

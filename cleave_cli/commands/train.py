@@ -22,9 +22,9 @@ from cleave_cli.render.training import Display, make_display
 from cleave_cli.stopping import stops_in_order
 
 _EMULATED: Final = ("devices", "fleet", "churn", "coding")
-"""Options of devices that this process emulates."""
+"""Names of the options for emulated devices."""
 _PATHS: Final = {"model", "data", "eval_data", "state_dir", "against"}
-"""Options of the job that may be paths."""
+"""Names of the job options whose values may be paths."""
 
 
 def train(
@@ -119,7 +119,7 @@ def train(
         if was_given(context, key) or key == "model"
     }
     settings, model = job, job["model"]
-    if "offload" in given and "method" not in given:  # an option of tiles
+    if "offload" in given and "method" not in given:  # --offload implies tiles
         settings["method"] = given["method"] = "tiles"
     if devices < 0:
         raise UsageError(f"--devices is {devices}; give 0 for plain PyTorch, or 1 and more")
@@ -148,7 +148,7 @@ def train(
                 "--devices N would emulate some here"
             )
             resume = str(Path(resume).resolve()) if resume else ""
-            for key in _PATHS & given.keys():  # the server has another working folder
+            for key in _PATHS & given.keys():  # the server may have another working directory
                 if settings[key] and Path(settings[key]).exists():
                     settings[key] = str(Path(settings[key]).resolve())
         elif resume:
@@ -175,7 +175,7 @@ def train(
                 f"--{option} emulates devices in this process and --server trains on that "
                 f"server's; give one of the two"
             )
-    if resume:  # change only the given settings of the run folder
+    if resume:  # change only those settings of the run that are given
         changed = given if model else given.keys() - {"model"}
         settings = {key: value for key, value in settings.items() if key in changed}
     request: dict[str, Any] = {"job": settings, "resume": resume, "name": name}
@@ -196,7 +196,7 @@ def train(
         options = FleetOptions(**asked)
         if resume:
             kept = FleetOptions.of_run(Path(resume))
-            if "fleet" in asked and "devices" not in asked:  # the saved number was of another fleet
+            if "fleet" in asked and "devices" not in asked:  # the saved number is of another fleet
                 kept = replace(kept, devices=None)
             options = replace(kept, **asked)
         if cluster.servers > 1:
@@ -208,7 +208,7 @@ def train(
 
 
 def _with_job_options(command: Callable[..., None]) -> inspect.Signature:
-    """Return the signature of a command with an option for each field of `JobSpec`."""
+    """Return the signature of `command`, with an additional option per field of `JobSpec`."""
     own = [
         each
         for each in inspect.signature(command, eval_str=True).parameters.values()
@@ -239,14 +239,14 @@ COMMON: Final = frozenset(
     {name for name, setting in JobSpec.settings().items() if setting.common}
     | {"devices", "fleet", "server", "config", "name", "resume", "as_json"}
 )
-"""Options that `cleave train --help` lists."""
+"""Parameter names of the options that `cleave train --help` lists."""
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
-    """Read the settings of a job from a TOML file.
+    """Read the settings of a job from the TOML file of `--config`.
 
     Raises:
-        UsageError: when the file cannot be read.
+        UsageError: when the file cannot be read or is not valid TOML.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -276,9 +276,9 @@ def _here(
     from emulator.run_meter import RunMeter
 
     if grid:
-        electricity(grid, 0.0, 0.0)  # refuse an unknown country now
+        electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts
     asked = JobRequest.from_dict(request)
-    spec = asked.spec()  # refuse before anything is started
+    spec = asked.spec()  # raises for an invalid job, before anything is started
     members = options.members(spec.dtype, spec.seed)
     display.start(spec.steps)
     fleet = None
@@ -296,7 +296,7 @@ def _here(
         if isinstance(record, StartRecord):
             started, waiting = Path(record.run_folder), context.patience(lambda: record.step)
             waiting.insist(lambda: options.keep(started))
-        if isinstance(record, DoneRecord):  # the energy comes before it
+        if isinstance(record, DoneRecord):  # the energy record precedes this record
             energy, folder = meter.finish(), RunFolder(Path(record.run_folder))
             patience = context.patience(lambda: record.steps)
             patience.insist(lambda: folder.append(energy.to_record()))
@@ -316,15 +316,15 @@ def _here(
 def _on_server(
     server: str, request: dict[str, Any], attach: str, where: str, grid: str, display: Display
 ) -> None:
-    """Train on a server.
+    """Submit a job to a server, or attach to a job, and show the job's records.
 
     Args:
-        server: the operator's URL, or `@FILE`.
-        request: the job to submit.
-        attach: a job to follow instead; empty for a new one.
-        where: `--server` option to print in the command that attaches again; may be empty.
-        grid: the electricity grid; empty if not given.
-        display: shows the records.
+        server: operator URL, or `@FILE` for a file with this URL.
+        request: the job to submit, as the arguments of the operator request `submit`.
+        attach: ID of a job to attach to; empty to submit a new job.
+        where: `--server` option for the printed command that attaches to the job; may be empty.
+        grid: electricity grid; empty if unknown.
+        display: shows the records of the job.
     """
     import asyncio
 
@@ -335,7 +335,7 @@ def _on_server(
     from cleave_cli.render.footprint import summary
 
     if grid:
-        electricity(grid, 0.0, 0.0)  # refuse an unknown country now
+        electricity(grid, 0.0, 0.0)  # raises for an unknown country, before the run starts
 
     async def follow() -> None:
         client = await OperatorClient.connect(server)
@@ -348,7 +348,7 @@ def _on_server(
                 job = answer["job"]
                 display.note(f"{job} submitted; paths are read, and results written, on the server")
                 display.start(int(request["job"].get("steps", 0)))
-            if ahead := answer.get("ahead"):  # older servers do not send it
+            if ahead := answer.get("ahead"):  # older servers omit this field
                 display.note(f"{job} is queued behind {', '.join(ahead)}")
             with display:
                 async for record in client.records():

@@ -1,1 +1,1 @@
-"""The output of commands: tables, plots and JSON."""
+"""Formatting of the commands' output as tables, plots, CSV and JSON."""

@@ -1,4 +1,4 @@
-"""The output of `cleave footprint`: tables for people, one document for programs."""
+"""The output of `cleave footprint`: tables, CSV, or one JSON document."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ from profiles.library import load_profiles
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BARS = 5  # rows of the table; the plot has all bars
+_BARS = 5  # maximum rows of the sensitivity table; the plot shows all bars
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Input of `show`.
+    """A footprint comparison to print.
 
     Attributes:
         title: name of the run or scenario.
-        duration_s: seconds of the fleet's run.
-        notes: assumptions that the footprints do not name.
+        duration_s: duration of the run on the fleet, in seconds.
+        question: what to compare, such as a fleet and a cloud GPU.
+        case: assumptions and grid intensities of the comparison.
+        notes: additional assumptions to print.
     """
 
     title: str
@@ -47,7 +49,7 @@ class Shown:
 
 
 def show(shown: Shown, plot: Path | None, form: Form) -> None:
-    """Print the footprints and their comparison, and draw a plot if asked for.
+    """Print the footprints and their comparison, and draw a plot if `plot` is given.
 
     Raises:
         UsageError: when the plot cannot be drawn.
@@ -105,7 +107,7 @@ def _draw(path: Path, bars: Sequence[Bar], middle: float | None, shown: Shown) -
     draw_tornado(path, bars, middle, shown.title, unit, ratio=ratio)
 
 
-# --- for people ---
+# --- tables and text ---
 
 
 def _table(what: str, title: str, duration_s: float, found: Footprint) -> Table:
@@ -170,17 +172,18 @@ def _bars_table(bars: Sequence[Bar], *, ratio: bool) -> Table:
 
 
 def human_time(seconds: float) -> str:
-    """Return seconds as text with a unit, such as "3.5 min"."""
+    """Format a duration with a unit, such as "3.5 min"."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def summary(energy: RunEnergy, grid: str) -> dict[str, Any]:
-    """Return the energy of a run for the summary of `cleave train`, with texts for people.
+    """Return the energy and carbon of a run as values and text, for the end of `cleave train`.
 
     Args:
-        grid: a grid that `cleave.energy.grid.electricity` takes; empty if none was given.
+        energy: energy record of the run.
+        grid: electricity grid, as accepted by `cleave.energy.grid.electricity`; empty if unknown.
     """
     at = electricity(grid, 0.0, energy.duration_s) if grid else None
     case = Case(load_assumptions(), at.gco2e_per_kwh if at else None, None)
@@ -224,7 +227,7 @@ def _carbon_text(found: Footprint, at: Electricity | None, *, known: bool) -> st
     return text
 
 
-# --- for programs ---
+# --- JSON and CSV ---
 
 
 def _rows(of: str, found: Footprint) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Output formats of a command: tables for people, JSON, CSV."""
+"""Output formats of a command: tables, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ Csv = Annotated[bool, typer.Option("--csv", help="The table's rows as CSV on std
 
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""A spreadsheet runs a text that begins with these, and devices choose their own names."""
+"""Prefixes that make a spreadsheet execute a cell. Device names are untrusted, so such cells are
+escaped."""
 
 
 class Form(Enum):
-    """Format of a command's output."""
+    """Format of a command's output. `PEOPLE` means tables and text."""
 
     PEOPLE = "people"
     JSON = "json"
@@ -28,7 +29,7 @@ class Form(Enum):
 
 
 def form_of(*, as_json: bool, as_csv: bool) -> Form:
-    """Return the format that the options ask for.
+    """Return the output format for `--json` and `--csv`.
 
     Raises:
         UsageError: when both options are given.
@@ -41,11 +42,13 @@ def form_of(*, as_json: bool, as_csv: bool) -> Form:
 
 
 def write_csv(records: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-    """Print records as rows of CSV, with a heading.
+    """Print records as CSV, with a header row.
 
     Args:
-        records: values by name. A mapping or list fills one cell, as "a 1; b 2".
-        columns: the names to print; if empty, the names in the first record, which must exist.
+        records: for each row, a mapping from column name to value. A value that is a mapping or a
+            list is printed in one cell, such as "a 1; b 2".
+        columns: names of the columns to print. If empty, the columns are the keys of the first
+            record, which must exist.
     """
     shown = list(columns) or list(records[0])
     writer = csv.writer(sys.stdout)

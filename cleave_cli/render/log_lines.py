@@ -1,4 +1,4 @@
-"""Print a server's log as the lines of `cleave serve`."""
+"""Formats the log messages that `cleave serve` prints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _JsonFormatter(logging.Formatter):
 
 @contextmanager
 def printed_log(*, as_json: bool) -> Iterator[None]:
-    """Print Cleave's log until the block ends: JSON on stdout, or text on stderr."""
+    """Print Cleave's log until the `with` block ends, as JSON on stdout or text on stderr."""
     handler = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     loggers = [logging.getLogger(name) for name in ("cleave", "cleave_cli")]
@@ -31,7 +31,7 @@ def printed_log(*, as_json: bool) -> Iterator[None]:
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        logger.propagate = False  # a root handler of a library would print lines twice
+        logger.propagate = False  # a library's root handler would print each message again
     try:
         yield
     finally:

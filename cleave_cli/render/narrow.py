@@ -1,4 +1,4 @@
-"""Text for terminals of 80 columns."""
+"""Output for terminals with 80 columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def narrow_console() -> Console:
 
 
 def filled(text: str, width: int = WIDTH) -> str:
-    """Wrap the lines of a text between words, and keep their indents.
+    """Wrap the lines of a text at word boundaries, and keep each line's indentation.
 
-    A word longer than a line, such as a URL, stays whole so that it can be copied.
+    A word that is longer than a line, such as a URL, is not split, so that users can copy it.
     """
     lines: list[str] = []
     for line in text.split("\n"):

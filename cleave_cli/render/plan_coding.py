@@ -1,4 +1,4 @@
-"""The compression ratios that a plan assumes, and the links that they apply to."""
+"""Output of the compression ratios that a plan assumes, and the number of compressed links."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
-    """Return the end of a sentence about compression; empty where no link is compressed.
+    """Return a clause about compression, starting with ";"; empty if no link is compressed.
 
     Args:
-        devices: the devices, with their links.
+        devices: the devices, with the compressed directions of their links.
         dtypes: dtypes of the payloads.
     """
     down, up = _links(devices)
@@ -33,7 +33,7 @@ def coding_text(devices: Sequence[DeviceRates], dtypes: Sequence[str]) -> str:
 def coding_json(
     policy: CodingPolicy, devices: Sequence[DeviceRates], dtypes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the policy, the compressed links and the ratios as JSON."""
+    """Return the policy, the numbers of compressed links, and each dtype's ratio as JSON."""
     down, up = _links(devices)
     return {
         "policy": policy.value,

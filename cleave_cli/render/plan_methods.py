@@ -1,4 +1,7 @@
-"""Output of forecasts by method, plans of stages, and the batch size from which stages win."""
+"""Output of forecasts for each method, of stage plans, and of crossings.
+
+A crossing is the batch size from which a step by stages is faster than a step without devices.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def show_methods(title: str, found: MethodChoice) -> None:
-    """Print the methods side by side, and the chosen one."""
+    """Print the forecast of each method as a table, and the chosen method."""
     typer.echo(textwrap.fill(title, WIDTH))
     typer.echo(f"\n{'':<8}{'a step':>9}{'down':>11}{'up':>11}{'device':>11}{'server':>11}")
     for each in found.forecasts:
@@ -59,12 +62,12 @@ def _indented(text: str) -> list[str]:
 
 
 def show_stages(model: StageModel, plan: StagePlan, names: Sequence[str]) -> None:
-    """Print a plan of stages.
+    """Print the layers and devices of each stage.
 
     Args:
-        model: the model of the stages, with the batch cut into micro-batches.
+        model: the planner's model, with the tokens of each micro-batch.
         plan: the plan of the stages.
-        names: device names, by device number.
+        names: list of device names, indexed by device number.
     """
     said = (
         f"Stages: {len(model.tokens)} micro-batches of up to {max(model.tokens):,} tokens; each "
@@ -105,7 +108,7 @@ def methods_json(found: MethodChoice) -> dict[str, Any]:
 
 
 def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dict[str, Any]:
-    """Return a plan of stages as JSON; the arguments are those of `show_stages`."""
+    """Return a plan of stages as JSON. See `show_stages` for the arguments."""
     return {
         "micro_batches": list(model.tokens),
         "kept_batches": {names[device]: asdict(kept) for device, kept in plan.kept_batches.items()},
@@ -129,7 +132,12 @@ def stages_json(model: StageModel, plan: StagePlan, names: Sequence[str]) -> dic
 
 
 def show_crossing(found: Crossing, sequence: int) -> None:
-    """Print the tokens a step from which stages beat the server alone."""
+    """Print the step times for each batch size, and from which batch size stages are faster.
+
+    Args:
+        found: the crossing and the batch sizes that were tried.
+        sequence: number of tokens in a sequence.
+    """
     typer.echo(f"\n{'sequences':>9}{'tokens':>10}{'stages s':>10}{'alone s':>10}")
     for point in found.points:
         stages = "-" if point.stages_s == float("inf") else f"{point.stages_s:.4g}"
@@ -139,7 +147,10 @@ def show_crossing(found: Crossing, sequence: int) -> None:
 
 
 def crossing_text(found: Crossing, sequence: int) -> str:
-    """Return a sentence with the tokens a step from which stages beat the server alone."""
+    """Return a sentence that states from how many tokens per step stages are faster.
+
+    Stages are compared with a step on the server without devices.
+    """
 
     def tokens(point: CrossingPoint) -> str:
         return f"{point.rows * sequence:,}"
@@ -156,7 +167,7 @@ def crossing_text(found: Crossing, sequence: int) -> str:
 
 
 def crossing_json(found: Crossing, sequence: int) -> dict[str, Any]:
-    """Return the crossing as JSON."""
+    """Return a crossing as JSON, with the batch sizes that were tried."""
     above, below = found.above, found.below
     return {
         "from_tokens": above.rows * sequence if above is not None else None,

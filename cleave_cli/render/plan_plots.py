@@ -1,4 +1,4 @@
-"""Plots of plans: a tiling, device use in a step by stages, and where stages begin to win."""
+"""Plots of plans: the tiles of a GEMM, device utilization by stages, and crossings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from cleave.planner.stages.simulated import SimulatedDevice
 
 _MOST_ROWS: Final = 40
-"""With more devices, each stage has one row, with the mean of its devices."""
+"""Maximum rows with one device each. With more devices, the plot has one row per stage, which shows
+the mean of the stage's devices."""
 
 _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ...]] = (
     ("downlink", "weights", "#1f5a99", lambda d: d.weights_s),
@@ -31,7 +32,8 @@ _PARTS: Final[tuple[tuple[str, str, str, Callable[[SimulatedDevice], float]], ..
     ("uplink", "gradients", "#b3541e", lambda d: d.gradients_s),
     ("uplink", "activations out", "#edb183", lambda d: d.y_s),
 )
-"""Parts of a step: resource, name, colour, seconds. A resource runs its parts in sequence."""
+"""Parts of a step as (resource, name, colour, function that returns seconds). The parts of one
+resource run in sequence."""
 
 _BARS: Final = ("downlink", "processor", "uplink")
 
@@ -53,7 +55,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def draw_tiling(path: Path, plan: Plan) -> None:
-    """Draw the tiling of a plan.
+    """Draw which part of C each tile of a GEMM's plan covers.
 
     Raises:
         UsageError: when the file cannot be written, or matplotlib is not installed.
@@ -66,8 +68,8 @@ def draw_tiling(path: Path, plan: Plan) -> None:
     depths = {t.tile.k for t in plan.tiles}
     most = max(k.size for k in depths)
     colours = colormaps["viridis"]
-    # Each tile covers its rows and columns of C. Slabs at the same place would hide each other, so
-    # they share its width from left to right in the order of k.
+    # Each tile covers its rows and columns of C. Slabs with the same rows and columns would hide
+    # each other, so they are drawn side by side within these columns, in the order of k.
     for t in plan.tiles:
         m, n, k = t.tile.m, t.tile.n, t.tile.k
         left = n.start + n.size * k.start / plan.gemm.k
@@ -97,14 +99,15 @@ def draw_stages(
     names: Sequence[str],
     title: str,
 ) -> None:
-    """Draw how long links and processors of devices are busy in a step by stages.
+    """Draw how long the links and processors of devices are busy in a step by stages.
 
     Args:
-        path: the file to write.
-        model, plan: the model, with the batch cut into micro-batches, and its plan of stages.
-        devices: results of each device in the simulated step, by device number.
-        names: device names, by device number.
-        title: the conditions of the step.
+        path: path of the image file.
+        model: the planner's model, with the tokens of each micro-batch.
+        plan: the plan of the stages.
+        devices: maps a device's number to its busy times in the simulated step.
+        names: list of device names, indexed by device number.
+        title: title of the plot, which states the conditions of the step.
 
     Raises:
         UsageError: when the file cannot be written, or matplotlib is not installed.
@@ -138,7 +141,7 @@ def draw_stages(
 def _rows(
     model: StageModel, plan: StagePlan, names: Sequence[str]
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Return names and devices of the rows: one row for each device, or for each stage."""
+    """Return the label and the devices of each row. A row is one device or one stage."""
     places = [(stage, device) for stage in plan.planned for device in stage.devices]
     if len(places) <= _MOST_ROWS:
         return [(f"{_held(model, stage)}: {names[d]}", (d,)) for stage, d in places]
@@ -158,7 +161,7 @@ def _held(model: StageModel, stage: PlannedStage) -> str:
 
 
 def draw_crossing(path: Path, found: Crossing, sequence: int, title: str) -> None:
-    """Draw the time of a step by stages and on the server alone, against tokens a step.
+    """Plot the time of a step by stages and without devices over the tokens per step.
 
     Raises:
         UsageError: when the file cannot be written, or matplotlib is not installed.

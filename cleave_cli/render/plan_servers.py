@@ -1,4 +1,4 @@
-"""Output of `cleave plan --servers`: forecasts for several numbers of servers."""
+"""Output of `cleave plan --servers`, which compares forecasts for several server counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cleave_cli.render.narrow import WIDTH
 
 
 def servers_json(plans: Sequence[ServersPlan]) -> list[dict[str, Any]]:
-    """Return the plans as JSON, one row for each number of servers."""
+    """Return the forecasts as JSON, with one object for each number of servers."""
     return [
         {
             "servers": plan.servers,
@@ -36,7 +36,7 @@ def servers_json(plans: Sequence[ServersPlan]) -> list[dict[str, Any]]:
 
 
 def show_servers(title: str, plans: Sequence[ServersPlan]) -> None:
-    """Print one row for each number of servers, and whether more servers pay off."""
+    """Print one row for each number of servers, and whether more servers make a step faster."""
     typer.echo(textwrap.fill(title, WIDTH))
     typer.echo(
         f"\n{'servers':>7}{'devices':>9}{'rows':>6}  {'method':<7}{'a step':>8}{'exchange':>10}"

@@ -1,4 +1,4 @@
-"""Output of plans of tiles: tables and JSON."""
+"""Output of plans by tiles, as tables and JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def gemm_json(report: PlanReport, devices: list[DeviceRates], *, tiles: bool) ->
     """Return the plan of one GEMM as JSON.
 
     Args:
-        tiles: whether to list every tile.
+        report: the plan and its bounds.
+        devices: rates of the devices.
+        tiles: whether to list every tile and every device.
     """
     plan = report.plan
     document = _report_json(report)
@@ -84,7 +86,7 @@ def _report_json(report: PlanReport) -> dict[str, Any]:
 
 
 def step_json(step: StepReport, gemms: tuple[StepGemm, ...]) -> dict[str, Any]:
-    """Return the plans of a step's GEMMs as JSON."""
+    """Return the plans of all GEMMs of a step as JSON, with the totals of the step."""
     return {
         "gemms": [
             {"kind": g.kind.value, "name": g.name, "count": g.count} | _report_json(r)
@@ -107,7 +109,12 @@ def step_json(step: StepReport, gemms: tuple[StepGemm, ...]) -> dict[str, Any]:
 
 
 def show_gemm(report: PlanReport, fleet: int) -> None:
-    """Print the plan of one GEMM."""
+    """Print the plan of one GEMM as a table.
+
+    Args:
+        report: the plan and its bounds.
+        fleet: number of devices in the fleet.
+    """
     plan = report.plan
     table = Table(title=f"{plan.gemm.m} x {plan.gemm.n} x {plan.gemm.k}", show_header=False)
     table.add_row(
@@ -127,7 +134,7 @@ def show_gemm(report: PlanReport, fleet: int) -> None:
 
 
 def show_step(step: StepReport, gemms: tuple[StepGemm, ...]) -> None:
-    """Print the plans of a step's GEMMs."""
+    """Print the plans of all GEMMs of a step, and the totals of the step."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in ("GEMM", "M x N x K", "times", "devices", "time s", "gap", "limited by"):
         justify: JustifyMethod = "left" if column in {"GEMM", "limited by"} else "right"

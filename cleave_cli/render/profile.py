@@ -1,4 +1,4 @@
-"""The output of `cleave profile`: tables, bars and plots."""
+"""The output of `cleave profile`: tables, bar charts and plots."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 _BAR = 40
 _DEPTHS = (16, 64, 256, 1024, 4096)
-_TILE = 512  # rows and columns of the tile in plots of throughput over depth
+_TILE = 512  # rows and columns of the tile for throughput over depth
 
 
 def human_flops_per_s(rate: float) -> str:
-    """Return a throughput as text with a unit."""
+    """Format a throughput with a unit, such as "50 GFLOP/s"."""
     if rate < 1e12:
         return f"{rate / 1e9:.3g} GFLOP/s"
     return f"{rate / 1e12:.3g} TFLOP/s" if rate < 1e15 else f"{rate / 1e15:.3g} PFLOP/s"
 
 
 def sustained_share(profile: DeviceProfile) -> float | None:
-    """Return the share of full speed at which a device settles; None if not measured."""
+    """Return the sustained speed as a share of the full speed; None if not measured."""
     if profile.sustained is None:
         return None
     return profile.sustained.thermal.sustained_speed if profile.sustained.thermal else 1.0
 
 
 def tile_seconds(profile: DeviceProfile, dtype: str, c: int = _TILE) -> float:
-    """Return the seconds of a 512 x 512 tile of depth `c`, neither operand transposed."""
+    """Return the modelled seconds of a 512 x 512 tile of depth `c`, without transposed operands."""
     from profiles.performance import Layout
 
     inputs, _, out = dtype.partition(">")
@@ -49,7 +49,7 @@ def tile_seconds(profile: DeviceProfile, dtype: str, c: int = _TILE) -> float:
 
 
 def show_profile(console: Console, profile: DeviceProfile) -> None:
-    """Print everything in a profile except its samples."""
+    """Print a profile as tables and bar charts, without the measured samples."""
     table = Table(title=f"{profile.title} ({profile.name})", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("", "figure", "source"):
         table.add_column(column, overflow="fold")
@@ -114,7 +114,7 @@ def _rows(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
 
 
 def link_rows(link: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield the rows of a link, with p10, p50 and p90 of each rate."""
+    """Yield a link's table rows (name, value, source); values have the p10, p50 and p90."""
 
     def spread(q: Quantiles, unit: float, name: str) -> str:
         low, middle, high = (f"{x / unit:.3g}" for x in (q.p10, q.p50, q.p90))
@@ -126,7 +126,7 @@ def link_rows(link: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def show_fits(console: Console, profile: DeviceProfile) -> None:
-    """Print the error of the models on samples that they were not fitted on."""
+    """Print the error of each performance model on held-out samples."""
     if not any(entry.fits for entry in profile.compute.values()):
         return
     table = Table(
@@ -179,7 +179,7 @@ def _bars(
 
 
 def show_list(console: Console, profiles: Sequence[DeviceProfile]) -> None:
-    """Print one line for each profile."""
+    """Print a table with one row for each profile."""
     dtypes = ("fp32", "bf16", "fp16")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("name", "kind"):
@@ -204,7 +204,7 @@ def show_list(console: Console, profiles: Sequence[DeviceProfile]) -> None:
 
 
 def list_entry(profile: DeviceProfile) -> dict[str, Any]:
-    """Return a profile as JSON for a list."""
+    """Return a summary of a profile as JSON, for a list of profiles."""
     return {
         "name": profile.name,
         "title": profile.title,
@@ -217,13 +217,13 @@ def list_entry(profile: DeviceProfile) -> dict[str, Any]:
     }
 
 
-# --- comparing ---
+# --- comparison ---
 
 
 def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, float]]:
-    """Return the figures that both profiles have, in SI units: name, value in `a`, value in `b`."""
+    """Return (name, value in `a`, value in `b`) for each figure in both profiles, in SI units."""
     rows: list[tuple[str, float | None, float | None]] = [
-        ("flops_per_s", a.flops_per_s, b.flops_per_s)  # in their best dtypes
+        ("flops_per_s", a.flops_per_s, b.flops_per_s)  # of the fastest dtype
     ]
     for dtype in (d for d in a.compute if d in b.compute):
         pair = a.compute[dtype].flops_per_s, b.compute[dtype].flops_per_s
@@ -246,7 +246,7 @@ def comparison(a: DeviceProfile, b: DeviceProfile) -> list[tuple[str, float, flo
 
 
 def show_comparison(console: Console, a: DeviceProfile, b: DeviceProfile) -> None:
-    """Print the figures that both profiles have, side by side."""
+    """Print a table of the figures that are in both profiles."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for column in (a.name, b.name, f"{b.name} / {a.name}"):
@@ -260,7 +260,7 @@ def show_comparison(console: Console, a: DeviceProfile, b: DeviceProfile) -> Non
 
 
 def plot(path: Path, profile: DeviceProfile) -> None:
-    """Draw measurement against prediction, throughput over depth, and speed over time.
+    """Plot measured over predicted time, throughput over depth, and speed over time.
 
     Raises:
         UsageError: when `check_plot` refuses the path, or the file cannot be written.
@@ -282,10 +282,13 @@ def plot(path: Path, profile: DeviceProfile) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a plot that cannot be written, before minutes of measurements.
+    """Raise if a plot cannot be written.
+
+    Call this function before the measurements, which take minutes.
 
     Raises:
-        UsageError: when matplotlib, the folder or the format is missing.
+        UsageError: when matplotlib is not installed, the folder does not exist, or the format of
+            the file is unknown.
     """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
@@ -330,7 +333,7 @@ def _plot_throughput(axes: Any, profile: DeviceProfile) -> None:
     for dtype, entry in profile.compute.items():
         rates = [2 * _TILE**2 * round(c) / tile_seconds(profile, dtype, round(c)) for c in depths]
         (line,) = axes.plot(depths, rates, label=dtype)
-        # Measured tiles of half to twice this width, in any layout.
+        # Measured tiles with half to twice the rows and columns, in any layout.
         near = [
             (c, 2 * a * b * c / seconds)
             for a, b, c, _, seconds, _ in entry.samples

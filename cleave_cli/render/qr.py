@@ -1,4 +1,4 @@
-"""QR codes, in a terminal and as pictures."""
+"""QR codes for terminals, and as PNG files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from cleave.errors import UsageError
 from cleave.files import write_output
 
-_DOT_PIXELS: Final = 8  # pixels a dot in a picture: sharp on screens and on paper
+_DOT_PIXELS: Final = 8  # pixels per module of a PNG, sharp on screens and on paper
 
 
 def qr_code(text: str) -> str:
-    """Return a text as a QR code of half blocks, with the quiet margin that cameras need."""
+    """Return a QR code of Unicode half blocks, with the quiet zone that cameras need."""
     import segno
 
     drawn = io.StringIO()
@@ -22,7 +22,7 @@ def qr_code(text: str) -> str:
 
 
 def write_qr_png(text: str, path: Path) -> None:
-    """Write a text as a QR code into a PNG file.
+    """Write a QR code of a text to a PNG file.
 
     Raises:
         UsageError: when the file cannot be written.

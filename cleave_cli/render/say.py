@@ -1,7 +1,7 @@
-"""Print external texts without control characters.
+"""Prints untrusted text without control characters, which a terminal would interpret.
 
-Texts from the network are already clean (`cleave.protocol.texts`). Texts may also come from a
-store, a file or a library, so they are cleaned again before a terminal interprets them.
+Text from the network is already sanitized (`cleave.protocol.texts`). Text from a database, a file
+or a library may not be, so all text is sanitized again before it is printed.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ def printable(text: str) -> str:
 
 
 def say(text: str, *, err: bool = True) -> None:
-    """Print a text with external parts, on stderr unless `err` is false."""
+    """Print a text with untrusted parts, on stderr or (with `err=False`) on stdout."""
     typer.echo(printable(text), err=err)

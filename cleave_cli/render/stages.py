@@ -1,4 +1,4 @@
-"""A step by stages on a terminal: the devices of each stage, and their progress."""
+"""Terminal output of a step by stages: the devices of each stage and their progress."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cleave_cli.render.say import printable
 
 HOLDERS_SHOWN: Final = 12
 
-_LAYERS: Final = 14  # characters; with the other columns, 80
+_LAYERS: Final = 14  # width in characters; all columns together take 80
 _NAME: Final = 18
 
 
 def shown_stages(step: Mapping[str, Any], names: Mapping[int, str]) -> list[RenderableType]:
-    """Return a step by stages for a terminal of 80 columns.
+    """Return a table of a step by stages, for a terminal with 80 columns.
 
     Args:
-        step: the stages of a server's overview.
-        names: device names, by session number.
+        step: the entry `stages` of a server's overview.
+        names: maps a session number to the device's name.
     """
     batches, again = step["batches"], step["repeated"]
     words = [f"stages {batches:,} micro-batch{'' if batches == 1 else 'es'}"]

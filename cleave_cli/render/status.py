@@ -1,4 +1,4 @@
-"""A server's overview on a terminal."""
+"""Terminal output of a server's overview, for `cleave status`."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ _NO_KIND: Final = "kind not stated"
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _CURVE_WIDTH: Final = 60
-_RECENT_STEPS: Final = 10  # for the pace and the time left, as on the dashboard
+_RECENT_STEPS: Final = 10  # steps for the estimated time left, as on the dashboard
 
 
 @dataclass
 class Seen:
-    """State collected from overviews; each overview has only new records and events.
+    """State that is collected from overviews. Each overview has only new records and events.
 
     Attributes:
         latest: the last overview.
-        job: the job of the records.
-        steps: step records of that job.
-        next_record, last_event: numbers from which to ask for more.
+        job: ID of the current job.
+        steps: step records of the current job.
+        next_record: number of the first record to request next.
+        last_event: number of the last received event.
         events: the latest events, oldest first.
-        complete: whether the last overview had no more records.
+        complete: whether all records of the job have been received.
     """
 
     latest: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Seen:
     complete: bool = False
 
     def take(self, overview: dict[str, Any]) -> None:
-        """Add an overview."""
+        """Add the records and events of a new overview."""
         self.latest = overview
         table = overview["events"]
         rows = [dict(zip(table["columns"], row, strict=False)) for row in table["rows"]]
@@ -62,7 +63,7 @@ class Seen:
         if job is None:
             self.complete = True
             return
-        if job["job"] != self.job:  # a new job: start at its first record
+        if job["job"] != self.job:  # for a new job, request its records from the first
             self.job, self.steps, self.next_record = job["job"], [], 0
             if job["first_record"] > 0:
                 self.complete = False
@@ -73,7 +74,7 @@ class Seen:
 
 
 def shown(seen: Seen) -> RenderableType:
-    """Return job, fleet, traffic, energy and events for a terminal."""
+    """Return the server's job, fleet, traffic, energy and events as terminal output."""
     overview = seen.latest
     parts: list[RenderableType] = [_server(overview["server"])]
     if counts := overview["server"].get("servers"):
@@ -94,7 +95,12 @@ def shown(seen: Seen) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a curve as one line of part means; a part without finite values is blank."""
+    """Return a curve as one line of bars. Each bar is the mean of consecutive values.
+
+    Args:
+        values: the values to plot. A bar without finite values is blank.
+        width: maximum number of bars.
+    """
     count = min(width, len(values))
     means = []
     for i in range(count):
@@ -117,7 +123,7 @@ def _server(server: dict[str, Any]) -> RenderableType:
 
 
 def _servers(counts: Sequence[int | None]) -> str:
-    """Return the devices of each server as text, and the servers that do not answer."""
+    """Format the number of devices of each server; None means that a server does not answer."""
     known = " + ".join(f"{count}" for count in counts if count is not None)
     lost = [f"server {n}" for n, count in enumerate(counts, 1) if count is None]
     silent = f"; no answer from {', '.join(lost)}" if lost else ""
@@ -129,7 +135,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
         return [_text("no job; submit one with: cleave train --model NAME")]
     title = f"{job['job']} ({job['model']}) {job['state']}"
     waits = [_text(f"waits  {job['waits']}", style="bold")] if job.get("waits") else []
-    if not job["steps"]:  # inference, not training
+    if not job["steps"]:  # an inference job, which has no steps
         return [_text(title, style="bold"), *waits]
     if not steps:
         none = f"{title}, no step yet of {job['steps']:,}{_tasks(job)}"
@@ -139,7 +145,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
     lines = [_text(done, style="bold"), *waits]
     losses = [float(record["loss"]) for record in steps]
     lines.append(_text(f"loss   {losses[-1]:.4f}  {sparkline(losses, _CURVE_WIDTH)}"))
-    # The median, as a step without devices predicts nothing about the next one.
+    # Use the median, because a step without devices is an outlier.
     wall_s = statistics.median(record["wall_s"] for record in recent)
     if wall_s > 0:
         tokens = statistics.median(record["tokens"] for record in recent)
@@ -156,7 +162,7 @@ def _job(job: dict[str, Any] | None, steps: list[dict[str, Any]]) -> list[Render
 
 
 def _tasks(job: dict[str, Any]) -> str:
-    """Return the progress of the next step; empty if none is running."""
+    """Format the progress of the running step; empty if no step is running."""
     tasks, last = job.get("tasks"), job.get("last_step")
     if not tasks or (last is not None and last["step"] >= job["steps"]):
         return ""
@@ -197,7 +203,7 @@ def _own(devices: list[dict[str, Any]], total: int) -> list[RenderableType]:
 
 
 def _troubled(devices: list[dict[str, Any]]) -> list[RenderableType]:
-    """Return lines for the devices whose state has a reason, with the reason."""
+    """Return one line for each device whose state has a reason, such as a quarantine."""
     found = [row for row in devices if row["reason"]]
     lines = [
         Text(f"{row['name']} is {row['state']}: {row['reason']}", overflow="ellipsis", no_wrap=True)
@@ -258,12 +264,12 @@ def _events(events: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _text(text: str, **style: Any) -> Text:
-    """Return a text from the server without terminal control characters."""
+    """Return styled text from the server, without terminal control characters."""
     return Text(printable(text), **style)
 
 
 def span(seconds: float) -> str:
-    """Return a length of time as text with a unit, such as "5 min"."""
+    """Format a duration with a unit, such as "5 min"."""
     minutes, hours = round(seconds / 60), seconds / 3600
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""Output of a comparison of methods on fleets of several sizes."""
+"""Output of `cleave simulate`, which compares methods on fleets of several sizes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ _LEFT: Final = {"method", "fits", "most of the time", "setting"}
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """How often devices are lost.
+    """The rate at which devices fail.
 
     Attributes:
-        losses_per_s: losses a second of each device.
-        detection_s: seconds until a loss is detected.
+        losses_per_s: mean number of losses of one device per second.
+        detection_s: seconds until the loss of a device is detected.
     """
 
     losses_per_s: float
     detection_s: float
 
     def step_s(self, outcome: Outcome) -> float | None:
-        """Return the seconds of a step with losses; None if not modelled or if it never ends."""
+        """Return the seconds of a step with device losses.
+
+        None means that losses are not modelled for the method, or that the step never ends.
+        """
         from simulator.churn import with_losses_s
 
         found = with_losses_s(outcome, self.losses_per_s, self.detection_s)
@@ -50,13 +53,13 @@ _ABOUT_TILES: Final = (
 
 
 def show_sweep(rows: Sequence[Row], churn: Churn, title: str, *, wide: bool) -> None:
-    """Print the time of a step by each method.
+    """Print the time, memory and traffic of a step for each method and fleet size.
 
     Args:
-        rows: results, by number of devices, then by method.
-        churn: how often devices are lost.
-        title: the conditions of the comparison.
-        wide: print all columns in one table; otherwise fit 80 columns.
+        rows: results, sorted by number of devices and then by method.
+        churn: the rate at which devices fail.
+        title: title that states the conditions of the comparison.
+        wide: True to print all columns in one wide table; False for tables of 80 columns.
     """
     if wide:
         _show_wide(rows, churn, title)
@@ -153,7 +156,7 @@ def _show_wide(rows: Sequence[Row], churn: Churn, title: str) -> None:
         )
     console = Console()
     whole = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.width = max(console.width, whole)  # wrap rows instead of cutting them
+    console.width = max(console.width, whole)  # do not truncate cells
     console.print(table)
     console.print(
         "a step: if memory were no matter; fits: whether the device with least memory for its part "

@@ -1,4 +1,4 @@
-"""The output of a training run: a progress bar for people, JSON lines for programs."""
+"""The output of a training run, as a progress bar or as JSON lines."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ if TYPE_CHECKING:
     from cleave.fleet.counters import StepProgress
     from cleave.training.loop.records import Record
 
-_REASONS = 4  # shown in the summary
+_REASONS = 4  # maximum number of reasons in the summary
 _INDENT = len("step ")
 
 
 class Display(ABC):
     """Shows the records of a run as they arrive."""
 
-    def start(self, steps: int) -> None:  # noqa: B027 - nothing to do for some
-        """Set the number of steps of the run; 0 if not known."""
+    def start(self, steps: int) -> None:  # noqa: B027 - optional for subclasses
+        """Set the number of steps of the run; 0 if unknown."""
 
     def record(self, record: Record) -> None:
-        """Show a record of this process."""
+        """Show a record from a run in this process."""
         from cleave.training.loop.records import to_dict
 
         self.plain(to_dict(record))
 
-    def watch(  # noqa: B027 - nothing to show for some
+    def watch(  # noqa: B027 - optional for subclasses
         self, progress: Callable[[], StepProgress | None]
     ) -> None:
-        """Show the progress of the current step, read from this function."""
+        """Show the progress of the current step, which `progress` returns."""
 
     @abstractmethod
     def plain(self, record: dict[str, Any]) -> None:
-        """Show a record in its network form."""
+        """Show a record that was converted to a dictionary, as sent by a server."""
 
     @abstractmethod
     def note(self, text: str) -> None:
-        """Show a text that is not a record."""
+        """Show a message for the user."""
 
     def __enter__(self) -> Self:
         return self
@@ -75,10 +75,10 @@ class Display(ABC):
 
 
 class JsonDisplay(Display):
-    """Prints one JSON object a line on stdout; texts for people go to stderr."""
+    """Prints each record as one line of JSON on stdout, and messages on stderr."""
 
     def plain(self, record: dict[str, Any]) -> None:
-        """Print a record as one JSON line; a note goes to stderr."""
+        """Print a record as one line of JSON on stdout, or a note on stderr."""
         if record.get("event") == "note":
             self.note(str(record.get("text", "")))
         elif record.get("event") not in ("end", "tasks"):
@@ -90,13 +90,13 @@ class JsonDisplay(Display):
 
 
 class _StepProgress(Progress):
-    """A progress bar with the result of the last step on the next line.
+    """A progress bar with the result of the last step on a second line.
 
-    On one line, an 80-column terminal would have no room for the bar.
+    A terminal with 80 columns has no room for both on one line.
     """
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """Yield the bar, and the line of the last step once one is done."""
+        """Yield the progress bar and, after the first step, the line with the last result."""
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
             if line := task.fields["line"]:
@@ -104,10 +104,10 @@ class _StepProgress(Progress):
 
 
 class HumanDisplay(Display):
-    """Shows a progress bar on stderr, or prints a line for each step if stderr is no terminal.
+    """Shows a progress bar on stderr; if stderr is no terminal, prints a line for each step.
 
     Args:
-        verbose: also show details that a first run does not need.
+        verbose: also show tiles, traffic of each kind, and compression.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -122,16 +122,16 @@ class HumanDisplay(Display):
             console=self._console,
         )
         self._energy: dict[str, Any] = {}
-        self._told = ""  # progress of the step, as a server reports it
+        self._told = ""  # progress of the step that a server reported
         self._tasks: Callable[[], str] = lambda: self._told
         self._task = self._progress.add_task("train", total=None, line="")
 
     def start(self, steps: int) -> None:
-        """Set the total of the progress bar."""
+        """Set the total number of steps in the progress bar; 0 if unknown."""
         self._progress.update(self._task, total=steps or None)
 
     def watch(self, progress: Callable[[], StepProgress | None]) -> None:
-        """Show the progress of the current step, read from this function."""
+        """Show the progress of the current step, which `progress` returns."""
 
         def tasks() -> str:
             found = progress()
@@ -140,7 +140,7 @@ class HumanDisplay(Display):
         self._tasks = tasks
 
     def plain(self, record: dict[str, Any]) -> None:
-        """Update the bar with a record, or print its text."""
+        """Update the progress bar with a record, or print the text of the record."""
         match record.get("event"):
             case "tasks":
                 self._told = tasks_text(record["done"], record["of"])
@@ -162,7 +162,7 @@ class HumanDisplay(Display):
                 self._console.print(_summary(record, self._energy, verbose=self._verbose))
 
     def note(self, text: str) -> None:
-        """Print a text above the bar."""
+        """Print a message above the progress bar."""
         text = printable(text)
         if self._console.is_terminal:
             text = filled(text, self._console.width)
@@ -196,27 +196,27 @@ class _TasksColumn(ProgressColumn):
         self._tasks = tasks
 
     def render(self, task: Task) -> Text:
-        """Return the progress; empty between steps."""
+        """Return the progress of the current step; empty between steps."""
         return Text(self._tasks())
 
 
 class _TimeLeftColumn(TimeRemainingColumn):
-    """Shows the time left while steps remain and the time is known."""
+    """Shows the estimated time left; empty if no steps remain or the time is unknown."""
 
     def render(self, task: Task) -> Text:
-        """Return the time left; empty if the run is done or its time is not known."""
+        """Return the estimated time left; empty if no steps remain or the time is unknown."""
         if task.finished or task.time_remaining is None:
             return Text()
         return super().render(task) + Text(" left", style="progress.remaining")
 
 
 def tasks_text(done: int, of: int) -> str:
-    """Return the progress of a step as text; `of` is 0 while the total is not known."""
+    """Format the progress of a step: `done` of `of` tasks. `of` is 0 if the total is unknown."""
     return f"task {done:,} of {of:,}" if of else f"task {done:,}"
 
 
 def make_display(*, as_json: bool, verbose: bool = False) -> Display:
-    """Return a display of JSON lines or of a progress bar."""
+    """Return a display that prints JSON lines (`as_json`) or shows a progress bar."""
     return JsonDisplay() if as_json else HumanDisplay(verbose=verbose)
 
 
@@ -242,13 +242,13 @@ def _step_line(record: dict[str, Any], *, verbose: bool) -> str:
 
 
 def loss_text(loss: float | None) -> str:
-    """Return a record's loss as text; None stands for a loss that is not finite."""
+    """Format the loss of a record. None means that the loss is not finite."""
     return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -> Table:
     table = Table(title="stopped early" if record["stopped"] else "done", show_header=False)
-    resumed_after = record.get("resumed_after", 0)  # older servers do not send it
+    resumed_after = record.get("resumed_after", 0)  # older servers omit this field
     after = f"; all else is of those after step {resumed_after}" if resumed_after else ""
     table.add_row("steps", f"{record['steps']}{after}")
     if record["tokens"]:
@@ -280,7 +280,7 @@ def _summary(record: dict[str, Any], energy: dict[str, Any], *, verbose: bool) -
 
 
 def _details(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the rows that only `verbose` shows."""
+    """Yield the summary rows (name, value) for `--verbose`."""
     if record["downlink_bytes"]:
         for way, kinds in record.get("traffic", {}).items():
             yield f"  of it {way}", by_kind(kinds, "\n")
@@ -308,6 +308,6 @@ def _details(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _kept(record: dict[str, Any], saving: str) -> str:
     kept = f"{record['kept_gemms']:,} of {record['gemms']:,} multiplications"
-    if not math.isfinite(record["kept_saves_s"]):  # no device was connected to compute them
+    if not math.isfinite(record["kept_saves_s"]):  # unknown: no device was connected
         return kept
     return f"{kept}, {saving} {record['kept_saves_s']:.3g} s, as predicted"

@@ -1,1 +1,1 @@
-"""When the owner of a machine lets it work: idleness, power supply, temperature."""
+"""The owner's policy for lending a machine: idle time, power supply, temperature, data cap."""

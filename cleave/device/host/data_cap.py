@@ -1,4 +1,4 @@
-"""Limit of the bytes that a machine may send and receive per hour, day or month."""
+"""Limit on the bytes that a machine may send and receive per hour, day or month."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _UNITS: Final = {"MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 class Span(Enum):
-    """The time span over which bytes are counted, by the local clock."""
+    """The time span of a data cap. Hours, days and months follow the local clock."""
 
     HOUR = "hour"
     DAY = "day"
     MONTH = "month"
     COMMAND = ""
-    """From the start of the command to its end."""
+    """The whole runtime of the command."""
 
     def named(self, now: datetime) -> str:
-        """Return the name of the span that contains a time."""
+        """Return a name for the hour, day or month that contains `now`; empty for `COMMAND`."""
         pattern = {Span.HOUR: "%Y-%m-%d %H", Span.DAY: "%Y-%m-%d", Span.MONTH: "%Y-%m"}
         return now.strftime(pattern[self]) if self in pattern else ""
 
 
 @dataclass(frozen=True, slots=True)
 class DataCap:
-    """A limit of bytes, downlink and uplink together.
+    """A limit on the sum of downlink and uplink bytes.
 
     Attributes:
-        nbytes: the limit.
-        span: the span to which it applies.
+        nbytes: maximum number of bytes in one span.
+        span: time span after which the count restarts.
     """
 
     nbytes: int
@@ -59,10 +59,10 @@ class DataCap:
 
 
 def parse_data_cap(text: str) -> DataCap:
-    """Parse a limit such as `500MB/hour`, `5GB/day`, `50GB/month`, or `5GB` for the whole command.
+    """Parse a limit such as `500MB/hour`, `5GB/day` or `50GB/month`; `5GB` spans the whole command.
 
     Raises:
-        UsageError: when the text is not such a limit.
+        UsageError: when the text is not a valid limit, or is under 1 MB.
     """
     match = re.fullmatch(
         r"(\d+(?:\.\d+)?)\s*(MB|GB|TB)(?:/(hour|day|month))?", text.strip(), re.IGNORECASE
@@ -77,23 +77,23 @@ def parse_data_cap(text: str) -> DataCap:
 
 
 class CountingSession(Protocol):
-    """A session that counts its bytes, such as `DeviceSession`."""
+    """A session that counts the bytes it transfers, such as `DeviceSession`."""
 
     @property
     def status(self) -> DeviceStatus: ...
 
 
 class DataMeter:
-    """Counts bytes over a span, across several runs of the command and devices of a machine.
+    """Counts the bytes that all `cleave join` processes of this machine transfer in a span.
 
-    An unreadable file counts as empty. A failed write is ignored: until the next one succeeds, only
-    this process's bytes count.
+    An unreadable file counts as empty. Failed writes are ignored. Until a write succeeds, only the
+    bytes of this process are added to the count.
 
     Args:
         cap: the limit.
-        path: the file that keeps the count between runs; it is not used for `Span.COMMAND`.
+        path: file that stores the count between runs; unused for `Span.COMMAND`.
         now: returns the local time.
-        clock: monotonic time in seconds.
+        clock: returns monotonic time in seconds.
     """
 
     def __init__(
@@ -108,16 +108,16 @@ class DataMeter:
         self._used = 0 if cap.span is Span.COMMAND else self._load()
         self._session: CountingSession | None = None
         self._counted = 0
-        self._rate = 0.0  # highest bytes per second in this session
+        self._rate = 0.0  # highest rate in this session, in bytes per second
         self._looked_s = clock()
 
     def follow(self, session: CountingSession) -> None:
-        """Count a session's bytes from now on, and the previous session's remaining ones."""
+        """Start counting the bytes of a new session, after a last count of the previous session."""
         self.used()
         self._session, self._counted, self._rate = session, 0, 0.0
 
     def used(self) -> int:
-        """Return the bytes counted in the current span."""
+        """Update the count and return the bytes transferred in the current span."""
         now_s = self._clock()
         more = self._more()
         self._rate = max(self._rate, more / max(now_s - self._looked_s, _LEAST_S))
@@ -131,7 +131,7 @@ class DataMeter:
         return self._used
 
     def until_s(self) -> float:
-        """Return when to check again on `clock`, before the cap can be reached at this rate."""
+        """Return the time, on `clock`, of the next check, before this rate can reach the cap."""
         left = max(0, self._cap.nbytes - self._used)
         reached_s = left / self._rate if self._rate else _FIRST_S
         return self._clock() + min(_MOST_S, max(_LEAST_S, reached_s / 2))
@@ -147,7 +147,7 @@ class DataMeter:
         return self._held().get(self._span, 0)
 
     def _held(self) -> dict[str, int]:
-        """Return the bytes in the file, by span."""
+        """Read the file: a map from the name of a span to the bytes counted in that span."""
         try:
             held = json.loads(self._path.read_text())
             if "span" in held:  # the old format, with a single span
@@ -157,9 +157,9 @@ class DataMeter:
             return {}
 
     def _save(self, more: int) -> None:
-        """Add bytes to every current span in the file, which other devices of this machine share.
+        """Add bytes to the current hour, day and month in the file.
 
-        The write is atomic.
+        All devices of this machine share the file. The write is atomic.
         """
         held, now = self._held(), self._now()
         spans = (span.named(now) for span in Span if span is not Span.COMMAND)

@@ -1,7 +1,7 @@
-"""Whether the owner needs the machine: its last use, its power supply, its temperature.
+"""Sensors for the owner's policy: last use, power supply and temperature of the machine.
 
-Sources are `/sys`, `/dev` and logind on Linux, `ioreg` and `pmset` on macOS, and the kernel on
-Windows. Values that a system does not show are None, never a guess.
+The sources are `/sys`, `/dev` and logind on Linux, `ioreg` and `pmset` on macOS, and the kernel on
+Windows. A value that the system does not provide is None.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from cleave.errors import UsageError
 from cleave.machine.sensors import Sensors
 
 Runner: TypeAlias = Callable[[Sequence[str]], str | None]
-"""Runs a command; returns its output, or None if it does not exist or fails."""
+"""Runs a command; returns its output, or None if the command is missing or fails."""
 
 
 class OwnerSensors(Protocol):
-    """Observations of a machine; None for values that it does not show."""
+    """Sensors of a machine. A method returns None if the system does not provide the value."""
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the machine was last used."""
+        """Return the seconds since the last user input."""
         ...
 
     def charging(self) -> bool | None:
-        """Return whether the machine is plugged in; True if it has no battery."""
+        """Return True if the machine is plugged in or has no battery."""
         ...
 
     def temperature_c(self) -> float | None:
-        """Return the hottest sensor of the processor, else of the machine, in degrees Celsius."""
+        """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
         ...
 
 
 def observe(
     sensors: OwnerSensors, policy: Policy, hour: float | None = None, data_bytes: int = 0
 ) -> Observation:
-    """Observe only what the policy depends on.
+    """Read the sensors that the policy depends on.
 
     Args:
         sensors: the machine's sensors.
-        hour: hour of the day; by default the local clock's.
-        data_bytes: bytes sent and received in the span of the cap.
+        policy: determines which sensors are read.
+        hour: hour of the day, with fraction; None for the current local time.
+        data_bytes: bytes sent and received in the current span of the data cap.
     """
     now = time.localtime()
     return Observation(
@@ -61,7 +62,7 @@ def observe(
 
 
 def this_machine() -> OwnerSensors:
-    """Return the sensors of this operating system."""
+    """Return the sensors for this machine's operating system."""
     if sys.platform == "darwin":
         return MacSensors()
     if sys.platform == "win32":
@@ -70,7 +71,7 @@ def this_machine() -> OwnerSensors:
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """Run a command as a `Runner` does; it fails after 5 s."""
+    """Run a command; return its output, or None if it fails, is missing or runs over 5 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -79,16 +80,18 @@ def run_command(command: Sequence[str]) -> str | None:
 
 
 def step_aside(niceness: int = 10) -> None:
-    """Lower this process's priority below that of other programs, if the system supports it."""
+    """Raise this process's niceness to at least `niceness`; do nothing on Windows."""
     if sys.platform != "win32":
         os.nice(max(0, niceness - os.nice(0)))
 
 
 def cores_to_lend(count: int) -> list[int]:
-    """Return the numbers of the last `count` cores; the first ones serve the machine's hardware.
+    """Return the indices of the last `count` usable cores.
+
+    The first cores are left to the operating system, which handles hardware interrupts there.
 
     Raises:
-        UsageError: when the machine has fewer cores.
+        UsageError: when the machine has fewer than `count` usable cores.
     """
     if sys.platform == "linux":
         usable = sorted(os.sched_getaffinity(0))
@@ -102,13 +105,14 @@ def cores_to_lend(count: int) -> list[int]:
 def keep_to_cores(count: int) -> bool:
     """Restrict this process to the cores that `cores_to_lend` returns.
 
-    Call it before libraries start their threads, which inherit the setting.
+    Call this function before libraries start threads, because threads inherit the restriction.
 
     Returns:
-        Whether the system supports it (Linux does); if not, only the number of threads limits it.
+        True if the system supports CPU affinity (only Linux here). Otherwise, only the number of
+        threads limits the CPU usage.
 
     Raises:
-        UsageError: when the machine has fewer cores.
+        UsageError: when the machine has fewer than `count` usable cores.
     """
     kept = cores_to_lend(count)
     if sys.platform != "linux":
@@ -118,15 +122,17 @@ def keep_to_cores(count: int) -> bool:
 
 
 class LinuxSensors:
-    """Observations on Linux.
+    """Sensors on Linux.
 
-    Last use comes from `xprintidle` with an X display, and from logind. If neither answers, it is
-    the last input of a terminal. With a graphical session it is None then, because terminals do not
-    see that session's input.
+    The time of the last use comes from logind and, with an X display, from `xprintidle`. If neither
+    is available, the last terminal input counts. In a graphical session, `idle_s` then returns
+    None, because terminals do not see the session's input.
 
     Args:
         root: root of the file system.
-        run, clock, environment: by default the machine's own.
+        run: runs a command.
+        clock: returns the Unix time in seconds.
+        environment: environment variables.
     """
 
     def __init__(
@@ -142,7 +148,7 @@ class LinuxSensors:
         self._environment = environment
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last use of any session, local or remote."""
+        """Return the seconds since the last user input in any local or remote session."""
         screen_s = self._screen_idle_s()
         sessions = self._sessions()
         idle = [] if screen_s is None else [screen_s]
@@ -153,10 +159,10 @@ class LinuxSensors:
             return min(idle)
         if sessions is None and self._has_graphical_session():
             return None
-        return self._terminals_idle_s()  # there is no other source, or nobody is logged in
+        return self._terminals_idle_s()  # no other source exists, or no user is logged in
 
     def charging(self) -> bool | None:
-        """Return whether the machine is plugged in; True if it has no battery."""
+        """Return True if the machine is plugged in or has no battery."""
         online, discharging = [], []
         for supply in sorted((self._root / "sys/class/power_supply").glob("*")):
             if _read(supply / "scope") == "Device":  # the battery of a mouse
@@ -177,7 +183,7 @@ class LinuxSensors:
         return None if None in discharging else not any(discharging)
 
     def temperature_c(self) -> float | None:
-        """Return the hottest sensor of the processor, else of the machine, in degrees Celsius."""
+        """Return the highest CPU temperature, or else of any sensor, in degrees Celsius."""
         return Sensors(self._root).temperature_c()
 
     def _screen_idle_s(self) -> float | None:
@@ -187,7 +193,7 @@ class LinuxSensors:
         return float(text) / 1000 if text and _is_number(text) else None
 
     def _sessions(self) -> list[dict[str, str]] | None:
-        """Return the properties of the users' sessions from logind; None if it does not answer."""
+        """Return the properties of all user sessions; None if logind does not answer."""
         listed = self._run(["loginctl", "list-sessions", "--no-legend"])
         if listed is None:
             return None
@@ -204,21 +210,27 @@ class LinuxSensors:
             dict(line.partition("=")[::2] for line in block.splitlines())
             for block in shown.strip().split("\n\n")
         ]
-        return [s for s in sessions if s.get("Class") == "user"]  # no greeters or services
+        return [s for s in sessions if s.get("Class") == "user"]  # skip login screens and services
 
     def _session_idle_s(self, session: dict[str, str], *, by_display: bool) -> float | None:
-        """Return the seconds since a session's last use.
+        """Return the seconds since the last user input in a session.
+
+        Args:
+            session: logind's properties of the session.
+            by_display: whether `xprintidle` already measures the idle time of the display.
 
         Returns:
-            None for a session without a user, or one that the display already covers.
+            Seconds; None for a session without user input, or if `xprintidle` covers the session.
         """
         since = session.get("IdleSinceHint", "")
         since_s = int(since) / 1e6 if since.isdigit() else 0.0
         idle_s = max(0.0, self._clock() - since_s)
         if session.get("Type") in ("x11", "wayland", "mir"):
-            # Desktops report idleness after a delay of their own, and when it ended.
+            # A desktop sets IdleHint only after a delay. IdleSinceHint is the time when IdleHint
+            # last changed.
             return None if by_display else idle_s if session.get("IdleHint") == "yes" else 0.0
-        return idle_s if session.get("Type") == "tty" and since_s else None  # since its last input
+        # For a terminal session, IdleSinceHint is the time of the last input.
+        return idle_s if session.get("Type") == "tty" and since_s else None
 
     def _has_graphical_session(self) -> bool:
         sockets = [*self._root.glob("tmp/.X11-unix/X*"), *self._root.glob("run/user/*/wayland-*")]
@@ -226,38 +238,38 @@ class LinuxSensors:
         return bool(sockets or shown)
 
     def _terminals_idle_s(self) -> float | None:
-        """Return the seconds since the last input of any terminal, from its access time."""
+        """Return the seconds since the last input on any terminal, from the access times."""
         used = []
         for folder, pattern in (("dev", "tty[0-9]*"), ("dev/pts", "[0-9]*")):
             for terminal in (self._root / folder).glob(pattern):
                 try:
                     used.append(terminal.stat().st_atime)
-                except OSError:  # closed meanwhile
+                except OSError:  # the terminal was closed meanwhile
                     continue
         return max(0.0, self._clock() - max(used)) if used else None
 
 
 class MacSensors:
-    """Observations on macOS, from `ioreg` and `pmset`; ordinary users cannot read temperatures."""
+    """Sensors on macOS, from `ioreg` and `pmset`. Ordinary users cannot read temperatures."""
 
     def __init__(self, run: Runner = run_command) -> None:
         self._run = run
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the machine was last used."""
+        """Return the seconds since the last user input."""
         text = self._run(["ioreg", "-r", "-d", "1", "-c", "IOHIDSystem"])
         found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', text or "")
         return int(found[1]) / 1e9 if found else None
 
     def charging(self) -> bool | None:
-        """Return whether the machine is plugged in; None if unknown."""
+        """Return True if the machine is plugged in; None if unknown."""
         text = self._run(["pmset", "-g", "batt"])
         if not text:
             return None
         return "'AC Power'" in text
 
     def temperature_c(self) -> float | None:
-        """Return None: macOS shows no temperature to ordinary users."""
+        """Return None, because macOS shows no temperature to ordinary users."""
         return None
 
 
@@ -277,10 +289,10 @@ class _PowerStatus(ctypes.Structure):
 
 
 class WindowsSensors:
-    """Observations on Windows; ordinary users cannot read temperatures.
+    """Sensors on Windows. Ordinary users cannot read temperatures.
 
     Args:
-        kernel32, user32: Windows libraries.
+        kernel32, user32: the loaded Windows libraries of the same names.
     """
 
     def __init__(self, kernel32: Any, user32: Any) -> None:
@@ -288,15 +300,15 @@ class WindowsSensors:
         self._user32 = user32
 
     def idle_s(self) -> float | None:
-        """Return the seconds since the last use of the current session."""
+        """Return the seconds since the last user input in the current session."""
         last = _LastInput(cbSize=ctypes.sizeof(_LastInput))
         if not self._user32.GetLastInputInfo(ctypes.byref(last)):
             return None
-        # Both count milliseconds in 32 bits, and restart after 49 days.
+        # Both values count milliseconds modulo 2**32, so they wrap around after 49 days.
         return float((self._kernel32.GetTickCount() - last.dwTime) % 2**32) / 1000
 
     def charging(self) -> bool | None:
-        """Return whether the machine is plugged in; True if it has no battery."""
+        """Return True if the machine is plugged in or has no battery."""
         status = _PowerStatus()
         if not self._kernel32.GetSystemPowerStatus(ctypes.byref(status)):
             return None
@@ -305,14 +317,14 @@ class WindowsSensors:
         return {0: False, 1: True}.get(status.ACLineStatus)
 
     def temperature_c(self) -> float | None:
-        """Return None: Windows shows no temperature to ordinary users."""
+        """Return None, because Windows shows no temperature to ordinary users."""
         return None
 
 
 def _read(path: Path) -> str | None:
     try:
         return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):  # missing, or a sensor that is asleep
+    except (OSError, UnicodeDecodeError):  # the file is missing, or the sensor is suspended
         return None
 
 

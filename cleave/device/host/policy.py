@@ -1,4 +1,4 @@
-"""What the owner of a machine lends, and when: pure decisions about observations."""
+"""The owner's policy for lending a machine, and decisions based on sensor values."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from cleave.errors import UsageError
 from cleave.protocol import limits
 
 COOL_BY_C: Final = 5.0
-"""A machine that was too hot works again when it is this many degrees below the limit."""
+"""Degrees Celsius below the limit to which an overheated machine must cool before it computes."""
 
 BACK_WITHIN_S: Final = 60.0
-"""While the machine works, its owner counts as back after activity within this many seconds (or
-within half of `idle_after_s`, if that is shorter)."""
+"""While the machine computes, user input within this many seconds means that the owner is back. If
+half of `idle_after_s` is shorter, half of `idle_after_s` applies."""
 
 
 DAY_MIN: Final = 1440
-"""The maximum of `--idle-after`, in minutes."""
+"""Minutes of a day, the maximum of `--idle-after`."""
 
 
 class Condition(Enum):
-    """A condition that `--when` may require."""
+    """A condition that `--when` can require."""
 
     IDLE = "idle"
     CHARGING = "charging"
 
 
 class Cause(Enum):
-    """Why a machine may not work now."""
+    """The reason that a machine may not compute now."""
 
     HOURS = "hours"
     OWNER = "owner"
@@ -43,14 +43,15 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When a machine may work.
+    """The owner's conditions under which a machine may compute.
 
     Attributes:
         when: conditions that must all hold.
-        hours: start and end as local hours of the day, possibly across midnight; None for always.
+        hours: start and end as local hours of the day; the span may cross midnight. None permits
+            all hours.
         max_temperature_c: maximum temperature in degrees Celsius; None for no limit.
-        idle_after_s: seconds without use after which the machine is idle.
-        data_cap: limit of sent and received bytes; None for no limit.
+        idle_after_s: seconds without user input after which the machine counts as idle.
+        data_cap: limit on sent and received bytes; None for no limit.
     """
 
     when: frozenset[Condition] = frozenset()
@@ -62,14 +63,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Current observations of a machine; None if they are not available.
+    """Current sensor values of a machine; None for a value that is unknown or not needed.
 
     Attributes:
-        hour: local hour of the day, with its fraction.
-        idle_s: seconds since the machine was last used.
-        charging: whether it is plugged in; True for a machine without a battery.
-        temperature_c: temperature of the processor in degrees Celsius.
-        data_bytes: bytes sent and received in the span of the cap.
+        hour: local hour of the day, with fraction.
+        idle_s: seconds since the last user input.
+        charging: True if the machine is plugged in or has no battery.
+        temperature_c: CPU temperature in degrees Celsius.
+        data_bytes: bytes sent and received in the current span of the data cap.
     """
 
     hour: float
@@ -81,11 +82,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Whether the machine may work, and the readable reason.
+    """The decision whether the machine may compute now, with the reason.
 
     Attributes:
-        cause: why it may not work; None if it may.
-        until_s: when to check again, on the agent's clock; None for the default interval.
+        cause: the condition that forbids computation; None if computation is allowed.
+        reason: readable explanation of the decision.
+        until_s: time of the next check on the agent's clock, in seconds; None to check again after
+            the default interval.
     """
 
     cause: Cause | None
@@ -94,7 +97,7 @@ class Permission:
 
     @property
     def may_work(self) -> bool:
-        """Return whether the machine may work."""
+        """Return True if the machine may compute."""
         return self.cause is None
 
 
@@ -102,7 +105,7 @@ ALLOWED: Final = Permission(None, "allowed")
 
 
 def unseen(policy: Policy, seen: Observation) -> list[str]:
-    """Return advice for each value that the policy needs and this machine does not show."""
+    """Return a message for each sensor value that the policy needs and this machine lacks."""
     problems = []
     if Condition.IDLE in policy.when and seen.idle_s is None:
         problems.append(
@@ -123,10 +126,10 @@ def unseen(policy: Policy, seen: Observation) -> list[str]:
 
 
 def require_visible(policy: Policy, seen: Observation) -> None:
-    """Refuse a policy that depends on values that cannot be observed.
+    """Raise if the policy depends on sensor values that this machine does not provide.
 
     Raises:
-        UsageError: with all of these values.
+        UsageError: with a message for each missing sensor value.
     """
     problems = unseen(policy, seen)
     if problems:
@@ -135,10 +138,11 @@ def require_visible(policy: Policy, seen: Observation) -> None:
 
 @dataclass(slots=True)
 class Gate:
-    """Decides from observations whether the machine may work, with hysteresis.
+    """Decides from sensor values whether the machine may compute, with hysteresis.
 
-    A machine becomes idle after `idle_after_s` without use, and stays idle until new activity. It
-    is too hot above the limit, until it is `COOL_BY_C` below.
+    A machine becomes idle after `idle_after_s` without user input, and stays idle until the next
+    user input. A machine is too hot once it exceeds the limit, until it has cooled to `COOL_BY_C`
+    degrees below the limit.
     """
 
     policy: Policy
@@ -147,9 +151,9 @@ class Gate:
     _was_open: bool = field(default=False, init=False)
 
     def decide(self, seen: Observation) -> Permission:
-        """Return whether the machine may work, with the first cause that forbids it, if any.
+        """Return whether the machine may compute and, if not, the first cause that forbids it.
 
-        Values that the policy needs and that cannot be observed (any more) also forbid it.
+        A sensor value that the policy needs but that is not available also forbids computation.
         """
         verdicts = [
             self._hours(seen),
@@ -216,7 +220,12 @@ class Gate:
 
 
 def within(hours: tuple[float, float], hour: float) -> bool:
-    """Return whether an hour lies in a span (end excluded), which may cross midnight."""
+    """Return True if an hour of the day is in a span of hours.
+
+    Args:
+        hours: start (inclusive) and end (exclusive). A span with end < start crosses midnight.
+        hour: hour of the day, with fraction.
+    """
     start, end = hours
     return start <= hour < end if start < end else hour >= start or hour < end
 
@@ -230,11 +239,11 @@ def _hour_text(hour: float) -> str:
     return f"{whole}:{minutes:02}" if minutes else str(whole)
 
 
-# --- what people write ---
+# --- parsing of command-line options ---
 
 
 def parse_when(text: str) -> frozenset[Condition]:
-    """Parse `idle,charging`, one of the two, or `always` for neither.
+    """Parse the value of `--when`: `idle`, `charging`, `idle,charging`, or `always` (no condition).
 
     Raises:
         UsageError: for anything else.
@@ -251,10 +260,10 @@ def parse_when(text: str) -> frozenset[Condition]:
 
 
 def parse_hours(text: str) -> tuple[float, float]:
-    """Parse a span of the day such as `22-7` or `22:30-6:45`, in local time; return hours.
+    """Parse a span of the day such as `22-7` or `22:30-6:45`; return its start and end in hours.
 
     Raises:
-        UsageError: when the text is not such a span.
+        UsageError: when the text is not a valid span.
     """
     match = re.fullmatch(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?", text.strip())
     if match:
@@ -268,13 +277,14 @@ def parse_hours(text: str) -> tuple[float, float]:
 
 
 def parse_memory(text: str, total_bytes: int | None) -> int:
-    """Parse an amount of memory and return bytes: `1000` (MB), `800MB`, `4GB`, or `50%` of all.
+    """Parse `1000` (MB), `800MB`, `4GB`, or `50%` of the machine's memory; return bytes.
 
     Args:
-        total_bytes: the machine's memory; None if unknown.
+        total_bytes: the machine's memory in bytes; None if unknown.
 
     Raises:
-        UsageError: when the text is invalid, or less than the minimum or more than the total.
+        UsageError: when the text is invalid, or the amount is below the minimum or above
+            `total_bytes`.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(MB|GB|%|)", text.strip(), re.IGNORECASE)
     if not match:
@@ -298,15 +308,15 @@ def parse_memory(text: str, total_bytes: int | None) -> int:
 def parse_policy(
     when: str, hours: str, max_temp: float, idle_after_min: float, max_data: str = ""
 ) -> Policy | None:
-    """Return the policy that the options describe; None if they set no condition.
+    """Return the policy that the command-line options describe; None if they set no condition.
 
     Args:
-        when, hours, max_data: text of the options; empty if not given.
-        max_temp: degrees Celsius; 0 if not given.
-        idle_after_min: minutes.
+        when, hours, max_data: values of `--when`, `--hours` and `--max-data`; empty if not given.
+        max_temp: value of `--max-temp` in degrees Celsius; 0 if not given.
+        idle_after_min: value of `--idle-after` in minutes.
 
     Raises:
-        UsageError: when an option is not valid.
+        UsageError: when an option is invalid.
     """
     if not 0 <= max_temp < 150:
         raise UsageError(f"--max-temp {max_temp:g} is no limit; give degrees Celsius, like 80")

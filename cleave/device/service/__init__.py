@@ -1,1 +1,1 @@
-"""Starting `cleave join` at boot or login: systemd and launchd."""
+"""System services that start `cleave join` at boot or login, with systemd or launchd."""

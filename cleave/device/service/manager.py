@@ -1,4 +1,4 @@
-"""Installs and removes a service: its files, and the service manager's commands."""
+"""Installs and removes the `cleave join` service with systemd or launchd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cleave.files import make_folder, new_file, write_all
 
 @dataclass(frozen=True, slots=True)
 class ServiceOutcome:
-    """The outcome of a command: its exit status and its output."""
+    """The exit status and the output (stdout and stderr) of a command."""
 
     code: int
     text: str
@@ -27,7 +27,7 @@ Runner: TypeAlias = Callable[[Sequence[str]], ServiceOutcome]
 
 
 def run_command(command: Sequence[str]) -> ServiceOutcome:
-    """Run a command; the exit status is 127 if it does not exist or takes too long."""
+    """Run a command. The exit status is 127 if the command does not exist or runs over 60 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -37,7 +37,7 @@ def run_command(command: Sequence[str]) -> ServiceOutcome:
 
 @dataclass(slots=True)
 class _Changes:
-    """Writes files, and can restore all of them."""
+    """Writes files and records their previous contents, so that all writes can be undone."""
 
     before: list[tuple[Path, bytes | None, int]] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
@@ -58,13 +58,13 @@ class _Changes:
                 path.unlink(missing_ok=True)
             else:
                 _write(path, content, mode & 0o777)
-        for folder in sorted(self.folders, reverse=True):  # inner ones first
-            with suppress(OSError):  # somebody else put a file there meanwhile
+        for folder in sorted(self.folders, reverse=True):  # inner folders first
+            with suppress(OSError):  # another program may have put a file into the folder
                 folder.rmdir()
 
 
 def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> None:
-    """Write a file that is at no time readable by more people than its mode allows."""
+    """Write a file atomically. Its content is never readable with a looser mode than `mode`."""
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)
     try:
@@ -81,13 +81,14 @@ def _write(path: Path, content: bytes, mode: int, owner: str | None = None) -> N
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """The service of this user, or of the machine.
+    """Installs, removes and inspects the service, either for this user or system-wide.
 
     Args:
-        places: paths of its files.
-        system: whether it is the machine's service.
-        run: runs the service manager's commands.
-        user: the user's id, for launchd.
+        manager: the service manager (systemd or launchd).
+        places: paths of the service's files.
+        system: True for a system-wide service, False for a service of this user.
+        run: runs a command of the service manager.
+        user: user ID, for launchd.
         root: root of the file system.
     """
 
@@ -99,10 +100,10 @@ class Installer:
     root: Path = Path("/")
 
     def require_manager(self) -> None:
-        """Fail if the service manager does not run.
+        """Raise if the service manager is not running.
 
         Raises:
-            CleaveError: with advice on what to do instead.
+            CleaveError: with a suggestion of what to do instead.
         """
         if self.manager is ServiceManager.SYSTEMD:
             there = (self.root / "run/systemd/system").is_dir()
@@ -116,10 +117,12 @@ class Installer:
             )
 
     def install(self, unit: bytes, url: str, account: str | None = None) -> None:
-        """Write the files and start the service; restore the previous files if that fails.
+        """Write the service's files and start the service; restore the old files on failure.
 
         Args:
-            account: the account that has to read the URL; None for this user.
+            unit: content of the unit file or property list.
+            url: join URL, which contains the credential.
+            account: account that owns the file with the join URL; None for this user.
 
         Raises:
             CleaveError: when the service manager does not run or refuses the service.
@@ -135,7 +138,7 @@ class Installer:
             self._stop()
             changes.undo()
             if older:
-                with suppress(CleaveError):  # the first error is the one to report
+                with suppress(CleaveError):  # report the original error, not this one
                     self._start()
             else:
                 self._reload()
@@ -145,7 +148,7 @@ class Installer:
         """Stop the service and remove its files.
 
         Raises:
-            CleaveError: when no service is installed.
+            CleaveError: when no service is installed, or a file cannot be removed.
         """
         if not self.places.unit.exists():
             raise CleaveError(f"no service is installed: there is no {self.places.unit}")
@@ -158,11 +161,11 @@ class Installer:
         self._reload()
 
     def status(self) -> str:
-        """Return the service's state as the service manager names it, or `not installed`."""
+        """Return the service manager's name for the service's state, or `not installed`."""
         if not self.places.unit.exists():
             return "not installed"
         if self.manager is ServiceManager.SYSTEMD:
-            # The text is more precise than the exit status, which is the same for several states.
+            # Several states share one exit status, so the text is more precise.
             return self._systemctl("is-active", UNIT_NAME).text or "unknown"
         shown = self.run(["launchctl", "print", f"{self._domain}/{LABEL}"])
         states = [line.split("=")[1] for line in shown.text.splitlines() if "state =" in line]
@@ -170,7 +173,7 @@ class Installer:
 
     @property
     def log_command(self) -> str:
-        """Return the command that shows the service's log."""
+        """Return the shell command that shows the service's log."""
         if self.manager is ServiceManager.LAUNCHD:
             return f"tail -f '{self.places.log}'"
         return f"journalctl {'' if self.system else '--user '}-f -u {UNIT_NAME}"
@@ -184,7 +187,8 @@ class Installer:
             commands = [("daemon-reload",), ("enable", UNIT_NAME), ("restart", UNIT_NAME)]
             outcomes = (self._systemctl(*command) for command in commands)
         else:
-            self.run(["launchctl", "bootout", f"{self._domain}/{LABEL}"])  # an older service
+            # Unload the previous version of the service.
+            self.run(["launchctl", "bootout", f"{self._domain}/{LABEL}"])
             start = ["launchctl", "bootstrap", self._domain, str(self.places.unit)]
             outcomes = (self.run(command) for command in [start])
         for outcome in outcomes:
@@ -192,7 +196,7 @@ class Installer:
                 raise CleaveError(f"{self.manager.value} says: {outcome.text or outcome.code}")
 
     def _stop(self) -> None:
-        """Stop the service if it runs."""
+        """Stop the service if it is running, and do not start it at the next boot or login."""
         if self.manager is ServiceManager.SYSTEMD:
             self._systemctl("disable", "--now", UNIT_NAME)
         else:
@@ -207,7 +211,7 @@ class Installer:
 
 
 def _plain(error: Exception) -> str:
-    """Return an error's message, without Python's wrapping."""
+    """Return an error's message; for an OSError, the reason and the file name."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror.lower()}: {error.filename}"
     return str(error)

@@ -1,4 +1,4 @@
-"""The files with which systemd and launchd start `cleave join`: pure text and paths."""
+"""Contents and paths of the systemd and launchd files that start `cleave join`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ProtectControlGroups=yes
 
 
 class ServiceManager(Enum):
-    """The programs that start services."""
+    """The supported service managers."""
 
     SYSTEMD = "systemd"
     LAUNCHD = "launchd"
@@ -66,12 +66,13 @@ class ServiceManager(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service to start.
+    """The parameters of a service that runs `cleave join`.
 
     Attributes:
-        command: program and arguments.
-        memory_max_bytes: memory above which the service may be killed.
-        account: account of a service of the machine; None for a user's own service.
+        command: program and arguments to run.
+        memory_max_bytes: memory limit (systemd's `MemoryMax`) above which the kernel may kill the
+            service.
+        account: account that a system-wide service runs as; None for a service of the user.
     """
 
     command: tuple[str, ...]
@@ -81,12 +82,12 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Paths of the files of a service.
+    """Paths of a service's files.
 
     Attributes:
-        unit: the file that the service manager reads.
-        url: the join URL, which holds the credential.
-        log: launchd's log file; systemd has its journal.
+        unit: systemd unit file or launchd property list.
+        url: file with the join URL, which contains the credential.
+        log: log file under launchd; unused under systemd, which logs to its journal.
     """
 
     unit: Path
@@ -97,11 +98,12 @@ class Places:
 def places(
     manager: ServiceManager, *, system: bool, config: Path, home: Path, root: Path
 ) -> Places:
-    """Return the paths of the files of a service, of the machine or of a user.
+    """Return the paths of a service's files.
 
     Args:
-        system: whether it is a service of the machine.
-        config: the user's folder for settings, usually `~/.config`.
+        manager: the service manager (systemd or launchd).
+        system: True for a system-wide service, False for a service of the user.
+        config: the user's configuration folder, usually `~/.config`.
         home: the user's home folder.
         root: root of the file system.
     """
@@ -118,15 +120,16 @@ def places(
 
 
 def quoted(argument: str) -> str:
-    """Return an argument in quotes, with systemd's specifiers and escapes escaped."""
+    """Return an argument in double quotes, with systemd's special characters escaped."""
     return '"' + "".join(_ESCAPES.get(c, c) for c in argument) + '"'
 
 
 def systemd_command(command: Sequence[str]) -> str:
-    """Return a command line for `ExecStart=`; its colon prevents expansion of `$`.
+    """Return a command line for `ExecStart=`. The leading colon disables expansion of `$`.
 
     Raises:
-        UsageError: for a program path that systemd refuses to start.
+        UsageError: when systemd cannot start the program because of quotes or backslashes in its
+            path.
     """
     if set(command[0]) & set("\\\"'"):
         raise UsageError(
@@ -137,7 +140,7 @@ def systemd_command(command: Sequence[str]) -> str:
 
 
 def systemd_unit(service: Service) -> str:
-    """Return the unit of a service of the machine if it has an account, else of a user."""
+    """Return a systemd unit file: system-wide if the service has an account, else for a user."""
     system = service.account is not None
     return _UNIT.format(
         command=systemd_command(service.command),
@@ -150,7 +153,7 @@ def systemd_unit(service: Service) -> str:
 
 
 def launchd_plist(service: Service, log: Path) -> bytes:
-    """Return the property list of a launch daemon if the service has an account, else an agent."""
+    """Return a launchd property list: a daemon if the service has an account, else an agent."""
     entries: dict[str, object] = {
         "Label": LABEL,
         "ProgramArguments": list(service.command),
