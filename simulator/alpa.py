@@ -14,9 +14,9 @@ each layer. The time of a stage is
 Alpa's dynamic program (`partition`) minimizes T = sum t_i + (m - 1) max t_i over the stages. The
 numbers of micro-batches m to try are B / 1, B / 2, B / 4 ..., rounded up, for B samples per step.
 The mesh is homogeneous: every device computes and sends at the fleet's mean rates. Memory limits
-are those of the real devices. Tensor parallelism
-divides the weights and activations of a layer among devices. If the fastest plan does not fit in
-memory, plans with tp of at least 2, 4, 8 ... are tried.
+are those of the real devices. Tensor parallelism divides the weights and activations of a layer
+among devices. If the fastest plan does not fit in memory, plans with tp of at least 2, 4, 8 ... are
+tried.
 
 The optimizer state is sharded over dp (Alpa's ZeRO rewriting), so a device holds 4 / tp + 12 / n
 bytes per parameter. A mesh is divided into at most 32 units of equally many devices. Alpa's program

@@ -139,7 +139,7 @@ class Method(Protocol):
         ...
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Simulate one step, and return an outcome for each variant of the method."""
+        """Simulate one step, and return an outcome per variant, with the main variant first."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Figures of simulated results, as PNG files."""
+"""Draws figures of simulated results with matplotlib."""
 
 from __future__ import annotations
 
