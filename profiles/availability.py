@@ -45,8 +45,8 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     Attributes:
         mean_s: mean duration in seconds.
         family: exponential, Weibull or log-normal.
-        shape: parameter k of a Weibull or sigma of a log-normal distribution. An exponential
-            distribution ignores it.
+        shape: parameter k of a Weibull distribution, or sigma of a log-normal distribution. It is
+            not used for an exponential distribution.
     """
 
     mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
@@ -54,7 +54,7 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     shape: Annotated[float, msgspec.Meta(ge=0.1, le=10)] = 1.0
 
     def draw(self, rng: random.Random) -> float:
-        """Draw one duration in seconds."""
+        """Draw a random duration, in seconds, from this distribution."""
         match self.family:
             case AvailabilityFamily.EXPONENTIAL:
                 return rng.expovariate(1 / self.mean_s)
@@ -70,11 +70,11 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     Attributes:
         session: distribution of session lengths; None means that only `hours` end a session.
         gap: distribution of the gaps between sessions; None means no gap.
-        hours: daily window of availability, as its first and last hour in the device's local time.
+        hours: daily window of availability: its first and last hour in the device's local time.
             (22, 7) means overnight; None means all day. For a charging-only policy, set the hours
             in which the owner charges the device.
-        drains: True if the device finishes its tasks before it leaves. False if it disconnects
-            without notice.
+        drains: True if the device finishes its current tasks before leaving. False if the device
+            disconnects without notice.
         source: publication or measurement from which the distributions come.
 
     Raises:

@@ -38,7 +38,7 @@ class DeviceKind(Enum):
 
     @classmethod
     def named(cls, word: str) -> DeviceKind | None:
-        """Return the kind with the value `word`, such as "phone"; None if no kind has it."""
+        """Return the kind whose value is `word`, such as "phone"; None if there is no such kind."""
         return next((kind for kind in cls if kind.value == word), None)
 
 
@@ -58,12 +58,12 @@ class Provenance(_Table, frozen=True):
 
     Attributes:
         origin: whether `cleave profile device` measured the figures or others published them.
-        source: who measured or published the figures. Each table of figures may override this with
-            its own `source`.
+        source: who measured or published the figures. Each table of figures may state a different
+            `source`.
         date: date of the measurement or of the look-up, such as 2026-11-21.
         licence: licence of the published figures.
         notes: measurement conditions and caveats for users of the profile.
-        assumed: one line for each unknown figure, with the assumed value and the reason for it.
+        assumed: one line for each unknown figure, with the assumed value and its justification.
     """
 
     origin: Origin
@@ -174,8 +174,8 @@ class ComputeProfile(_Table, frozen=True):
 class GraphProfile(_Table, frozen=True):
     """A device's throughput when ONNX Runtime runs layers as fp32 graphs.
 
-    `profiles.measuring.graphs` measures it. The kernels of ONNX Runtime may be twice as fast as the
-    matrix multiplication kernels that `ComputeProfile` describes.
+    `profiles.measuring.graphs` measures this throughput. The kernels of ONNX Runtime may be twice
+    as fast as the matrix multiplication kernels that `ComputeProfile` describes.
 
     Attributes:
         flops_per_s: throughput, counting only the FLOPs of matrix multiplications.

@@ -13,8 +13,8 @@ name is a library name or a TOML file. A group may also set any field of `FleetD
 
 The link of each device is drawn from the network's quantiles. The logarithms of the downlink and
 uplink rates have a correlation of 0.7, which is assumed: a line that is fast in one direction
-usually is in the other. All groups that name the same `line` share its lines, which are filled in
-order with `line.devices` devices each.
+usually is in the other. Groups with the same `line.name` share the same lines. Each line gets
+`line.devices` devices before the next line is drawn.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from profiles.profile_file import Readable, convert, read_toml
 
 MAX_DEVICES: Final = 1_000_000
 STRAGGLER_SLOWDOWN: Final = 10
-"""Divisor of a straggler's compute and link rates, as in the published fleets."""
+"""Divisor of a straggler's compute and link rates, as in the Cleave paper's fleets."""
 
 _NUMBERS = {f.name for f in fields(FleetDevice)} - {
     *("name", "profile", "compute", "thermal", "bottleneck", "availability")
@@ -108,7 +108,7 @@ def read_fleet(
         file: TOML file of the user or the library.
         where: name of the file in error messages.
         devices: total number of devices, divided among the groups in proportion to each group's
-            `count`. None uses the counts as they are.
+            `count`. None uses the counts without scaling.
         dtype: dtype of the throughput that each device reports.
         seed: seed for the draws of links and stragglers.
 
@@ -190,7 +190,7 @@ class _Lines:
 
 
 class _Group:
-    """One validated `[[group]]`."""
+    """A validated `[[group]]` table of a fleet file, from which devices are drawn."""
 
     def __init__(self, place: str, number: int, group: dict[str, Any], dtype: str) -> None:
         self._place = place

@@ -32,7 +32,7 @@ class NamedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         link: quantiles of link rates and round-trip times across devices.
         source: publication or measurement from which the figures come.
         notes: measurement conditions and caveats for users of the network.
-        assumed: one line for each unknown figure, with the assumed value and the reason for it.
+        assumed: one line for each unknown figure, with the assumed value and its justification.
     """
 
     name: Text
@@ -52,7 +52,7 @@ class NamedAvailability(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         availability: distributions of sessions and gaps, and hours of the day.
         source: publication or measurement from which the figures come.
         notes: measurement conditions and caveats for users of the availability.
-        assumed: one line for each unknown figure, with the assumed value and the reason for it.
+        assumed: one line for each unknown figure, with the assumed value and its justification.
     """
 
     name: Text

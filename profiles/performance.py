@@ -84,7 +84,7 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         startup_s: fixed seconds of every multiplication.
-        volume_s: seconds per multiply-add, a*b*c of them.
+        volume_s: seconds per multiply-add, of which a multiplication has a*b*c.
         out_s, left_s, right_s: seconds per element of the result (a*b), the left operand (a*c) and
             the right operand (b*c).
         edge_a_s: for each width in `EDGE_WIDTHS`, seconds per element of the right operand (b*c) if
@@ -134,8 +134,8 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> float:
         """Predict the seconds to multiply an a x c matrix by a c x b matrix.
 
-        For a mean over several multiplications, the last three arguments are the share of
-        multiplications to which they apply.
+        The last three arguments may also be shares between 0 and 1. The result is then the mean
+        over multiplications, of which these shares have fresh operands or a woken device.
 
         Args:
             a, b, c: rows, columns and depth.

@@ -38,7 +38,7 @@ def most_w(profile: str) -> float:
 
 
 def believable_j(energy_j: float, profile: str, present_s: float) -> bool:
-    """Return True if a device can have used this energy since it connected.
+    """Return True if a device can have used `energy_j` joules since the device connected.
 
     Args:
         energy_j: joules that the device reports. They may be any number, even NaN.

@@ -93,7 +93,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the long-term speed under full load, as a share of full speed.
 
         Heating and cooling balance at this speed. If the speed jumps at a throttle point, the
-        device switches between both speeds, and this is the mean of its speed.
+        device switches between both speeds, and the result is the device's mean speed.
         """
         low, high = self.ambient, self.ambient + self.rise
         if self.speed(high) == 1:

@@ -20,8 +20,8 @@ tried.
 
 The optimizer state is sharded over dp (Alpa's ZeRO rewriting), so a device holds 4 / tp + 12 / n
 bytes per parameter. A mesh is divided into at most 32 units of equally many devices. Alpa's program
-ignores resharding between stages; here it counts as bytes to neighbouring stages. Alpa has no
-recovery of its own, so losing a device means a restart from a checkpoint (`pipeline.restart`).
+ignores resharding between stages; here resharding counts as bytes to neighbouring stages. Alpa has
+no recovery of its own, so losing a device means a restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Alpa:
             for start in range(units - size + 1):
                 cost[:, start, start + size] = column
         cuts = best_partition(cost, micro_batches)
-        assert cuts is not None  # one stage with every device is always possible
+        assert cuts is not None  # a plan with one stage on all devices always exists
         return _outcome(conditions, job, cuts, shardings, unit, micro_batches)
 
 

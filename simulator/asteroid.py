@@ -1,8 +1,8 @@
 """`asteroid`: a hybrid pipeline on unequal devices (Ye et al., MobiCom 2024, arXiv 2408.08015).
 
-A stage is a group of data-parallel devices. They divide each micro-batch of b samples in proportion
-to their compute rates. Devices are sorted by link rate, and consecutive devices form groups. The
-time of a stage with l layers is
+A stage is a group of data-parallel devices. The devices of a group divide each micro-batch of b
+samples in proportion to their compute rates. Devices are sorted by link rate, and consecutive
+devices form groups. The time of a stage with l layers is
 
     t = max(3 l forward b / sum F, 2 b S d e / sum of links) + gradients / m
     gradients   ring all-reduce of 2 l p bytes over the slowest link of the group, once per step
@@ -14,10 +14,10 @@ keeps the activations of K_p = 2 (P - p) - 1 micro-batches, at most m. Micro-bat
 powers of two. A device may get a fraction of a sample, but a group has at most b devices. The
 devices are divided into at most 32 units of equally many devices, and a group consists of units.
 
-Recovery is by pipeline replay. If the lost device shared its stage with other devices, they
-continue. Otherwise, a neighbour sends its backup of the stage's states at the median uplink rate.
-The micro-batches in flight are then computed again. If a restart from a checkpoint
-(`pipeline.restart`) is faster, it is used instead.
+Recovery is by pipeline replay. If the lost device shared its stage with other devices, the stage
+continues with the other devices. Otherwise, a neighbour sends a backup of the stage's states at the
+median uplink rate. The micro-batches in flight are then computed again. A restart from a checkpoint
+(`pipeline.restart`) replaces the replay if the restart is faster.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Asteroid:
         cuts = best_partition(np.where(roomy, cost, np.inf), micro_batches)
         if cuts is None:
             cuts = best_partition(cost, micro_batches)
-        assert cuts is not None  # all layers on the first unit are always possible
+        assert cuts is not None  # a plan with all layers on the first unit always exists
         return _outcome(job, used, groups, cuts, unit, each)
 
 

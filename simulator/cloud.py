@@ -1,7 +1,8 @@
 """`cloud`: one or eight data-centre GPUs in one machine.
 
 compute   train_flops / (GPUs x utilisation x peak), or 4/3 of this time if activations are
-          recomputed. The peak is that of bf16 and fp16; for fp32 it is the TF32 peak, half as high.
+          recomputed. In bf16 and fp16, the peak is the dense bf16 peak. In fp32, the peak is that
+          of TF32, which is half as high.
 between   Parameters are fully sharded. Each step gathers the weights twice and reduce-scatters the
           gradients once, overlapped with compute. Each GPU sends 3 (G - 1)/G 2P bytes over its
           NVLink (Rajbhandari et al., ZeRO, section 7).

@@ -7,10 +7,11 @@
                 receiver's downlink. The slowest hop is therefore limited by the lowest uplink or
                 downlink rate in the ring.
 
-A ring has at most one device per sample. The sizes 2, 4, 8 ... and the maximum size are tried,
-first with the fastest links of all devices, then with those of devices whose memory holds the
-model. The result is the fastest ring that fits in memory, or the fastest ring if no ring fits.
-After the loss of a device, the other devices divide its samples and compute them again.
+A ring has at most one device per sample. Rings of 2, 4, 8 ... devices and of the maximum size are
+tried. Each size is tried with the fastest links of all devices, and with the fastest links of the
+devices whose memory holds the model. The result is the fastest ring that fits in memory, or the
+fastest ring if no ring fits. After the loss of a device, the other devices divide and recompute the
+samples of the lost device.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class DtfmSchedule:
         groups: indices of the devices, (stages, replicas).
         dp_s: seconds of the gradient all-reduce (DP).
         pp_s: seconds of communication between stages (PP).
-        path_bound_s: lower bound on `pp_s` over all orders of the groups. For `first_guess`, it
-            equals `pp_s`.
+        path_bound_s: lower bound on `pp_s` over all orders of the groups. `first_guess` computes no
+            bound and stores `pp_s` here.
         trials: number of children that the search created.
     """
 
@@ -140,7 +140,7 @@ class Problem:
         beta = self.beta(a, b)  # reused in place below, because the arrays may be large
         beta *= parts
         seconds: Floats = np.divide(nbytes, beta, out=beta)
-        # A fleet's latency_s is a round trip to the PS; half is one way.
+        # `latency_s` is the round-trip time between a device and the PS, and half of it is one way.
         seconds += (latency[a] + latency[b]) / 2
         seconds *= 2
         return seconds
@@ -231,7 +231,8 @@ def _child(
 ) -> _Individual:
     """Create a child of a partition by swapping a device between two random groups.
 
-    The first group keeps the two devices with its fastest uplinks (one device if it has only two).
+    The first group does not give up its two devices with the fastest uplinks. A group of only two
+    devices does not give up its fastest device.
     """
     changed = rng.choice(problem.stages, 2, replace=False)
     one, other = changed.tolist()

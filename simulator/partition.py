@@ -5,8 +5,8 @@ t_i takes
 
     T = sum t_i + (m - 1) max t_i
 
-The program sets a limit on max t_i. For each limit, it finds the minimum F(k, d) of the sum for the
-first k layers on the first d devices:
+The program tries several limits on max t_i. For each limit, the program computes F(k, d), the
+minimum sum of stage times for the first k layers on the first d devices:
 
     F(k, d) = min over l, d' of  F(k - l, d') + t(l, d', d)     with t(l, d', d) <= limit
 

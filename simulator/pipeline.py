@@ -4,8 +4,8 @@ The time of a step with m micro-batches on P stages of t_p seconds is modelled a
 ``sum t + (m - 1) max t``. This formula is exact for the 1F1B schedule if all stages take equally
 long (m + P - 1 slots), or if the last stage is the slowest (as in DT-FM, where it has the LM head).
 Otherwise, 1F1B is faster than the formula by at most the time of the stages after the slowest
-stage: the first micro-batch passes them while the slowest stage is busy. The relative difference is
-at most P / m. `tests/simulator/test_pipeline.py` runs the schedule.
+stage, which the first micro-batch passes while the slowest stage is busy. The relative difference
+is at most P / m. `tests/simulator/test_pipeline.py` runs the schedule.
 """
 
 from __future__ import annotations

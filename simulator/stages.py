@@ -7,7 +7,8 @@ has enough memory for the loss.
 
 The gradients that a lost device has accumulated are lost as well. On average, the device had
 completed half of its micro-batches. The stage's other devices recompute these micro-batches. If the
-stage had only this device, another device downloads the stage's weights and recomputes them.
+stage has no other device, a device from elsewhere downloads the stage's weights and recomputes the
+micro-batches.
 """
 
 from __future__ import annotations

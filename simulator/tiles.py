@@ -180,7 +180,7 @@ class TiledStep:
 
     @property
     def attention_bytes(self) -> float:
-        """Return a device's memory requirement for attention: two tasks, because it pipelines."""
+        """Return the bytes of two attention tasks, which a device must hold at the same time."""
         return max(2 * task.memory_bytes for task in _tasks(self.conditions))
 
     @property

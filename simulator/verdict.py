@@ -27,7 +27,7 @@ class ClaimTrial:
     Attributes:
         method: Cleave method for which the claim is tested.
         devices: number of devices offered to the method.
-        against: baseline, or what the tested figure counts; empty if the claim has only one.
+        against: baseline, or variant of the tested figure; empty if the claim has neither.
         card: name of the parameter server's network card.
         model: name of the trained model.
         held: whether the claim holds.

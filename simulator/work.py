@@ -82,7 +82,7 @@ def layer_work(spec: ModelSpec, seq: int, element_bytes: int) -> LayerWork:
 def edge_parameters(spec: ModelSpec) -> float:
     """Return the number of parameters of the token embedding and the LM head.
 
-    If both share a weight, it counts once. Position embeddings and the final norm do not count.
+    A weight that both share counts once. Position embeddings and the final norm do not count.
     """
     return float((1 if spec.tied_head else 2) * spec.vocabulary * spec.embedding_width)
 

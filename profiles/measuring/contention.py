@@ -2,8 +2,8 @@
 
 Each process is pinned to its own core and multiplies on one thread. Processes therefore slow each
 other down only through shared resources: memory bandwidth, caches and heat. This module, run as a
-program, is one such process. Each line on its stdin gives a start time and a duration in seconds.
-For each line, the process prints the median time of one multiplication.
+program, is one such process. Each line that the process reads from stdin gives a start time and a
+duration in seconds. For each line, the process prints the median time of one multiplication.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _START_S: Final = 0.05  # delay from the request for a round to its start, commo
 def process_counts(cores: int) -> list[int]:
     """Return the process counts to measure on a machine with `cores` cores.
 
-    The counts are 1 to 8, then each count is 50 % larger than the one before. The last count is
-    `cores`.
+    The counts are 1 to 8. After 8, each count is 50 % larger than the previous count. The last
+    count is `cores`.
     """
     counts = [1]
     while counts[-1] < cores:

@@ -116,7 +116,8 @@ class Bench:
 
         Args:
             order: multiplication from `Bench.order`.
-            enough_s: minimum total duration of the repetitions. `REPEATS` is their minimum number.
+            enough_s: minimum total duration of all repetitions. There are at least `REPEATS`
+                repetitions.
         """
         took = [self.once(order)]
         if took[0] < enough_s:  # a cold start does not matter for a long multiplication

@@ -1,4 +1,4 @@
-"""Measures the tile times of many shapes on this machine, and fits performance models to them."""
+"""Measures tile times of many shapes on this machine, and fits performance models to the times."""
 
 from __future__ import annotations
 

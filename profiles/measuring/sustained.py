@@ -83,7 +83,8 @@ def measure_sustained(
 def _full_speed(rates: Sequence[float]) -> float:
     """Return the speed of the cool device, in the unit of `rates`.
 
-    This is the median of the first three rates, or the 90 % quantile of all rates if it is higher.
+    This is the median of the first three rates or the 90 % quantile of all rates, whichever is
+    higher.
     """
     return max(statistics.median(rates[:3]), float(np.quantile(rates, 0.9)))
 

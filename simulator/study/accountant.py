@@ -16,7 +16,7 @@ from simulator.study.rows import GpuRun, StudyRow
 
 
 class Accountant:
-    """Computes the energy and carbon of the GPU over those of the devices.
+    """Computes the ratios of the GPU's energy and carbon to the devices' energy and carbon.
 
     Values that device profiles lack are replaced by typical figures.
 
@@ -61,7 +61,7 @@ class Accountant:
         return ComparisonQuestion(usages, self._profiles, typical or self.typical, ps, cloud)
 
     def ratios(self, row: StudyRow, gpu: GpuRun, state: ConditionState) -> Ratios:
-        """Return the energy and carbon of the GPU over those of a row's devices.
+        """Return the ratios of the GPU's energy and carbon to those of a row's devices.
 
         Args:
             row: set-up and method whose devices are compared.

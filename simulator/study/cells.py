@@ -53,8 +53,8 @@ def only_if_text(verdict: Verdict, settings: Mapping[str, str]) -> str:
     """Return a table cell with the conditions under which a claim holds.
 
     Args:
-        verdict: whether the claim holds in all, some or no combinations of conditions. The cell is
-            "-" unless it holds in some.
+        verdict: whether the claim holds in all, some or no combinations of conditions. For all
+            verdicts but `Verdict.SOMETIMES`, the cell is "-".
         settings: maps a condition to the setting that the claim needs.
     """
     if verdict is not Verdict.SOMETIMES:

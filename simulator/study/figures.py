@@ -52,9 +52,9 @@ def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy, int]]:
-    """Yield the file name and the content of each tornado plot.
+    """Yield the file name of each tornado plot, and the dependence that the plot shows.
 
-    The content is a set-up's results and an index into their `dependences`.
+    The dependence is given as a set-up's results and an index into `SetupStudy.dependences`.
     """
     for study in found:
         for at, dependence in enumerate(study.dependences):

@@ -67,8 +67,8 @@ class SetupStudy:
         gpu: the same training on the GPU.
         rows: results for each method and memory offer.
         speeds: maps a method to pairs of a device's multiplication speed in FLOP/s and the energy
-            ratio at this speed. The power is unchanged, and the case is the central one. Only
-            methods that fit in memory are included.
+            ratio at this speed. The ratio is that of the central case with unchanged device power.
+            Only methods that fit in memory are included.
         best: row with the highest energy ratio of all rows that fit in memory.
         changed: ratios of the best row if one condition changes.
         dependences: sensitivity of the best row's ratios to each assumption.
