@@ -105,7 +105,7 @@ def read_fleet(
     """Read a fleet file and draw its devices.
 
     Args:
-        file: TOML file of the user or the library.
+        file: a TOML file.
         where: name of the file in error messages.
         devices: total number of devices, divided among the groups in proportion to each group's
             `count`. None uses the counts without scaling.
@@ -113,7 +113,7 @@ def read_fleet(
         seed: seed for the draws of links and stragglers.
 
     Raises:
-        ValueError: when the file is unreadable, empty of devices, or has an unknown key or an
+        ValueError: when the file is unreadable, has no devices, or has an unknown key or an
             impossible value. The message names the field and the value.
     """
     table = read_toml(file, where)

@@ -31,7 +31,7 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
     """Read a device profile from a TOML file.
 
     Args:
-        file: TOML file of the user or the library.
+        file: a TOML file.
         where: name of the file in error messages; empty means the word "profile" and the path.
 
     Raises:

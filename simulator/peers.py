@@ -58,7 +58,7 @@ def stage_need(
 
 
 def misfit(needed: Floats, offered: Floats) -> str:
-    """Return text on devices with too little memory; empty if the memory of all is enough.
+    """Return text on devices with too little memory; empty if every device has enough memory.
 
     Args:
         needed, offered: bytes that each device needs and offers.

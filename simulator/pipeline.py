@@ -89,7 +89,7 @@ class StageMemory:
     Attributes:
         again: for each stage, `RECOMPUTE` if the stage recomputes activations, else 1.
         needed_bytes, offered_bytes: memory that the tightest device needs and offers.
-        misfit: text on devices with too little memory; empty if the memory of all is enough.
+        misfit: text on devices with too little memory; empty if every device has enough memory.
     """
 
     again: Floats

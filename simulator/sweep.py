@@ -181,5 +181,5 @@ def simulate(
 
 
 def _size(cell: Cell) -> int:
-    """Return a rough measure of how long the simulation of a cell takes, without a unit."""
+    """Return devices times layers, a rough measure of how long the simulation of a cell takes."""
     return (cell.devices or 0) * cell.conditions.spec.layers

@@ -86,7 +86,7 @@ class Settings:
 
     @property
     def contention_total_s(self) -> float:
-        """Return the approximate seconds of the contention measurement, with process start-up."""
+        """Return the approximate seconds of all contention measurements and process start-up."""
         counts = contention.process_counts(len(machine.usable_cores()))
         return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
 

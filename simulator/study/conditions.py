@@ -3,7 +3,7 @@
 Each condition is an axis with a few settings. The first setting of every axis together form the
 central case. It counts what the paper's formulae count, and the machine around the GPU. Devices and
 GPU train at the same share of their multiplication speed. Claims about energy are tested on all
-combinations of the first five axes. Claims about carbon are tested on all combinations of seven.
+combinations of the first five axes, and claims about carbon on all combinations of all seven axes.
 """
 
 from __future__ import annotations
