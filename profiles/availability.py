@@ -1,9 +1,9 @@
-"""When a device is available: sessions and gaps, hours of the day, charging.
+"""Device availability: sessions and gaps, hours of the day, and charging hours.
 
-Sessions and gaps alternate, each drawn from its own distribution (a renewal process). A device may
-also be limited to certain hours of its day. Published session lengths are far from exponential:
-Weibull shapes of 0.34 to 0.82 (`profiles/library/availability`) mean many short sessions and a few
-very long ones.
+A device alternates between sessions and gaps. Session and gap lengths are drawn from two separate
+distributions (a renewal process). A device may also be limited to certain hours of its day.
+Published session lengths are not exponentially distributed. Their Weibull shape parameters of 0.34
+to 0.82 (`profiles/library/availability`) mean many short sessions and a few very long ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FOREVER_S = math.inf
 
 
 class AvailabilityFamily(Enum):
-    """Families of distributions of durations."""
+    """Families of probability distributions for durations."""
 
     EXPONENTIAL = "exponential"
     WEIBULL = "weibull"
@@ -29,19 +29,24 @@ class AvailabilityFamily(Enum):
 
 
 class PresencePeriod(NamedTuple):
-    """A period in which a device is available: start and end in seconds."""
+    """A period in which a device is available.
+
+    Attributes:
+        from_s, to_s: start and end in seconds; `to_s` is infinite if the device never leaves.
+    """
 
     from_s: float
     to_s: float
 
 
 class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A distribution of durations.
+    """A probability distribution of durations.
 
     Attributes:
         mean_s: mean duration in seconds.
-        family: family of the distribution.
-        shape: k of a Weibull, sigma of a log-normal; ignored for an exponential.
+        family: exponential, Weibull or log-normal.
+        shape: parameter k of a Weibull distribution, or sigma of a log-normal distribution. It is
+            not used for an exponential distribution.
     """
 
     mean_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e9)]
@@ -49,7 +54,7 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     shape: Annotated[float, msgspec.Meta(ge=0.1, le=10)] = 1.0
 
     def draw(self, rng: random.Random) -> float:
-        """Draw one duration in seconds."""
+        """Draw a random duration, in seconds, from this distribution."""
         match self.family:
             case AvailabilityFamily.EXPONENTIAL:
                 return rng.expovariate(1 / self.mean_s)
@@ -60,18 +65,20 @@ class Durations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When a device is available; by default always.
+    """The times at which a device is available; by default, it is always available.
 
     Attributes:
-        session: duration of a session; None means as long as `hours` allow.
-        gap: duration of the gap between sessions; None means no gap.
-        hours: first and last hour of the device's day; (22, 7) is overnight; None means all day.
-            For a charging-only policy, set the hours in which the owner charges the device.
-        drains: whether the device finishes its tasks before it leaves; otherwise it vanishes.
-        source: source of these figures.
+        session: distribution of session lengths; None means that only `hours` end a session.
+        gap: distribution of the gaps between sessions; None means no gap.
+        hours: daily window of availability: its first and last hour in the device's local time.
+            (22, 7) means overnight; None means all day. For a charging-only policy, set the hours
+            in which the owner charges the device.
+        drains: True if the device finishes its current tasks before leaving. False if the device
+            disconnects without notice.
+        source: publication or measurement from which the distributions come.
 
     Raises:
-        ValueError: for hours that are not 0 to 24, or a window shorter than a minute.
+        ValueError: when `hours` are outside 0 to 24, or less than a minute apart.
     """
 
     session: Durations | None = None
@@ -83,7 +90,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     def __post_init__(self) -> None:
         if self.hours is not None:
             begin, end = self.hours
-            # With a nearly empty window, a presence might never come.
+            # With a nearly empty window, a device might never become available.
             if not (0 <= begin <= 24 and 0 <= end <= 24) or (end - begin) % 24 < 1 / 60:
                 raise ValueError(
                     f"hours are {begin:g} to {end:g}; give two different hours from 0 to 24, "
@@ -92,18 +99,19 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @property
     def always(self) -> bool:
-        """Return whether the device never leaves."""
+        """Return True if the device never leaves."""
         return self.session is None and self.hours is None
 
     def presences(self, rng: random.Random, start_hour: float = 0.0) -> Iterator[PresencePeriod]:
-        """Yield the periods in which the device is available, from time zero on, without end.
+        """Yield the device's periods of availability in order, starting at time zero.
 
-        Whether the device starts in a session or a gap is drawn in proportion to their means. The
-        rest of that first session or gap is drawn like a whole one.
+        The iterator ends only after a period that never ends. Time zero falls into a session or a
+        gap with probabilities in proportion to the mean lengths. The length of this first session
+        or gap is drawn in full, although it may have begun before time zero.
 
         Args:
-            rng: generator for all durations.
-            start_hour: hour of the device's day at time zero.
+            rng: random generator for the lengths of sessions and gaps.
+            start_hour: local time of the device at time zero, in hours.
         """
         for begin_s, end_s in self._sessions(rng):
             for window in self._windows(begin_s, end_s, start_hour):
@@ -132,7 +140,7 @@ class Availability(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             return
         first, last = self.hours
         length_s = ((last - first) % 24) * 3600
-        opens_s = ((first - start_hour) % 24) * 3600 - DAY_S  # the window before time zero
+        opens_s = ((first - start_hour) % 24) * 3600 - DAY_S  # start of a window before time zero
         opens_s += DAY_S * math.floor((begin_s - opens_s) / DAY_S)
         while opens_s < end_s:
             low, high = max(begin_s, opens_s, 0.0), min(end_s, opens_s + length_s)

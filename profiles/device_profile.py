@@ -1,8 +1,8 @@
-"""The device profile: measured or published figures for one type of device.
+"""The schema of device profiles: measured or published figures for one type of device.
 
-A profile is a TOML file, read and written by `profiles.profile_file`. The classes here are its
-schema. Figures are in SI units unless a name says otherwise. Unknown figures are left out;
-`Provenance.assumed` lists those that had to be assumed to emulate the device.
+A profile is a TOML file that `profiles.profile_file` reads and writes. Figures are in SI units
+unless a field name states another unit. Profiles leave out unknown figures.
+`Provenance.assumed` lists the unknown figures that had to be assumed to emulate the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class DeviceKind(Enum):
-    """The kind of device."""
+    """Kinds of devices."""
 
     PHONE = "phone"
     TABLET = "tablet"
@@ -38,7 +38,7 @@ class DeviceKind(Enum):
 
     @classmethod
     def named(cls, word: str) -> DeviceKind | None:
-        """Return the kind named `word`; None if there is no such kind."""
+        """Return the kind whose value is `word`, such as "phone"; None if there is no such kind."""
         return next((kind for kind in cls if kind.value == word), None)
 
 
@@ -50,19 +50,20 @@ class Origin(Enum):
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A table of a profile file; unknown fields are rejected and values are checked."""
+    """Base class of the tables in a profile file. Unknown fields and invalid values are errors."""
 
 
 class Provenance(_Table, frozen=True):
-    """The origin of a profile.
+    """The origin of a profile's figures.
 
     Attributes:
-        origin: measured with `cleave profile device`, or published by others.
-        source: who measured or published it; each table of figures may name its own source.
-        date: date of measurement or look-up, such as 2026-11-21.
+        origin: whether `cleave profile device` measured the figures or others published them.
+        source: who measured or published the figures. Each table of figures may state a different
+            `source`.
+        date: date of the measurement or of the look-up, such as 2026-11-21.
         licence: licence of the published figures.
-        notes: conditions that users should know.
-        assumed: one line for each unknown figure, with the assumption and its reason.
+        notes: measurement conditions and caveats for users of the profile.
+        assumed: one line for each unknown figure, with the assumed value and its justification.
     """
 
     origin: Origin
@@ -88,12 +89,15 @@ class Quantiles(_Table, frozen=True):
 
     @classmethod
     def exactly(cls, value: float) -> Quantiles:
-        """Return quantiles that all equal `value`."""
+        """Return three quantiles that all equal `value`, for a constant."""
         return cls(value, value, value)
 
     def at(self, z: float) -> float:
-        """Return the value at `z` standard deviations: two half log-normals around p50."""
-        if self.p10 <= 0:  # has no logarithm, so use a half normal
+        """Return the value that lies `z` standard deviations from the median.
+
+        The distribution consists of two half log-normals that join at p50.
+        """
+        if self.p10 <= 0:  # log(p10) does not exist, so use a normal distribution instead
             return max(0.0, self.p50 + z / _Z90 * (self.p90 - self.p50))
         side = self.p90 / self.p50 if z > 0 else self.p50 / self.p10
         return float(self.p50 * math.exp(z / _Z90 * math.log(side)))
@@ -103,15 +107,15 @@ _Z90 = 1.2815515655446004  # 90 % quantile of the standard normal distribution
 
 
 class LinkProfile(_Table, frozen=True):
-    """A link as its device sees it: goodput, not signalling rate.
+    """A device's network link: goodput (not signalling rate) and round-trip time.
 
     Attributes:
-        downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device and from device to PS.
+        downlink_bytes_per_s, uplink_bytes_per_s: goodput from PS to device and from device to PS.
         round_trip_s: round-trip time of a small message.
-        source: source of these figures.
+        source: publication or measurement from which the figures come.
 
     Raises:
-        ValueError: for rates below 100 bytes/s or above 1e12, or round trips above a minute.
+        ValueError: when a rate is outside 100 to 1e12 bytes/s, or a round trip exceeds a minute.
     """
 
     downlink_bytes_per_s: Quantiles
@@ -144,15 +148,16 @@ _Sample = tuple[
 
 
 class ComputeProfile(_Table, frozen=True):
-    """Matrix multiplication in one dtype.
+    """A device's matrix multiplication performance in one dtype.
 
     Attributes:
-        flops_per_s: throughput at saturation and full speed.
-        source: source of these figures.
-        models: fitted models by layout; without any, the throughput is the same at every shape.
-        samples: samples that the models were fitted to: rows, columns, depth, layout, seconds, and
-            strips per side of the tile.
-        fits: prediction error of each model on held-out samples.
+        flops_per_s: throughput for large matrices, before the device slows down from heat.
+        source: publication or measurement from which the figures come.
+        models: maps a layout to its fitted performance model. If empty, the throughput is
+            `flops_per_s` for every shape.
+        samples: timed multiplications to which the models were fitted. Each sample has rows,
+            columns, depth, layout, seconds, and strips per side of the tile.
+        fits: maps a layout to the prediction error of its model on held-out samples.
     """
 
     flops_per_s: FlopsPerS
@@ -162,18 +167,19 @@ class ComputeProfile(_Table, frozen=True):
     fits: dict[Layout, FitReport] = {}
 
     def measured(self, layout: Layout) -> list[TimedTile]:
-        """Return the samples of one layout."""
+        """Return the timed multiplications with this layout."""
         return [TimedTile(*sample) for sample in self.samples if sample[3] is layout]
 
 
 class GraphProfile(_Table, frozen=True):
-    """Layers as graphs, run by ONNX Runtime in fp32 (`profiles.measuring.graphs`).
+    """A device's throughput when ONNX Runtime runs layers as fp32 graphs.
 
-    Its kernels differ from those of the products in `ComputeProfile` and may be twice as fast.
+    `profiles.measuring.graphs` measures this throughput. The kernels of ONNX Runtime may be twice
+    as fast as the matrix multiplication kernels that `ComputeProfile` describes.
 
     Attributes:
-        flops_per_s: throughput, counting products only.
-        source: source of this figure.
+        flops_per_s: throughput, counting only the FLOPs of matrix multiplications.
+        source: publication or measurement from which the throughput comes.
     """
 
     flops_per_s: FlopsPerS
@@ -181,12 +187,12 @@ class GraphProfile(_Table, frozen=True):
 
 
 class MemoryProfile(_Table, frozen=True):
-    """The memory that a device may use for strips and blocks.
+    """A device's memory.
 
     Attributes:
-        bytes: memory offered, not memory installed.
-        installed_bytes: memory installed; 0 if unknown.
-        source: source of these figures.
+        bytes: memory that the device offers for training data, not its installed memory.
+        installed_bytes: installed memory; 0 if unknown.
+        source: publication or measurement from which the figures come.
     """
 
     bytes: Annotated[int, msgspec.Meta(ge=2**24, le=10**14)]
@@ -198,12 +204,15 @@ class Sustained(_Table, frozen=True):
     """A device's throughput over minutes under load.
 
     Attributes:
-        thermal: the fitted model; None for a device that never slowed down.
-        speeds: measurements that the model was fitted to: seconds since the start, share of the
-            full speed.
-        temperatures: seconds since the start, degrees Celsius, if the system reports them.
-        frequencies: seconds since the start, Hz, if the system reports them.
-        source: source of these figures.
+        thermal: fitted thermal model; None if the device did not slow down, or the measurement was
+            too short to tell.
+        speeds: measurements to which `thermal` was fitted. Each has the seconds since the start
+            and the speed as a share of full speed.
+        temperatures: pairs of seconds since the start and degrees Celsius; empty if the system
+            reports no temperature.
+        frequencies: pairs of seconds since the start and clock frequency in Hz; empty if the system
+            reports no frequency.
+        source: publication or measurement from which the figures come.
     """
 
     thermal: ThermalModel | None = None
@@ -214,14 +223,14 @@ class Sustained(_Table, frozen=True):
 
 
 class Power(_Table, frozen=True):
-    """The power that a device draws; None where unknown.
+    """A device's power draw in watts; None for an unknown figure.
 
     Attributes:
-        idle_w, compute_w: power of the whole device while idle and while multiplying.
-        radio_w: additional power while sending or receiving.
-        source: source of these figures.
-        at_wall: whether `idle_w` and `compute_w` were measured at the socket and so include losses
-            of the charger or power supply.
+        idle_w, compute_w: power of the whole device while idle, and while multiplying matrices.
+        radio_w: additional power while sending or receiving data.
+        source: publication or measurement from which the figures come.
+        at_wall: True if `idle_w` and `compute_w` were measured at the wall socket and therefore
+            include the losses of the charger or power supply.
     """
 
     idle_w: Watts | None = None
@@ -232,12 +241,15 @@ class Power(_Table, frozen=True):
 
     @property
     def active_w(self) -> float | None:
-        """Return the power of multiplying above idle, in watts; None if unknown."""
+        """Return the watts that matrix multiplication adds to idle power; None if unknown.
+
+        An unknown idle power counts as zero.
+        """
         return None if self.compute_w is None else max(0.0, self.compute_w - (self.idle_w or 0.0))
 
 
 class Embodied(_Table, frozen=True):
-    """The carbon of making the device, and its lifetime."""
+    """A device's embodied carbon in grams of CO2 equivalent, and its lifetime in years."""
 
     gco2e: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     lifetime_years: Annotated[float, msgspec.Meta(gt=0, le=50)]
@@ -245,7 +257,15 @@ class Embodied(_Table, frozen=True):
 
 
 class Host(_Table, frozen=True):
-    """The measured machine, as it describes itself."""
+    """The machine on which a profile was measured.
+
+    Attributes:
+        cpu: name of the CPU; empty if unknown.
+        cores: number of CPU cores.
+        threads: number of threads that the backend used.
+        executor: name of the matrix multiplication backend.
+        system: description of the operating system.
+    """
 
     cpu: str = ""
     cores: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
@@ -258,20 +278,22 @@ class DeviceProfile(_Table, frozen=True):
     """A profile of one type of device.
 
     Attributes:
-        schema: version of this schema.
-        name: name in fleet files.
-        title: name shown to people.
+        schema: version of the profile schema.
+        name: identifier by which fleet files refer to the profile.
+        title: human-readable name.
         kind: the kind of device.
         year: year of release; 0 if unknown.
         provenance: origin of the figures.
-        compute: figures by dtype, with the protocol's names; `bf16>fp32` for results in fp32.
+        compute: maps a dtype in `DTYPES` to matrix multiplication figures. `bf16>fp32` stands for
+            bf16 inputs with an fp32 result.
         memory: memory of the device.
-        graphs: throughput in graphs; None means the throughput in products.
-        link: the device's link; None if the fleet defines its network.
+        graphs: throughput for layers as graphs. None means that layers run at the throughput of
+            matrix multiplication.
+        link: network link of the device; None if the fleet file defines the network.
         sustained, power, embodied, availability: further figures; None if unknown.
-        contention: slowdown of a tile with 1, 2, ... processes multiplying at once, each on one
-            thread; empty if unknown.
-        host: the machine of a measured profile.
+        contention: slowdown factor of a tile when 1, 2, ... single-threaded processes multiply
+            concurrently; empty if unknown.
+        host: machine on which the profile was measured; None for published profiles.
     """
 
     schema: Literal[1]
@@ -298,11 +320,14 @@ class DeviceProfile(_Table, frozen=True):
 
     @property
     def flops_per_s(self) -> float:
-        """Return the stated throughput in FLOP/s: the maximum over all dtypes."""
+        """Return the highest throughput of any dtype, in FLOP/s."""
         return max(entry.flops_per_s for entry in self.compute.values())
 
     def compute_model(self) -> ComputeModel:
-        """Return the performance models by dtype and layout."""
+        """Return the performance models for each dtype and layout of this profile.
+
+        A dtype without fitted models gets a model with constant throughput.
+        """
         models = {}
         for dtype, entry in self.compute.items():
             fitted = entry.models or {Layout.NN: PerformanceModel.saturated(entry.flops_per_s)}
@@ -311,4 +336,4 @@ class DeviceProfile(_Table, frozen=True):
 
 
 DTYPES = ("fp32", "bf16", "fp16", "bf16>fp32", "fp16>fp32")
-"""Dtypes for which a profile may have figures."""
+"""Dtypes that `DeviceProfile.compute` may have as keys."""

@@ -1,4 +1,4 @@
-"""One device of a fleet: its rates, and how they vary."""
+"""A device of a fleet: its compute and link rates, and how these rates vary over time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, slots=True)
 class SharedBottleneck:
-    """A line that several devices share: an access point, a household's line, a server's card.
+    """A line that several devices share, such as an access point or a household's connection.
 
     Attributes:
-        name: name of the line; devices that name the same line share it.
-        downlink_bytes_per_s, uplink_bytes_per_s: rates of all devices together.
+        name: name of the line. All devices with the same line name share one line.
+        downlink_bytes_per_s, uplink_bytes_per_s: total rates of all devices on the line.
         devices: number of devices that share the line.
     """
 
@@ -45,32 +45,34 @@ class SharedBottleneck:
 
 @dataclass(frozen=True, slots=True)
 class FleetDevice:
-    """One device of a fleet: its rates and their variation.
+    """A device of a fleet: its compute and link rates, and how these rates vary over time.
 
     Attributes:
         name: name of the device.
-        flops_per_s: throughput in matrix multiplication, as the device states it.
-        downlink_bytes_per_s, uplink_bytes_per_s: rates from PS to device and from device to PS.
-        latency_s: one-way latency.
+        flops_per_s: matrix multiplication throughput that the device reports.
+        downlink_bytes_per_s, uplink_bytes_per_s: link rates from PS to device and from device to
+            PS.
+        latency_s: one-way latency of the link.
         memory_bytes: memory that the device offers.
-        active_power_w: power of multiplying, above idle; None if unknown.
-        gco2e_per_kwh: carbon intensity of the device's grid; None if unknown.
-        profile: name of the underlying device profile; empty for none.
-        compute: model of tile times; None means every tile runs at `flops_per_s`.
-        thermal: model of slowdown under load; None means no slowdown.
-        graph_flops_per_s: throughput in layers as graphs; None means `flops_per_s`.
-        load: share of the throughput that the owner uses, below 1.
-        jitter_s: mean delay of a message above the latency (exponential).
-        drift_sigma: standard deviation of the logarithm of the link's rates as they drift.
-        drift_hurst: Hurst exponent of the drift; 0.5 is white noise, near 1 is very persistent.
-        drift_interval_s: seconds that a drawn rate lasts.
-        loss: share of lost packets, applied as a reduction of the rate (`emulator.links`).
-        bottleneck: line shared with other devices; None for a line of its own.
-        availability: when the device is available; None means always.
+        active_power_w: watts that matrix multiplication adds to idle power; None if unknown.
+        gco2e_per_kwh: carbon intensity of the device's electricity; None if unknown.
+        profile: name of the underlying device profile; empty if the device has none.
+        compute: model that predicts tile times. None means that every tile runs at `flops_per_s`.
+        thermal: model of the slowdown under load; None means no slowdown.
+        graph_flops_per_s: throughput for layers as graphs; None means `flops_per_s`.
+        load: share of the throughput that the device's owner uses, below 1.
+        jitter_s: mean of a message's exponentially distributed delay in addition to `latency_s`.
+        drift_sigma: standard deviation of the logarithm of the drifting link rates.
+        drift_hurst: Hurst exponent of the drift. 0.5 is white noise; values near 1 are very
+            persistent.
+        drift_interval_s: seconds for which a drawn link rate stays constant.
+        loss: share of lost packets. `emulator.links` emulates packet loss by a lower link rate.
+        bottleneck: line that the device shares with other devices; None means no shared line.
+        availability: times at which the device is available; None means always.
 
     Raises:
-        ValueError: for a rate that is not above zero, or an impossible share; names the field and
-            the value.
+        ValueError: when a rate is not above zero, or a share is out of range. The message names the
+            field and the value.
     """
 
     name: str
@@ -119,30 +121,33 @@ class FleetDevice:
 
     @property
     def stated_downlink_bytes_per_s(self) -> float:
-        """Return the downlink rate measured if all devices on the line measure at once."""
+        """Return the downlink rate if all devices on a shared line download at once."""
         line = self.bottleneck
         share = line.downlink_bytes_per_s / line.devices if line else math.inf
         return min(self.downlink_bytes_per_s, share)
 
     @property
     def stated_uplink_bytes_per_s(self) -> float:
-        """Return the uplink rate; see `stated_downlink_bytes_per_s`."""
+        """Return the uplink rate if all devices on a shared line upload at once."""
         line = self.bottleneck
         share = line.uplink_bytes_per_s / line.devices if line else math.inf
         return min(self.uplink_bytes_per_s, share)
 
     @property
     def stated_flops_per_s(self) -> float:
-        """Return the throughput that the owner leaves free."""
+        """Return the matrix multiplication throughput that the device's owner leaves unused."""
         return self.flops_per_s * (1 - self.load)
 
     @property
     def stated_graph_flops_per_s(self) -> float:
-        """Return the throughput in graphs that the owner leaves free."""
+        """Return the throughput for layers as graphs that the device's owner leaves unused."""
         return (self.graph_flops_per_s or self.flops_per_s) * (1 - self.load)
 
     @property
     def steady(self) -> bool:
-        """Return whether the same work always takes the device the same time."""
+        """Return True if the device always takes the same time for the same task.
+
+        Jitter, drift, limited availability and thermal slowdown make a device unsteady.
+        """
         random = self.jitter_s or self.drift_sigma or self.availability is not None
         return not random and self.thermal is None

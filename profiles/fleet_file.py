@@ -1,7 +1,7 @@
-"""Fleet files: TOML with `[[group]]` tables, each for a number of devices of one kind.
+"""Fleet files: TOML files with `[[group]]` tables, each of which describes similar devices.
 
-A group names a device profile, a network for links and an availability (library names or files),
-and may set any field of `FleetDevice` directly:
+A group names a device profile, the network from which links are drawn, and an availability. Each
+name is a library name or a TOML file. A group may also set any field of `FleetDevice`:
 
     [[group]]
     profile = "iphone-13-pro"
@@ -11,9 +11,10 @@ and may set any field of `FleetDevice` directly:
     stragglers = 0.1
     line = { name = "household", devices = 4, network = "home" }
 
-Each device's link is drawn from the network's quantiles. The logarithms of downlink and uplink are
-correlated (0.7, assumed, because a fast line is fast both ways). Devices that name the same `line`,
-also in several groups, share lines with `devices` devices each.
+The link of each device is drawn from the network's quantiles. The logarithms of the downlink and
+uplink rates have a correlation of 0.7, which is assumed: a line that is fast in one direction
+usually is in the other. Groups with the same `line.name` share the same lines. Each line gets
+`line.devices` devices before the next line is drawn.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from profiles.profile_file import Readable, convert, read_toml
 
 MAX_DEVICES: Final = 1_000_000
 STRAGGLER_SLOWDOWN: Final = 10
-"""Divisor of a straggler's compute and link rates, as in the published fleets."""
+"""Divisor of a straggler's compute and link rates, as in the Cleave paper's fleets."""
 
 _NUMBERS = {f.name for f in fields(FleetDevice)} - {
     *("name", "profile", "compute", "thermal", "bottleneck", "availability")
@@ -57,24 +58,26 @@ _BELIEVABLE: Final = {
     "active_power_w": ("watts", 0, 1e5),
     "gco2e_per_kwh": ("grams", 0, 1e4),
 }
-"""Unit and plausible range; a value outside is in another unit. `FleetDevice` checks signs."""
+"""Unit, minimum and maximum of each field. A value outside this range was probably given in another
+unit. `FleetDevice` rejects negative values."""
 _FILE_KEYS = {"group", "title", "notes"}
 _LONGEST_NAME: Final = 100
 _CORRELATION = 0.7
-_WIDEST_Z = 2.3263  # draws stay within the 1 % and 99 % quantiles
+_WIDEST_Z = 2.3263  # drawn link rates stay within the 1 % and 99 % quantiles
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line that several devices share.
+    """The `line` table of a group, which describes lines that several devices share.
 
     Attributes:
-        name: name of the line; groups with the same name share it.
+        name: common name of the lines. Groups with the same line name share the lines.
         devices: number of devices per line.
-        network: network from which the rates are drawn; empty if rates are given.
-        downlink_bytes_per_s, uplink_bytes_per_s: rates of all devices on the line together.
+        network: name of the network from which line rates are drawn; empty if the table gives
+            rates.
+        downlink_bytes_per_s, uplink_bytes_per_s: total rates of all devices on one line.
 
     Raises:
-        ValueError: when neither network nor rates are given, or both.
+        ValueError: when the table gives both a network and rates, or neither.
     """
 
     name: str
@@ -99,17 +102,19 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_fleet(
     file: Path | Readable, where: str, devices: int | None, dtype: str, seed: int
 ) -> list[FleetDevice]:
-    """Read a fleet file.
+    """Read a fleet file and draw its devices.
 
     Args:
-        file: the file.
+        file: a TOML file.
         where: name of the file in error messages.
-        devices: total number of devices, in the proportions of the counts; None uses the counts.
-        dtype: dtype in which devices state their throughput.
-        seed: seed of all draws.
+        devices: total number of devices, divided among the groups in proportion to each group's
+            `count`. None uses the counts without scaling.
+        dtype: dtype of the throughput that each device reports.
+        seed: seed for the draws of links and stragglers.
 
     Raises:
-        ValueError: see `find_fleet`.
+        ValueError: when the file is unreadable, has no devices, or has an unknown key or an
+            impossible value. The message names the field and the value.
     """
     table = read_toml(file, where)
     unknown = sorted(set(table) - _FILE_KEYS)
@@ -134,7 +139,7 @@ def read_fleet(
 
 
 def slowed(device: FleetDevice) -> FleetDevice:
-    """Return the same device as a straggler."""
+    """Return a copy of the device with compute and link rates divided by `STRAGGLER_SLOWDOWN`."""
     compute = device.compute
     return replace(
         device,
@@ -155,7 +160,7 @@ def _count(place: str, group: Mapping[str, Any]) -> int:
 
 
 def _in_proportion(counts: Sequence[int], devices: int) -> list[int]:
-    """Return counts with sum `devices` in the given proportions (largest remainder method)."""
+    """Scale the counts so that their sum is `devices` (largest remainder method)."""
     exact = [devices * count / sum(counts) for count in counts]
     whole = [math.floor(share) for share in exact]
     order = sorted(range(len(counts)), key=lambda i: (whole[i] - exact[i], i))
@@ -165,7 +170,7 @@ def _in_proportion(counts: Sequence[int], devices: int) -> list[int]:
 
 
 class _Lines:
-    """The shared lines, each drawn when its first device is made."""
+    """The shared lines of a fleet. The rates of a line are drawn for its first device."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -185,7 +190,7 @@ class _Lines:
 
 
 class _Group:
-    """One validated `[[group]]`."""
+    """A validated `[[group]]` table of a fleet file, from which devices are drawn."""
 
     def __init__(self, place: str, number: int, group: dict[str, Any], dtype: str) -> None:
         self._place = place
@@ -254,7 +259,13 @@ class _Group:
             raise ValueError(f"{self._place}: {error}") from None
 
     def devices(self, count: int, rng: np.random.Generator, lines: _Lines) -> list[FleetDevice]:
-        """Draw `count` devices of the group."""
+        """Draw the links of `count` devices and return the devices.
+
+        Args:
+            count: number of devices.
+            rng: random generator for links and for the choice of stragglers.
+            lines: shared lines of the whole fleet, to which the devices are added.
+        """
         slow = set(rng.choice(count, round(self._stragglers * count), replace=False).tolist())
         made = []
         for i in range(count):
@@ -278,11 +289,12 @@ class _Group:
 
 
 def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
-    """Return a profile's figures as fields of `FleetDevice`, without the link.
+    """Return keyword arguments for `FleetDevice` from a profile, except for the link rates.
 
     Args:
-        profile: the profile.
-        dtype: dtype of the stated throughput; if the profile lacks it, the nearest is used.
+        profile: profile with at least one dtype.
+        dtype: dtype of `flops_per_s`. If the profile lacks the dtype, `ComputeModel.model` chooses
+            a replacement.
     """
     compute = profile.compute_model()
     values: dict[str, Any] = {
@@ -303,7 +315,11 @@ def of_profile(profile: DeviceProfile, dtype: str) -> dict[str, Any]:
 
 
 def draw_link(link: LinkProfile, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Draw one link: downlink and uplink in bytes/s, one-way latency in seconds."""
+    """Draw a link from its quantiles.
+
+    Returns:
+        Downlink and uplink rates in bytes/s, and the one-way latency in seconds.
+    """
     z = rng.standard_normal(3)
     z[1] = _CORRELATION * z[0] + math.sqrt(1 - _CORRELATION**2) * z[1]
     down_z, up_z, trip_z = (float(v) for v in np.clip(z, -_WIDEST_Z, _WIDEST_Z))

@@ -1,4 +1,4 @@
-"""Fleets by name (`paper-256`, `home-mix`, `phones-4g-500`) or from a TOML file."""
+"""Look-up of fleets by name (`paper-256`, `home-mix`, `phones-4g-500`) or by TOML file."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ _LEAST_S, _MOST_S = 0.1, 1e9  # range that `Durations` accepts
 
 
 def paper_fleet(devices: int, stragglers: float = 0.0) -> list[FleetDevice]:
-    """Return the published fleet, `paper-N` (docs/emulation.md): laptop class, no latency.
+    """Return the fleet of the Cleave paper, `paper-N` (docs/emulation.md).
 
-    `numpy.random.default_rng(42)` draws vectors of N uniform values in this order: compute 5-7
-    TFLOP/s, uplink 5-10 and downlink 10-100 (1e6 bytes/s), memory 1-3 GB, then the stragglers.
+    Devices are in the laptop class, and their links have no latency. `numpy.random.default_rng(42)`
+    draws four vectors of N uniform values in this order: compute of 5-7 TFLOP/s, uplink of 5-10
+    MB/s, downlink of 10-100 MB/s, and memory of 1-3 GB. It then draws the stragglers.
 
     Args:
         devices: N, the number of devices.
-        stragglers: share of devices whose compute and link rates are divided by ten.
+        stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
 
     Raises:
-        ValueError: when `devices` is below 1, or `stragglers` is not a share.
+        ValueError: when `devices` is below 1 or above `MAX_DEVICES`, or `stragglers` is outside 0
+            to 1.
     """
     if devices < 1:
         raise ValueError(f"a fleet of {devices} devices is empty; ask for 1 or more")
@@ -67,13 +69,16 @@ def _with_stragglers(
 
 
 def fleet_names() -> list[str]:
-    """Return the names of the built-in fleets; users may append a size, as in `paper-256`."""
+    """Return the names of the built-in fleets, to which users may append a size (`paper-256`)."""
     found = (entry.name for entry in (files("profiles") / "library" / "fleets").iterdir())
     return ["paper", *sorted(n.removesuffix(".toml") for n in found if n.endswith(".toml"))]
 
 
 def size_in(name: str) -> int | None:
-    """Return the number of devices in a fleet name: 256 for `paper-256`; None without one."""
+    """Return the number of devices in a built-in fleet's name: 256 for `paper-256`.
+
+    Return None if the name has no size, or no built-in fleet has this name.
+    """
     sized = _SIZED.fullmatch(name)
     return int(sized[2]) if sized and sized[1] in fleet_names() else None
 
@@ -86,20 +91,20 @@ def find_fleet(
     dtype: str = "fp32",
     seed: int = 42,
 ) -> list[FleetDevice]:
-    """Return the fleet with this name or from this file.
+    """Return the devices of a built-in fleet or of a fleet file.
 
     Args:
-        name_or_file: built-in name with a size (`paper-256`, `home-mix-500`) or without one (see
-            `devices`), or a TOML file (`profiles.fleet_file`).
-        stragglers: see `paper_fleet`.
-        devices: number of devices; groups keep their proportions. None uses the number in the name
-            or the file.
-        dtype: dtype of the products, in which devices state their throughput.
-        seed: seed of the draws. The paper's fleet has its own.
+        name_or_file: built-in name with a size (`paper-256`, `home-mix-500`), built-in name without
+            a size, or path of a TOML file (`profiles.fleet_file`).
+        stragglers: share of devices whose compute and link rates are divided by ten, 0 to 1.
+        devices: number of devices, divided among the groups of a fleet file in proportion to their
+            counts. None uses the size in the name or the counts in the file.
+        dtype: dtype of the throughput that each device reports.
+        seed: seed for the draws of links and stragglers. The fleet `paper` always uses 42.
 
     Raises:
-        ValueError: for an unknown name, an unreadable file, unknown keys and impossible values; one
-            sentence that names the field and the value.
+        ValueError: when the name is unknown, the file is unreadable, a key is unknown or a value is
+            impossible. The message names the field and the value.
     """
     if devices is not None and not 1 <= devices <= MAX_DEVICES:
         raise ValueError(
@@ -136,15 +141,16 @@ def find_fleet(
 
 
 def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
-    """Return the same devices with an availability, so that they join and leave.
+    """Return copies of the devices that join and leave according to `churn`.
 
     Args:
-        fleet: the devices; their own availability is replaced.
-        churn: library name (`volunteer`), file, or mean seconds of a session and the gap after it,
-            such as `600:120` (exponential).
+        fleet: devices, whose own availability is replaced.
+        churn: library name of an availability (`volunteer`), path of a TOML file, or mean seconds
+            of sessions and gaps. `600:120` stands for exponentially distributed sessions of 600 s
+            and gaps of 120 s.
 
     Raises:
-        ValueError: when `churn` is none of these.
+        ValueError: when `churn` has none of these forms.
     """
     if churn.endswith(".toml") or churn in availability_names():
         availability = load_availability(churn).availability
@@ -154,7 +160,7 @@ def with_churn(fleet: Sequence[FleetDevice], churn: str) -> list[FleetDevice]:
 
 
 def _sessions_and_gaps(churn: str) -> Availability:
-    """Parse `600:120`, or a session length alone."""
+    """Parse mean seconds of sessions and gaps (`600:120`), or of sessions only (`600`)."""
     numbers = re.fullmatch(r"([\d.]+)(?::([\d.]+))?", churn)
     try:
         if numbers is None:

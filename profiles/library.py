@@ -1,8 +1,8 @@
-"""The library of published profiles, networks and availabilities, by name.
+"""Look-up of device profiles, networks and availabilities in the built-in library.
 
-The files in `profiles/library/` are read in place, even inside a wheel that was never unpacked. A
-path that ends in `.toml` may replace any name. Figures are in SI units: FLOP/s, bytes, bytes/s,
-seconds, watts, grams of CO2 equivalent.
+The library's files in `profiles/library/` can be read even inside a zipped wheel. Every function
+that takes a library name also takes a path that ends in `.toml`. Figures are in SI units: FLOP/s,
+bytes, bytes/s, seconds, watts, and grams of CO2 equivalent.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SUFFIX = ".toml"
 
 
 class NamedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A network that devices may use.
+    """A network from which the links of devices are drawn.
 
     Attributes:
-        name: name in fleet files.
-        title: name shown to people.
-        link: quantiles over devices of rates in bytes/s and round trips in seconds.
-        source: source of the figures.
-        notes: conditions that users should know.
-        assumed: one line for each unknown figure, with the assumption and its reason.
+        name: identifier by which fleet files refer to the network.
+        title: human-readable name.
+        link: quantiles of link rates and round-trip times across devices.
+        source: publication or measurement from which the figures come.
+        notes: measurement conditions and caveats for users of the network.
+        assumed: one line for each unknown figure, with the assumed value and its justification.
     """
 
     name: Text
@@ -47,12 +47,12 @@ class NamedAvailability(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """The availability of a population of devices.
 
     Attributes:
-        name: name in fleet files.
-        title: name shown to people.
-        availability: sessions and gaps in seconds, hours of the day.
-        source: source of the figures.
-        notes: conditions that users should know.
-        assumed: one line for each unknown figure, with the assumption and its reason.
+        name: identifier by which fleet files refer to the availability.
+        title: human-readable name.
+        availability: distributions of sessions and gaps, and hours of the day.
+        source: publication or measurement from which the figures come.
+        notes: measurement conditions and caveats for users of the availability.
+        assumed: one line for each unknown figure, with the assumed value and its justification.
     """
 
     name: Text
@@ -64,7 +64,7 @@ class NamedAvailability(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class _EmbodiedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Embodied carbon by profile name, under its own licence."""
+    """A file that maps profile names to embodied carbon, and states the licence of the figures."""
 
     attribution: Text
     licence: Text
@@ -78,14 +78,14 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name_or_path: str) -> DeviceProfile:
-    """Load a device profile.
+    """Load a device profile from the library or from a TOML file.
 
     Args:
-        name_or_path: library name, or path that ends in `.toml`.
+        name_or_path: name of a profile in the library, or a path that ends in `.toml`.
 
     Raises:
-        ValueError: for an unknown name, an unreadable file, or a file that violates the schema; one
-            sentence that names the problem.
+        ValueError: when the name is unknown, or the file is unreadable or violates the schema. The
+            message is one sentence for users.
     """
     if name_or_path.endswith(_SUFFIX):
         return read_profile(Path(name_or_path))
@@ -100,7 +100,7 @@ def load_profile(name_or_path: str) -> DeviceProfile:
 
 
 def load_profiles() -> dict[str, DeviceProfile]:
-    """Load every device profile of the library, by name."""
+    """Load all device profiles of the library into a dictionary with profile names as keys."""
     return {name: load_profile(name) for name in profile_names()}
 
 
@@ -110,7 +110,14 @@ def network_names() -> list[str]:
 
 
 def load_network(name_or_path: str) -> NamedLink:
-    """Load a network; the argument and errors are those of `load_profile`."""
+    """Load a network from the library or from a TOML file.
+
+    Args:
+        name_or_path: name of a network in the library, or a path that ends in `.toml`.
+
+    Raises:
+        ValueError: when the name is unknown, or the file is unreadable or violates the schema.
+    """
     return _load(name_or_path, "networks", "network", NamedLink)
 
 
@@ -120,7 +127,14 @@ def availability_names() -> list[str]:
 
 
 def load_availability(name_or_path: str) -> NamedAvailability:
-    """Load an availability; the argument and errors are those of `load_profile`."""
+    """Load an availability from the library or from a TOML file.
+
+    Args:
+        name_or_path: name of an availability in the library, or a path that ends in `.toml`.
+
+    Raises:
+        ValueError: when the name is unknown, or the file is unreadable or violates the schema.
+    """
     return _load(name_or_path, "availability", "availability", NamedAvailability)
 
 
@@ -155,7 +169,7 @@ def _folder(name: str) -> Traversable:
 
 
 def _separate_embodied() -> dict[str, Embodied]:
-    """Return the embodied carbon figures, whose licence requires a separate file."""
+    """Read the embodied carbon of each profile from a separate file, as its licence requires."""
     where = "the embodied carbon of the library"
     table = read_toml(_folder("embodied") / "boavizta.toml", where)
     return convert(table, _EmbodiedFile, where).embodied

@@ -1,6 +1,6 @@
-"""The fitted model of a device's tile times, and the fit.
+"""Performance models, which predict a device's tile times, and the code that fits them to samples.
 
-For a product of sides a (rows), b (columns), c (depth) with a given layout of its operands:
+A model predicts the time to multiply an a x c matrix by a c x b matrix in a given storage layout:
 
     seconds = startup + volume abc + out ab + left ac + right bc
               + sum over widths w of (edge_a[w] bc where w does not divide a)
@@ -9,14 +9,15 @@ For a product of sides a (rows), b (columns), c (depth) with a given layout of i
               + fresh_right bc if the right operand was not multiplied before
               + wake if the device has been idle
 
-Every coefficient is 0 or more. Without the edges, the throughput saturates in each side,
+Every coefficient is 0 or more. Without the edge terms, the throughput saturates as each side grows,
 
     2abc / (seconds - startup) = flops_per_s / (1 + a0/a + b0/b + c0/c),    flops_per_s = 2 / volume
 
-with half-saturation sides a0 = right/volume, b0 = left/volume, c0 = out/volume: the costs of
-packing the operands and writing the result. The edges are the kernels' cost for sides that are no
-multiples of their register tiles; on x86 they reduce errors from 50 to 12 percent. A strip fresh
-from a socket is in no cache near the core until its first tile.
+with half-saturation sides a0 = right/volume, b0 = left/volume and c0 = out/volume. These stand for
+the costs of packing the operands and writing the result. The edge terms are the cost of sides that
+are no multiples of a kernel's register tile. On x86, edge terms reduce prediction errors from 50 %
+to 12 %. The fresh terms are the cost of reading an operand that has just arrived over a socket and
+is not yet in the core's caches.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ import msgspec
 from cleave.errors import not_installed
 
 EDGE_WIDTHS: Final = (2, 4, 8, 16, 32, 48)
-"""Candidate widths of register tiles; a fit gives irrelevant widths a coefficient of zero."""
+"""Candidate widths of a kernel's register tile, in elements. The fit assigns a coefficient of zero
+to widths that do not matter."""
 
 _MOST_KNOWN: Final = 65536
 
 
 class Layout(Enum):
-    """Which stored operands enter the product transposed (BLAS letters)."""
+    """Storage layout of two operands: "t" for a transposed operand, "n" otherwise (as in BLAS)."""
 
     NN = "nn"
     NT = "nt"
@@ -47,20 +49,20 @@ class Layout(Enum):
 
     @classmethod
     def of(cls, transpose_a: bool, transpose_b: bool) -> Layout:
-        """Return the layout for two transposition flags."""
+        """Return the layout in which the left and the right operand are transposed as given."""
         return cls(("t" if transpose_a else "n") + ("t" if transpose_b else "n"))
 
 
 @dataclass(frozen=True, slots=True)
 class TimedTile:
-    """One measured multiplication.
+    """The measured time of one block of a tile.
 
     Attributes:
-        a, b, c: rows, columns, depth.
+        a, b, c: rows, columns and depth of the block.
         layout: storage layout of the operands.
-        seconds: median of several measurements.
-        strips: strips per side of the measured tile, all newly received on an idle device;
-            `seconds` is the mean over the tile's blocks.
+        seconds: mean seconds per block of the tile, as the median of several measurements.
+        strips: strips per side of the measured tile, which has strips x strips blocks. The device
+            was idle before the tile, and all strips had just arrived.
     """
 
     a: int
@@ -78,14 +80,21 @@ _EdgeCosts = Annotated[
 
 
 class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fitted model of one dtype and layout, with the formula in the module's docstring.
+    """The coefficients of the module's formula for one dtype and layout.
 
     Attributes:
-        startup_s: seconds of any multiplication, however small.
-        volume_s, out_s, left_s, right_s: seconds per element of a*b*c, a*b, a*c and b*c.
-        edge_a_s, edge_b_s: seconds per element of b*c and a*c, for each of `EDGE_WIDTHS`.
-        fresh_left_s, fresh_right_s: seconds per element of an operand not multiplied before.
-        wake_s: additional seconds on a device that has been idle: cold caches, a sleeping thread.
+        startup_s: fixed seconds of every multiplication.
+        volume_s: seconds per multiply-add, of which a multiplication has a*b*c.
+        out_s, left_s, right_s: seconds per element of the result (a*b), the left operand (a*c) and
+            the right operand (b*c).
+        edge_a_s: for each width in `EDGE_WIDTHS`, seconds per element of the right operand (b*c) if
+            the width does not divide a.
+        edge_b_s: for each width in `EDGE_WIDTHS`, seconds per element of the left operand (a*c) if
+            the width does not divide b.
+        fresh_left_s, fresh_right_s: additional seconds per element of an operand that is multiplied
+            for the first time.
+        wake_s: additional seconds on a device that has been idle, because of cold caches and a
+            sleeping thread.
     """
 
     startup_s: _Cost
@@ -101,12 +110,17 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def saturated(cls, flops_per_s: float, startup_s: float = 0.0) -> PerformanceModel:
-        """Return a model with the same throughput at every shape."""
+        """Return a model with constant throughput, whatever the shape of the matrices.
+
+        Args:
+            flops_per_s: throughput in FLOP/s.
+            startup_s: fixed seconds of every multiplication.
+        """
         return cls(startup_s, 2 / flops_per_s)
 
     @property
     def flops_per_s(self) -> float:
-        """Return the saturated throughput in FLOP/s."""
+        """Return the throughput for very large matrices, in FLOP/s."""
         return 2 / self.volume_s
 
     def seconds(
@@ -118,13 +132,15 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fresh_right: float = 0.0,
         woken: float = 0.0,
     ) -> float:
-        """Return the predicted seconds of an a x c by c x b product.
+        """Predict the seconds to multiply an a x c matrix by a c x b matrix.
+
+        The last three arguments may also be shares between 0 and 1. The result is then the mean
+        over multiplications, of which these shares have fresh operands or a woken device.
 
         Args:
-            a, b, c: rows, columns, depth.
-            fresh_left, fresh_right: 1 if the operand was never multiplied before, else 0; for
-                several products, the share of those that apply.
-            woken: 1 if the device has been idle, else 0, or a share.
+            a, b, c: rows, columns and depth.
+            fresh_left, fresh_right: 1 if the operand is multiplied for the first time, else 0.
+            woken: 1 if the device has been idle, else 0.
         """
         total = self.startup_s + self.volume_s * a * b * c
         left_s = self.left_s + fresh_left * self.fresh_left_s
@@ -138,12 +154,12 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return total
 
     def expected(self, sample: TimedTile) -> float:
-        """Return the model's prediction of `sample.seconds`."""
-        once = 1 / sample.strips  # a strip is new in one of this many products
+        """Predict `sample.seconds`, the mean seconds per block of the measured tile."""
+        once = 1 / sample.strips  # share of the blocks that use a strip for the first time
         return self.seconds(sample.a, sample.b, sample.c, once, once, once * once)
 
     def scaled(self, factor: float) -> PerformanceModel:
-        """Return the model with all times multiplied by `factor`."""
+        """Return a model that predicts `factor` times the seconds of this model."""
         return PerformanceModel(
             self.startup_s * factor,
             self.volume_s * factor,
@@ -159,11 +175,13 @@ class PerformanceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The prediction error of a fitted model on held-out samples.
+    """The prediction error of a performance model on samples that were not used to fit it.
 
     Attributes:
-        fitted, held_out: number of samples used for fitting and for judging.
-        median_error, p95_error: median and p95 of |predicted / measured - 1| on held-out samples.
+        fitted: number of samples to which the model was fitted.
+        held_out: number of samples on which the error was measured.
+        median_error, p95_error: median and 95 % quantile of |predicted / measured - 1| on the
+            held-out samples.
     """
 
     fitted: int
@@ -173,14 +191,18 @@ class FitReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 POOR_ERROR: Final = 0.25
-"""Median error above which a model is unreliable; good models have a few percent."""
+"""Value of `FitReport.median_error` above which a model is unreliable. Good models have an error of
+a few percent."""
 
 
 def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
-    """Fit the model to samples of one layout by non-negative least squares of relative errors.
+    """Fit a performance model by non-negative least squares of the relative prediction errors.
+
+    Args:
+        samples: at least 8 samples with the same dtypes and layout.
 
     Raises:
-        ValueError: when there are too few samples, or scipy is missing.
+        ValueError: when `samples` has fewer than 8 items, or scipy is missing.
     """
     import numpy as np
 
@@ -197,9 +219,9 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
     features = [np.ones_like(a), a * b * c, a * b, a * c, b * c]
     features += [b * c * (a % width > 0) for width in EDGE_WIDTHS]
     features += [a * c * (b % width > 0) for width in EDGE_WIDTHS]
-    if len(set(strips)) > 1:  # otherwise first and later products of a strip cannot be told apart
+    if len(set(strips)) > 1:  # otherwise the fresh and wake costs cannot be determined
         features += [a * c / strips, b * c / strips, 1 / strips**2]
-    # Columns span fifteen orders of magnitude; the solver needs comparable ones.
+    # The columns span fifteen orders of magnitude, so scale them for the solver.
     matrix = np.stack(features, 1) / seconds[:, None]
     scale = np.maximum(np.abs(matrix).max(0), 1e-300)
     weights = [float(w) for w in nnls(matrix / scale, np.ones_like(seconds))[0] / scale]
@@ -212,10 +234,15 @@ def fit(samples: Sequence[TimedTile]) -> PerformanceModel:
 
 
 def fit_and_judge(samples: Sequence[TimedTile]) -> tuple[PerformanceModel, FitReport]:
-    """Fit on four of every five samples, judge on the fifth, then fit on all samples.
+    """Fit a performance model to all samples, and measure the error that such a fit has.
+
+    For the error, a second model is fitted to four of every five samples and tested on the fifth.
+
+    Returns:
+        The model that was fitted to all samples, and the error of the second model.
 
     Raises:
-        ValueError: see `fit`.
+        ValueError: when the samples are too few to fit a model, or scipy is missing.
     """
     ordered = sorted(samples, key=lambda s: (s.a * s.b * s.c, s.a, s.b, s.c))
     held_out = ordered[2::5]
@@ -235,11 +262,14 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 class ComputeModel:
-    """The performance models of one device.
+    """The performance models of one device, for several dtypes and layouts.
 
     Args:
-        models: models by layout and dtype (the protocol's name, or `bf16>fp32` for 16-bit inputs
-            with a result in fp32).
+        models: maps a pair of dtype and layout to a model. The dtype is a name of the protocol, or
+            has the form `bf16>fp32` if operands and result differ in dtype.
+
+    Raises:
+        ValueError: when `models` is empty.
     """
 
     def __init__(self, models: Mapping[tuple[str, Layout], PerformanceModel]) -> None:
@@ -260,15 +290,16 @@ class ComputeModel:
         fresh_right: bool = False,
         woken: bool = False,
     ) -> float:
-        """Return the predicted seconds of one product.
+        """Predict the seconds to multiply an a x c matrix by a c x b matrix.
 
         Args:
-            dtype, out: dtypes of inputs and result, with the protocol's names.
-            layout: layout of the operands.
-            a, b, c: rows, columns, depth.
-            fresh_left, fresh_right, woken: see `PerformanceModel.seconds`.
+            dtype, out: dtype names of the operands and of the result, as in the protocol.
+            layout: storage layout of the operands.
+            a, b, c: rows, columns and depth.
+            fresh_left, fresh_right: True if the operand is multiplied for the first time.
+            woken: True if the device has been idle.
         """
-        # A GEMM's tiles have few shapes but are looked up millions of times.
+        # The tiles of a GEMM have few distinct shapes, but this is called millions of times.
         key = (dtype, out, layout, a, b, c, fresh_left, fresh_right, woken)
         found = self._known.get(key)
         if found is None:
@@ -279,7 +310,15 @@ class ComputeModel:
         return found
 
     def model(self, dtype: str, out: str, layout: Layout) -> PerformanceModel:
-        """Return the model nearest to the dtype and layout; missing dtypes fall back to fp32."""
+        """Return the model for these dtypes and this layout, or the closest available model.
+
+        If no model has the result dtype `out`, a model with result dtype `dtype` is used, and
+        otherwise an fp32 model. A missing layout is replaced by another layout of the same dtypes.
+
+        Args:
+            dtype, out: dtype names of the operands and of the result, as in the protocol.
+            layout: storage layout of the operands.
+        """
         names = [f"{dtype}>{out}", dtype] if out != dtype else [dtype]
         for name in (*names, "fp32"):
             for candidate in (layout, *Layout):
@@ -289,5 +328,5 @@ class ComputeModel:
         return next(iter(self.models.values()))
 
     def scaled(self, factor: float) -> ComputeModel:
-        """Return the models with all times multiplied by `factor`."""
+        """Return models that predict `factor` times the seconds of these models."""
         return ComputeModel({key: model.scaled(factor) for key, model in self.models.items()})

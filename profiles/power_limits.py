@@ -1,8 +1,8 @@
-"""Maximum power of a device by its kind: bounds on the device's own claims, not estimates.
+"""Upper bounds on the power of each kind of device, to reject impossible energy reports.
 
-The bounds lie above measurements and power supply ratings. Phones were measured at up to 18 W in
-bursts (notebookcheck); laptop supplies give up to 330 W, desktop supplies up to 1600 W; a DGX A100
-draws 6.5 kW.
+The bounds are not estimates. They lie above measurements and power supply ratings. Phones draw up
+to 18 W in bursts (notebookcheck), laptop power supplies deliver up to 330 W and desktop power
+supplies up to 1600 W, and a DGX A100 draws 6.5 kW.
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ _MOST_W = {
     DeviceKind.SERVER: 10_000.0,
     DeviceKind.CLOUD_GPU: 10_000.0,
 }
-_STRANGER_W = 1600.0  # a device without a profile is assumed to be no data-centre machine
+_STRANGER_W = 1600.0  # a device without a known profile is assumed to be a desktop, not a server
 
 SLACK_S = 30.0
-"""Seconds by which telemetry may be ahead of the PS's clock."""
+"""Maximum number of seconds by which a device's energy report may be ahead of the PS's clock."""
 
 
 def most_w(profile: str) -> float:
-    """Return the maximum power of a device with a profile, in watts.
+    """Return the upper bound on a device's power in watts.
 
     Args:
-        profile: profile name as the device states it; any text.
+        profile: profile name that the device reports. It may be any text; an unknown name gets the
+            bound of a desktop.
     """
     return _by_profile().get(profile, _STRANGER_W)
 
 
 def believable_j(energy_j: float, profile: str, present_s: float) -> bool:
-    """Return whether a device can have used this energy in the time it was connected.
+    """Return True if a device can have used `energy_j` joules since the device connected.
 
     Args:
-        energy_j: joules as the device reports them; any number, even NaN.
+        energy_j: joules that the device reports. They may be any number, even NaN.
+        profile: profile name that the device reports.
+        present_s: seconds since the device connected.
     """
     return 0 <= energy_j <= most_w(profile) * (present_s + SLACK_S)
 

@@ -1,4 +1,4 @@
-"""Reads and writes profile files: TOML, checked against the schema, with one-sentence errors."""
+"""Reads and writes profile files, which are TOML, and checks them against the profile schema."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _T = TypeVar("_T")
 
 
 class Readable(Protocol):
-    """A file of the library or of the user."""
+    """A file whose text can be read, such as a path or a resource of the `profiles` package."""
 
     def read_text(self, encoding: str) -> str: ...
 
 
 def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
-    """Read one profile.
+    """Read a device profile from a TOML file.
 
     Args:
         file: a TOML file.
-        where: name of the file in error messages; by default its path.
+        where: name of the file in error messages; empty means the word "profile" and the path.
 
     Raises:
-        ValueError: when the file cannot be read or violates the schema; one sentence that names
-            field and value.
+        ValueError: when the file cannot be read or violates the schema. The message is one
+            sentence that names the field and the value.
     """
     where = where or f"profile {file}"
     table = read_toml(file, where)
@@ -51,10 +51,11 @@ def read_profile(file: Path | Readable, where: str = "") -> DeviceProfile:
 
 
 def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
-    """Read a TOML file as plain values; all numbers must be finite and fit 64 bits.
+    """Read a TOML file into nested dictionaries, and check its numbers.
 
     Raises:
-        ValueError: when the file cannot be read or has a number outside these limits.
+        ValueError: when the file cannot be read, a number is not finite, or an integer needs more
+            than 64 bits.
     """
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -70,10 +71,16 @@ def read_toml(file: Path | Readable, where: str) -> dict[str, Any]:
 
 
 def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
-    """Convert plain values to a class of the schema.
+    """Convert nested dictionaries to an instance of a schema class.
+
+    Args:
+        table: content of a TOML file or of a table in it.
+        kind: schema class, such as `DeviceProfile`.
+        where: name of the file or table in error messages.
 
     Raises:
-        ValueError: when the values violate the schema; one sentence that names field and value.
+        ValueError: when `table` violates the schema. The message is one sentence that names the
+            field and the value.
     """
     try:
         return msgspec.convert(table, kind, strict=True)
@@ -82,7 +89,7 @@ def convert(table: Mapping[str, Any], kind: type[_T], where: str) -> _T:
 
 
 def _explain(message: str, table: Mapping[str, Any], kind: type[Any], where: str) -> str:
-    """Return msgspec's message with the offending value added."""
+    """Translate an error message of msgspec into a sentence that includes the invalid value."""
     found = re.fullmatch(r"(.*?) - at (?:`key` in )?`\$\.?(.*)`", message, re.DOTALL)
     text, path = (found[1], found[2]) if found else (message, "")
     path = _with_keys(path, table, kind)
@@ -106,14 +113,17 @@ def _explain(message: str, table: Mapping[str, Any], kind: type[Any], where: str
 
 
 def _words(path: str) -> type[Enum]:
-    """Return the enum of a field whose values are words."""
+    """Return the enum class of the field at `path`."""
     return {"kind": DeviceKind, "origin": Origin, "family": AvailabilityFamily}.get(
         path.rpartition(".")[2], Layout
     )
 
 
 def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
-    """Return the path with map keys, which msgspec omits, found by checking each key alone."""
+    """Replace each "[...]" in a path of msgspec by the actual dictionary key.
+
+    The key is found by converting the dictionary with one key at a time.
+    """
     while "[...]" in path:
         before, _, after = path.partition("[...]")
         for key, value in _value_at(table, before).items():
@@ -129,7 +139,7 @@ def _with_keys(path: str, table: Mapping[str, Any], kind: type[Any]) -> str:
 
 
 def _replaced(table: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
-    """Return a copy of nested tables with another value at the path."""
+    """Return a copy of nested dictionaries in which the value at `path` is replaced."""
     key, *rest = path
     return {**table, key: _replaced(table[key], rest, value) if rest else value}
 
@@ -158,10 +168,10 @@ def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def write_profile(profile: DeviceProfile, path: Path) -> None:
-    """Write one profile atomically.
+    """Write a device profile to a TOML file atomically.
 
     Raises:
-        ValueError: when tomli-w is missing, or the file cannot be written.
+        ValueError: when the package tomli-w is missing, or the file cannot be written.
     """
     try:
         import tomli_w
@@ -182,8 +192,8 @@ def _without_none(value: Any) -> Any:
 
 
 def _compact(text: str) -> str:
-    """Put each sample on one line, because tomli-w puts every number on its own line."""
-    item = r'\s+(?:[-+.\w]+|"\w*")'  # numbers and words; no text with commas
+    """Put each sample of a TOML text on one line; tomli-w puts every number on its own line."""
+    item = r'\s+(?:[-+.\w]+|"\w*")'  # matches numbers and words, but no text with commas
     return re.sub(
         rf"\[(?:{item},)+\s*\]",
         lambda m: "[" + ", ".join(re.findall(r"[^\s,\[\]]+", m[0])) + "]",

@@ -1,13 +1,15 @@
-"""A two-parameter thermal model with throttle points for a device's slowdown under load.
+"""A thermal model with two parameters and throttle points, for a device's slowdown under load.
 
-A lumped body of thermal resistance R (K/W) and capacity C (J/K) heated by the power P of computing:
+The model treats a device as one body with thermal resistance R (K/W) and heat capacity C (J/K). The
+power P of computing heats this body:
 
     dT/dt = (R P s(T) - (T - T_ambient)) / tau,      tau = R C
 
-s(T) is the device's share of full speed and full power: 1 below the first throttle point, linear
-between points, constant beyond the last. The two parameters are the steady-state rise R P at full
-speed and the time constant tau. If only throughput over time is published, the rise is 1 by
-definition, and temperatures are shares of it.
+s(T) is the device's speed and power at temperature T, as a share of full speed and full power. It
+is 1 below the first throttle point, linear between throttle points, and constant beyond the last
+throttle point. The two parameters are the steady-state temperature rise R P at full speed and the
+time constant tau. If a source publishes only throughput over time, the rise is set to 1, and
+temperatures are in units of the rise.
 """
 
 from __future__ import annotations
@@ -22,23 +24,28 @@ import msgspec
 
 
 class ThrottlePoint(NamedTuple):
-    """A temperature and the device's share of full speed at it."""
+    """A point of the throttle curve s(T).
+
+    Attributes:
+        temperature: temperature in degrees Celsius, or in units of the model's rise.
+        speed: speed at this temperature, as a share of full speed.
+    """
 
     temperature: float
     speed: float
 
 
 class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The parameters of the model in the module's docstring.
+    """The parameters of the thermal model in the module's docstring.
 
     Attributes:
-        rise: steady temperature above ambient at full speed, in K (or normalized to 1).
-        time_constant_s: tau.
-        ambient: ambient temperature, in the unit of the points.
+        rise: steady-state temperature above ambient at full speed, in K (or normalized to 1).
+        time_constant_s: the time constant tau, in seconds.
+        ambient: ambient temperature, in the unit of the throttle points' temperatures.
         points: throttle points with rising temperatures and falling speeds.
 
     Raises:
-        ValueError: for impossible throttle points, which it names.
+        ValueError: when a throttle point is impossible. The message names the throttle point.
     """
 
     rise: Annotated[float, msgspec.Meta(gt=0, le=1000)]
@@ -61,7 +68,7 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
 
     def speed(self, temperature: float) -> float:
-        """Return the share of full speed at a temperature."""
+        """Return the speed at a temperature, as a share of full speed."""
         if not self.points or temperature < self.points[0].temperature:
             return 1.0
         for low, high in pairwise(self.points):
@@ -71,15 +78,22 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.points[-1].speed
 
     def after(self, temperature: float, seconds: float, load: float) -> float:
-        """Return the temperature after `seconds` at a constant load (share of full power)."""
+        """Return the temperature after `seconds` at constant power.
+
+        Args:
+            temperature: temperature at the start.
+            seconds: duration in seconds.
+            load: power as a share of full power; 0 for an idle device.
+        """
         steady = self.ambient + self.rise * load
         return steady + (temperature - steady) * math.exp(-seconds / self.time_constant_s)
 
     @property
     def sustained_speed(self) -> float:
-        """Return the steady speed under full load, where heating and cooling balance.
+        """Return the long-term speed under full load, as a share of full speed.
 
-        If the speed jumps at a throttle point, this is the mean of switching across it.
+        Heating and cooling balance at this speed. If the speed jumps at a throttle point, the
+        device switches between both speeds, and the result is the device's mean speed.
         """
         low, high = self.ambient, self.ambient + self.rise
         if self.speed(high) == 1:
@@ -95,11 +109,11 @@ class ThermalModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class ThermalState:
-    """The temperature of one device over time. Times must not decrease.
+    """The current temperature of one device.
 
     Attributes:
-        model: parameters of the model.
-        temperature: temperature at `at_s`.
+        model: thermal model of the device.
+        temperature: temperature at time `at_s`.
         at_s: time of the last update in seconds.
     """
 
@@ -108,10 +122,14 @@ class ThermalState:
     at_s: float = 0.0
 
     def busy(self, begin_s: float, work_s: float) -> float:
-        """Advance through work that takes `work_s` at full speed; return its actual seconds.
+        """Advance the temperature over an idle period and a task, and return the task's seconds.
 
-        The device is idle until `begin_s` and then busy. Time steps are short compared with the
-        time constant.
+        Args:
+            begin_s: start of the task in seconds, not before `at_s`. The device is idle until then.
+            work_s: seconds that the task would take at full speed.
+
+        Returns:
+            Seconds that the task takes at the throttled speed.
         """
         model = self.model
         if begin_s > self.at_s:
@@ -128,15 +146,18 @@ class ThermalState:
 
 
 def fit_thermal(speeds: Sequence[tuple[float, float]], ambient: float = 0.0) -> ThermalModel | None:
-    """Return the model of a sustained run, in normalized temperature; None if it never slowed.
+    """Fit a thermal model with a normalized temperature rise of 1 to a sustained run.
 
-    The device holds full speed until it is hot and settles at the last speed, like a controller
-    that keeps the temperature at which heating and cooling balance. A grid search finds the time
-    constant that fits the measured speeds best.
+    The model assumes that the device runs at full speed until it is hot, and then settles at the
+    mean of the last three speeds. A grid search finds the time constant with the least squared
+    error.
 
     Args:
-        speeds: (seconds since the start, share of full speed).
-        ambient: see `ThermalModel`.
+        speeds: pairs of seconds since the start and speed as a share of full speed.
+        ambient: ambient temperature of the fitted model, in units of the rise.
+
+    Returns:
+        The fitted model; None if the device settles above 97 % of full speed.
     """
     settled = min(1.0, sum(s for _, s in speeds[-3:]) / len(speeds[-3:])) if speeds else 1.0
     if settled > 0.97:

@@ -1,1 +1,1 @@
-"""Simulated training methods, and checks of published claims against them."""
+"""Simulation of training methods, and tests of published claims against the simulated results."""

@@ -1,25 +1,27 @@
 """`alpa`: inter- and intra-operator parallelism (Zheng et al., OSDI 2022, arXiv 2201.12023).
 
-Each stage of l layers on n devices uses the fastest sharding of a micro-batch of b samples: tensor
-parallel over tp devices (Megatron: two all-reduces of activations forward and two backward in each
-layer), data parallel over dp = n / tp of them:
+Each stage of l layers on n devices shards a micro-batch of b samples in the fastest way: tensor
+parallel over tp devices and data parallel over dp = n / tp groups of such devices. Tensor
+parallelism is that of Megatron, with two all-reduces of activations forward and two backward in
+each layer. The time of a stage is
 
-    t = max(compute + tensor all-reduces, activations and gradients to the neighbours)
+    t = max(compute + tensor all-reduces, activations and gradients to neighbouring stages)
         + gradients / m
     compute   3 l forward ceil(b / dp) / (tp F)
     tensor    4 l ring all-reduces of ceil(b / dp) S d e
     gradients ring all-reduce of 2 l p / tp bytes among dp, once per step
 
 Alpa's dynamic program (`partition`) minimizes T = sum t_i + (m - 1) max t_i over the stages. The
-micro-batch counts m tried are powers of two. The mesh is homogeneous: every device computes and
-sends at the fleet's mean rates. Memory limits are those of the real devices. Tensor parallelism
-divides what a device holds. If the fastest sharding does not fit, shardings with at least 2, 4,
-8 ... devices per tensor are tried.
+numbers of micro-batches m to try are B / 1, B / 2, B / 4 ..., rounded up, for B samples per step.
+The mesh is homogeneous: every device computes and sends at the fleet's mean rates. Memory limits
+are those of the real devices. Tensor parallelism divides the weights and activations of a layer
+among devices. If the fastest plan does not fit in memory, plans with tp of at least 2, 4, 8 ... are
+tried.
 
-The optimizer is sharded over dp (Alpa's ZeRO rewriting): 4 / tp + 12 / n bytes per parameter. A
-mesh has at most 32 units of equally many devices. Resharding between stages, which Alpa's program
-leaves out, counts as bytes to the neighbours. Alpa has no recovery of its own: a lost device means
-a restart from a checkpoint (`pipeline.restart`).
+The optimizer state is sharded over dp (Alpa's ZeRO rewriting), so a device holds 4 / tp + 12 / n
+bytes per parameter. A mesh is divided into at most 32 units of equally many devices. Alpa's program
+ignores resharding between stages; here resharding counts as bytes to neighbouring stages. Alpa has
+no recovery of its own, so losing a device means a restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _UNITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Mesh:
-    """A mesh of identical devices."""
+    """The rates of each device in a mesh of identical devices."""
 
     flops_per_s: float
     link_bytes_per_s: float
@@ -48,13 +50,16 @@ class _Mesh:
 
 @dataclass(frozen=True, slots=True)
 class _Sharding:
-    """The sharding of a stage over a given number of devices.
+    """The sharding of a stage over a given number of devices, and its cost.
 
     Attributes:
-        layer_s: seconds for each layer and micro-batch.
-        boundary_s: seconds at the boundary to a neighbour, for each micro-batch.
-        gradient_s: seconds for each layer and step.
-        sent_bytes: bytes that a device sends per layer and step, excluding those between stages.
+        tensor, data: number of tensor-parallel devices, and number of data-parallel groups.
+        samples: samples of a micro-batch in each data-parallel group.
+        layer_s: seconds of compute and tensor all-reduces, per layer and micro-batch.
+        boundary_s: seconds to exchange activations and gradients with a neighbouring stage, per
+            micro-batch.
+        gradient_s: seconds of the gradient all-reduce, per layer and step.
+        sent_bytes: bytes that a device sends within its stage, per layer and step.
     """
 
     tensor: int
@@ -72,7 +77,7 @@ class Alpa:
     name = "alpa"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one row: the fastest plan that fits, or the fastest of all if none fits."""
+        """Return one outcome: the fastest plan that fits in memory, or else the fastest plan."""
         job = PipelineJob.of(conditions)
         micro_batches = sorted({-(-job.batch >> i) for i in range(job.batch.bit_length())})
         tensors = [1 << i for i in range(conditions.spec.heads.bit_length())]
@@ -82,7 +87,7 @@ class Alpa:
             for tensor in tensors:
                 found = self._with(conditions, job, m, tensor) if tensor > 1 else free[m]
                 best = min(best, found, key=_order)
-                # More tensor parallelism only costs more time.
+                # More tensor parallelism would only make the plan slower.
                 if found.fits or (best.fits and found.step_s >= best.step_s):
                     break
         return [best]
@@ -109,7 +114,7 @@ class Alpa:
             for start in range(units - size + 1):
                 cost[:, start, start + size] = column
         cuts = best_partition(cost, micro_batches)
-        assert cuts is not None  # one stage with every device is always possible
+        assert cuts is not None  # a plan with one stage on all devices always exists
         return _outcome(conditions, job, cuts, shardings, unit, micro_batches)
 
 
@@ -126,12 +131,17 @@ def _best_sharding(
     heads: int,
     least_tensor: int,
 ) -> _Sharding:
-    """Return the fastest sharding of a layer: some tensor parallelism, the rest data parallel.
+    """Return the fastest combination of tensor and data parallelism for a layer.
 
     Args:
-        each: samples of a micro-batch.
-        least_tensor: minimum tensor parallelism, a power of two; capped at the largest power of two
-            within `devices`.
+        job: layer sizes and batch.
+        mesh: rates of each device.
+        devices: number of devices of the stage.
+        each: samples per micro-batch.
+        micro_batches: micro-batches per step.
+        heads: number of attention heads, the maximum number of tensor-parallel devices.
+        least_tensor: minimum number of tensor-parallel devices, a power of two. It is reduced if
+            the stage has fewer devices.
     """
     found = []
     tensor = min(least_tensor, 1 << (devices.bit_length() - 1))

@@ -1,21 +1,23 @@
 """`asteroid`: a hybrid pipeline on unequal devices (Ye et al., MobiCom 2024, arXiv 2408.08015).
 
-A stage is a group of data-parallel devices, which share a micro-batch of b samples in proportion to
-their compute. Devices are sorted by their links; consecutive devices form stages. For l layers on a
-group,
+A stage is a group of data-parallel devices. The devices of a group divide each micro-batch of b
+samples in proportion to their compute rates. Devices are sorted by link rate, and consecutive
+devices form groups. The time of a stage with l layers is
 
     t = max(3 l forward b / sum F, 2 b S d e / sum of links) + gradients / m
     gradients   ring all-reduce of 2 l p bytes over the slowest link of the group, once per step
 
-and T = sum t_i + (m - 1) max t_i. A dynamic program over layers and devices minimises T. It skips
-groups whose memory does not hold the layers' state; if no group is left, memory is ignored. A stage
-keeps K_p = 2 (P - p) - 1 micro-batches (p from 0), at most m. The values of b tried are powers of
-two. Samples can be split into fractions, but a group has at most b devices. Groups consist of at
-most 32 units of equally many devices.
+and that of a step is T = sum t_i + (m - 1) max t_i. A dynamic program over layers and devices
+minimizes T. It skips groups in which a device cannot hold the state of the stage's layers in
+memory. If that leaves no plan, the program runs again without memory limits. Stage p = 0 ... P - 1
+keeps the activations of K_p = 2 (P - p) - 1 micro-batches, at most m. Micro-batch sizes b are
+powers of two. A device may get a fraction of a sample, but a group has at most b devices. The
+devices are divided into at most 32 units of equally many devices, and a group consists of units.
 
-Recovery is by pipeline replay. The rest of the lost device's group continues, or a neighbour sends
-its backup of the stage's states at the median uplink. The micro-batches in flight are computed
-again. A restart from a checkpoint (`pipeline.restart`) is used if it is faster.
+Recovery is by pipeline replay. If the lost device shared its stage with other devices, the stage
+continues with the other devices. Otherwise, a neighbour sends a backup of the stage's states at the
+median uplink rate. The micro-batches in flight are then computed again. A restart from a checkpoint
+(`pipeline.restart`) replaces the replay if the restart is faster.
 """
 
 from __future__ import annotations
@@ -36,11 +38,16 @@ _UNITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Totals of every run of consecutive units, indexed [start, stop]; NaN where start >= stop.
+    """Aggregate figures of every possible group, which is a range of consecutive units.
+
+    Each array has the index [start, stop], where `stop` is exclusive. Entries with start >= stop
+    are NaN.
 
     Attributes:
-        devices, flops, links: sums over the run's devices.
-        slowest, least_memory: minima over the run's devices: link rate, memory.
+        devices: number of devices in the group.
+        flops, links: sums of the FLOP/s and of the link rates of the group's devices.
+        slowest: lowest link rate in the group, in bytes/s.
+        least_memory: smallest memory in the group, in bytes.
     """
 
     devices: Floats
@@ -51,7 +58,12 @@ class _Groups:
 
     @classmethod
     def of(cls, rates: RateArrays, unit: int) -> _Groups:
-        """Return the totals for devices in the given order, `unit` devices to a unit."""
+        """Return the figures of all groups.
+
+        Args:
+            rates: rates of the devices, sorted so that consecutive devices may form a group.
+            unit: number of devices per unit; it divides the number of devices.
+        """
         units = len(rates) // unit
         link = np.minimum(rates.uplink, rates.downlink)
 
@@ -72,19 +84,19 @@ class _Groups:
         return cls(sums(ones), sums(rates.flops), sums(link), least(link), least(rates.memory))
 
     def gradients_s(self, job: PipelineJob, layers: Floats) -> Floats:
-        """Return the seconds of a ring all-reduce of `layers` layers within each group."""
+        """Return the seconds of a ring all-reduce of the gradients of `layers` layers per group."""
         n = self.devices
         found: Floats = 2 * (n - 1) / n * job.gradient_bytes(1) * layers / self.slowest
         return found
 
 
 class Asteroid:
-    """A hybrid pipeline planned within memory limits."""
+    """A pipeline of data-parallel groups, which is planned within the devices' memory limits."""
 
     name = "asteroid"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one row: the fastest plan that fits, or the fastest of all if none fits."""
+        """Return one outcome: the fastest plan that fits in memory, or else the fastest plan."""
         job = PipelineJob.of(conditions)
         tried = [self._with(conditions, job, 1 << i) for i in range(job.batch.bit_length())]
         return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]
@@ -106,7 +118,7 @@ class Asteroid:
         cuts = best_partition(np.where(roomy, cost, np.inf), micro_batches)
         if cuts is None:
             cuts = best_partition(cost, micro_batches)
-        assert cuts is not None  # all layers on the first unit are always possible
+        assert cuts is not None  # a plan with all layers on the first unit always exists
         return _outcome(job, used, groups, cuts, unit, each)
 
 
@@ -134,7 +146,8 @@ def _outcome(
         2 * (len(group) - 1) * job.gradient_bytes(cut.layers)
         for cut, group in zip(cuts, members, strict=True)
     )
-    # A stage of several devices continues with the rest; a single device has a neighbour's backup.
+    # A stage with several devices continues without the lost device. For a stage with one device, a
+    # neighbour has a backup of the states.
     alone = [cut.layers for cut, group in zip(cuts, members, strict=True) if len(group) == 1]
     backup = STATE_BYTES * max(alone, default=0) * job.layer.parameters
     latency_s = 2 * (stages - 1) * float(used.latency_s.max())

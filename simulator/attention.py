@@ -1,8 +1,8 @@
-"""Attention as tasks, one per sample and key-value head (docs/simulation.md).
+"""Attention as independent tasks, one task per sample and key-value head (docs/simulation.md).
 
-The device downloads a task's queries, keys and values and uploads its output, so S x S scores never
-travel. All tasks are alike. A device pipelines its tasks: it downloads the next one while it
-multiplies one and uploads the previous one.
+A device downloads the queries, keys and values of a task and uploads the attention output, so the
+S x S scores stay on the device. All tasks of a layer cost the same. A device pipelines its tasks:
+it downloads the next task while it computes the current task and uploads the previous result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from cleave.workload.registry import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class AttentionTask:
-    """The traffic, FLOPs and memory of one task; all tasks of a layer are alike."""
+    """The traffic, FLOPs and memory of one attention task.
+
+    Attributes:
+        download_bytes, upload_bytes: bytes of the task's inputs and of its result.
+        flops: FLOPs of the task's matrix multiplications.
+        memory_bytes: bytes of inputs, result and fp32 scores on the device.
+    """
 
     download_bytes: float
     upload_bytes: float
@@ -27,7 +33,11 @@ class AttentionTask:
 
 
 def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask:
-    """Return a forward task: Q, K, V down; O up; Q K^T and P V, ``2 S^2 h`` each per query head."""
+    """Return the cost of one attention task of the forward pass.
+
+    The device downloads Q, K and V, and uploads the output O. It computes Q K^T and P V, each of
+    which takes ``2 S^2 h`` FLOPs per query head.
+    """
     queries = spec.heads / spec.kv_heads
     vector = seq * spec.head_width * element_bytes
     down, up = (queries + 2) * vector, queries * vector
@@ -36,9 +46,10 @@ def forward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask
 
 
 def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTask:
-    """Return a backward task: Q, K, V and dO down; dQ, dK, dV up.
+    """Return the cost of one attention task of the backward pass.
 
-    The task computes five products: the scores again, then dV, dP, dQ and dK.
+    The device downloads Q, K, V and dO, and uploads dQ, dK and dV. It runs five matrix
+    multiplications: it recomputes the scores, then computes dV, dP, dQ and dK.
     """
     queries = spec.heads / spec.kv_heads
     vector = seq * spec.head_width * element_bytes
@@ -48,10 +59,11 @@ def backward_task(spec: ModelSpec, seq: int, element_bytes: int) -> AttentionTas
 
 
 def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
-    """Return the shortest time in seconds in which the devices can finish `count` tasks.
+    """Return the minimum seconds in which the devices can finish `count` tasks together.
 
-    A device's n-th task finishes after ``latency + download + compute + upload + (n - 1) period``.
-    The period is the longest of download, compute and upload.
+    Only devices with memory for two tasks take part; without such a device, the result is infinite.
+    A device finishes its n-th task after ``latency + download + compute + upload + (n - 1) period``
+    seconds. The period is the longest of the task's download, compute and upload times.
     """
     period, first = _period_and_first_s(task, rates)
     roomy = 2 * task.memory_bytes <= rates.memory
@@ -69,14 +81,20 @@ def tasks_s(task: AttentionTask, count: int, rates: RateArrays) -> float:
 
 
 def takers(task: AttentionTask, seconds: float, rates: RateArrays) -> npt.NDArray[np.bool_]:
-    """Return a mask of the devices that finish a task within `seconds`, as found by `tasks_s`."""
+    """Return a mask of the devices that finish at least one task within `seconds`.
+
+    Args:
+        task: cost of one task.
+        seconds: result of `tasks_s` for these tasks.
+        rates: rates of the devices.
+    """
     roomy = 2 * task.memory_bytes <= rates.memory
     back: npt.NDArray[np.bool_] = roomy & (_period_and_first_s(task, rates)[1] <= seconds)
     return back
 
 
 def _period_and_first_s(task: AttentionTask, rates: RateArrays) -> tuple[Floats, Floats]:
-    """Return for each device the seconds between tasks, and until its first task is finished."""
+    """Return the seconds between finished tasks, and until the first finished task, per device."""
     stages = np.stack(
         (
             task.download_bytes / rates.downlink,

@@ -1,4 +1,4 @@
-"""All methods, by name."""
+"""The catalogue of all training methods that the simulator knows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from simulator.tiles import Tiles
 
 
 def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str, Method]:
-    """Return every method.
+    """Return all training methods as a mapping from method name to method.
 
     Args:
-        utilisation: share of peak FLOP/s that cloud GPUs reach.
-        thorough: whether searches run without a time limit.
+        utilisation: share of their peak FLOP/s that cloud GPUs reach in training.
+        thorough: True to run DT-FM's searches without a time limit.
     """
     clouds = [Cloud(gpu, gpus, utilisation) for gpu in (A100, H100) for gpus in (1, 8)]
     return {
@@ -41,10 +41,14 @@ def methods(utilisation: float = 0.5, *, thorough: bool = False) -> Mapping[str,
 
 
 def chosen(names: str, known: Mapping[str, Method]) -> list[Method]:
-    """Return the methods in a comma-separated list of names; `cloud` means all clouds.
+    """Return the methods that a comma-separated list names.
+
+    Args:
+        names: names of methods. `cloud` stands for all methods whose name begins with `cloud-`.
+        known: result of `methods`.
 
     Raises:
-        UsageError: for an unknown name.
+        UsageError: when `names` contains an unknown name.
     """
     found: dict[str, Method] = {}
     for name in (part.strip() for part in names.split(",")):

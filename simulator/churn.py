@@ -1,12 +1,14 @@
-"""The average time of a step while devices leave at random.
+"""The average duration of a training step while devices are lost at random.
 
-Each device is lost at a constant rate lambda, so a loss occurs every 1 / (n lambda) seconds. Each
-loss costs its detection and the method's recovery, during which more devices may be lost:
+Each of n devices is lost at a constant rate lambda, so a loss occurs every 1 / (n lambda) seconds
+on average. Each loss delays the step by the time to detect the loss and the method's recovery time.
+More devices may be lost during this delay, so the average duration is
 
     T = step / (1 - n lambda (detection + recovery))
 
-If the denominator is not positive, a step never ends. The formula is exact while losses do not
-overlap. A method whose devices recover independently supplies its own (`Outcome.under_losses`).
+If the denominator is not positive, the step never ends. The formula is exact as long as recoveries
+do not overlap. Methods that can recover from several losses at once supply a formula of their own
+(`Outcome.under_losses`).
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ from simulator.method import Outcome
 
 
 def with_losses_s(outcome: Outcome, losses_per_s: float, detection_s: float) -> float | None:
-    """Return the seconds of a step with losses; infinite if it never ends, None if not modelled.
+    """Return the average seconds of a step while devices are lost at random.
 
     Args:
-        losses_per_s: loss rate of each device.
-        detection_s: seconds until a loss is detected.
+        outcome: simulated step without losses.
+        losses_per_s: rate at which each single device is lost.
+        detection_s: seconds from the loss of a device until the loss is detected.
+
+    Returns:
+        Average seconds; infinite if the step never ends, None if the method has no recovery model.
     """
     if outcome.recovery_s is None:
         return None

@@ -1,4 +1,4 @@
-"""Tests of the published claims against simulated rows."""
+"""Tests of the Cleave paper's claims against simulated results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from simulator.method import Outcome
 from simulator.sweep import Row
 from simulator.verdict import OURS, Claim, ClaimTrial, figure
-from simulator.verdict import Verdict as Verdict  # for the footprint's study
+from simulator.verdict import Verdict as Verdict  # re-exported for `simulator.study`
 
 DETECTION_S: Final = 5.0
 UNLIMITED: Final = "unlimited"
@@ -21,22 +21,23 @@ _DTFM: Final = tuple(
     for variant in ("formula", "pipelined", "serial")
 )
 _PIPELINES: Final = (*_DTFM, "alpa", "asteroid", "confidant", "data-parallel")
-_WORTH_IT: Final = 0.9  # of the time with fewer devices
-_COMPARABLE: Final = 1.5  # of the cloud's time
+_WORTH_IT: Final = 0.9  # more devices are useful below this share of the step time with fewer ones
+_COMPARABLE: Final = 1.5  # a step time is comparable up to this multiple of the cloud's step time
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The simulated rows that claims are tested on.
+    """The simulated results against which the claims are tested.
 
     Attributes:
-        model: model that was simulated with every number of devices.
-        rows: rows by model, with an unlimited PS network card.
-        small: rows of Cleave's methods for `model` on devices of 512 MB.
-        carded: rows of Cleave's methods for `model` with limited PS network cards, by the card's
-            name.
-        roomy: rows of all methods for `model` on devices of 32 GB.
-        layers: number of layers by model.
+        model: name of the main model, which was simulated with all device counts.
+        rows: maps a model name to its results with an unlimited network card of the parameter
+            server (PS).
+        small: results of Cleave's methods for the main model on devices with 512 MB.
+        carded: maps the name of a limited PS network card to the results of Cleave's methods for
+            the main model.
+        roomy: results of all methods for the main model on devices with 32 GB.
+        layers: maps a model name to its number of layers.
     """
 
     model: str
@@ -47,13 +48,13 @@ class Evidence:
     layers: Mapping[str, int] = field(default_factory=dict)
 
     def by_count(self, model: str) -> Iterator[tuple[int, dict[str, Outcome]]]:
-        """Yield each device count and its outcomes by method, with an unlimited card."""
+        """Yield each device count with a mapping from method to outcome (unlimited PS card)."""
         yield from _by_count(self.rows[model])
 
     def by_card(self, model: str) -> Iterator[tuple[str, int, dict[str, Outcome]]]:
-        """Yield each card and device count with their outcomes by method.
+        """Yield each PS network card and device count with a mapping from method to outcome.
 
-        Limited cards have outcomes of Cleave's methods only.
+        With limited cards, the mapping contains only Cleave's methods.
         """
         for count, found in _by_count(self.rows[model]):
             yield UNLIMITED, count, found
@@ -62,7 +63,7 @@ class Evidence:
                 yield card, count, found
 
     def clouds(self, model: str) -> dict[str, Outcome]:
-        """Return the outcomes of methods that need no devices, by method."""
+        """Return a mapping from method to outcome for the methods that use no devices (clouds)."""
         return {r.outcome.method: r.outcome for r in self.rows[model] if r.devices is None}
 
 
@@ -72,7 +73,7 @@ def _by_count(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, Outcome]]]:
 
 
 def faster_than_dtfm(evidence: Evidence) -> Claim:
-    """Test the claim that a batch takes 4-10x less time than with DT-FM on equally many devices."""
+    """Test the claim that Cleave is 4-10x faster per batch than DT-FM on equally many devices."""
     rows, trials, fitting = [], [], 0
     for model in evidence.rows:
         baselines = dict(evidence.by_count(model))
@@ -118,10 +119,12 @@ def faster_than_dtfm(evidence: Evidence) -> Claim:
 
 
 def uses_more_devices(evidence: Evidence, places: int) -> Claim:
-    """Test the claim of using 2-8x more devices than the baselines.
+    """Test the claim that Cleave can use 2-8x more devices than the baselines.
 
     Args:
-        places: layers times samples, the maximum number of devices that a pipeline can use.
+        evidence: simulated results.
+        places: number of layers times samples per batch, which is the maximum number of devices
+            that a pipeline can use.
     """
     curves: dict[tuple[str, str], list[tuple[int, Outcome]]] = {}
     for card, count, found in evidence.by_card(evidence.model):
@@ -174,7 +177,7 @@ def uses_more_devices(evidence: Evidence, places: int) -> Claim:
 
 
 def comparable_to_cloud(evidence: Evidence) -> Claim:
-    """Test the claim of being as fast as a cloud GPU."""
+    """Test the claim that Cleave is about as fast as a cloud GPU."""
     rows, trials = [], []
     for model in evidence.rows:
         clouds = {n: o for n, o in evidence.clouds(model).items() if o.fits}
@@ -215,7 +218,7 @@ def comparable_to_cloud(evidence: Evidence) -> Claim:
 
 
 def recovers_faster(evidence: Evidence) -> Claim:
-    """Test the claim of at least 100x faster recovery from a device failure."""
+    """Test the claim that Cleave recovers at least 100x faster from the loss of a device."""
     rows, trials = [], []
     for model in evidence.rows:
         for count, found in evidence.by_count(model):
@@ -276,7 +279,7 @@ def recovers_faster(evidence: Evidence) -> Claim:
 
 
 def bytes_fall(evidence: Evidence) -> Claim:
-    """Test the claim that the bytes per device fall as devices join."""
+    """Test the claim that each device's traffic decreases as the number of devices grows."""
     rows, trials = [], []
     for name in OURS:
         points = [
@@ -308,7 +311,7 @@ def bytes_fall(evidence: Evidence) -> Claim:
 
 
 def fits_small_memory(evidence: Evidence) -> Claim:
-    """Test the claim of fitting a memory budget of 512 MB."""
+    """Test the claim that Cleave's methods fit in 512 MB of memory per device."""
     return Claim(
         "Fits phones with 512 MB to spare",
         "512 MB or less",
@@ -332,7 +335,7 @@ def fits_small_memory(evidence: Evidence) -> Claim:
 
 
 def faster_with_memory(evidence: Evidence) -> Claim:
-    """Test the first claim again on devices with 32 GB, so that pipelines may fit."""
+    """Test the speed claim on devices with 32 GB, in which pipeline stages may fit."""
     (count, found), *_ = _by_count(evidence.roomy)
     ours = {name: found[name].step_s for name in OURS if name in found}
     rows, trials = [], []
@@ -368,9 +371,12 @@ def faster_with_memory(evidence: Evidence) -> Claim:
 
 
 def _useful(points: Sequence[tuple[int, Outcome]]) -> Outcome | None:
-    """Return the outcome of the largest fleet that is at least 10 % faster than the one before.
+    """Return the outcome of the largest fleet that is useful; None if no fleet has a plan.
 
-    Return None if no fleet has a plan.
+    A fleet is useful if its step is at least 10 % faster than that of the next smaller fleet.
+
+    Args:
+        points: device counts in ascending order, each with its outcome.
     """
     best = next((o for _, o in points if math.isfinite(o.step_s)), None)
     for (_, few), (_, many) in pairwise(points):
@@ -388,12 +394,16 @@ def _seconds(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    """Return a ratio as text; "-" if the method has no plan."""
+    """Format a ratio as text, such as "4.2x". A ratio of 0 means that there is no plan: "-"."""
     return f"{figure(value)}x" if value else "-"
 
 
 def _fits(outcome: Outcome) -> str:
-    """Return text on whether the method fits, with the tightest device's needed and offered GB."""
+    """Return "yes" or "no" for whether the method fits in memory.
+
+    If the memory requirement is known, the text adds the gigabytes that the tightest device needs
+    and offers.
+    """
     if not outcome.memory_needed_bytes:
         return "yes" if outcome.fits else "no"
     needed, offered = (

@@ -1,13 +1,16 @@
 """`cloud`: one or eight data-centre GPUs in one machine.
 
-compute   train_flops / (GPUs x utilisation x peak); 4/3 of that if activations are recomputed;
-          the bf16 and fp16 peak; for fp32 the TF32 peak, which is half
-between   fully sharded: weights gathered twice, gradients scattered once, overlapped with compute;
-          3 (G - 1)/G 2P bytes for each GPU over its NVLink (Rajbhandari et al., ZeRO, section 7)
-offload   if 16 bytes per parameter do not fit: optimizer and its states on the host (Ren et
-          al., ZeRO-Offload, arXiv 2101.06840, section 4): 2P bytes of gradients to the host,
-          2P of updated weights back; the host's Adam reads and writes 28 bytes per parameter.
-          Weights that do not fit either are streamed twice more, overlapped with compute.
+compute   train_flops / (GPUs x utilisation x peak), or 4/3 of this time if activations are
+          recomputed. In bf16 and fp16, the peak is the dense bf16 peak. In fp32, the peak is that
+          of TF32, which is half as high.
+between   Parameters are fully sharded. Each step gathers the weights twice and reduce-scatters the
+          gradients once, overlapped with compute. Each GPU sends 3 (G - 1)/G 2P bytes over its
+          NVLink (Rajbhandari et al., ZeRO, section 7).
+offload   If the state (16 bytes per parameter) and the activations do not fit in GPU memory, the
+          optimizer and its state are on the host (Ren et al., ZeRO-Offload, arXiv 2101.06840,
+          section 4). 2P bytes of gradients go to the host, and 2P bytes of updated weights return.
+          The host's Adam reads and writes 28 bytes per parameter. Weights that exceed half of the
+          GPU memory are streamed from the host twice more, overlapped with compute.
 """
 
 from __future__ import annotations
@@ -18,17 +21,23 @@ from typing import Final
 from simulator.method import Conditions, Outcome, Part
 from simulator.work import STATE_BYTES, layer_work, train_flops
 
-_ADAM_BYTES: Final = 28  # master weight and moments read and written (24), gradient and weight (4)
-_WORKING_LAYERS: Final = 2  # layers whose weights are on the GPU while weights are streamed
+# Adam reads and writes master weight and moments (24 bytes), reads the gradient (2), and writes the
+# weight (2).
+_ADAM_BYTES: Final = 28
+_WORKING_LAYERS: Final = 2  # number of layers on the GPU at a time while weights are streamed
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A data-centre GPU with its datasheet figures; bytes/s are one-way.
+    """A data-centre GPU and its datasheet figures.
 
     Attributes:
-        flops_per_s: dense bf16 peak.
-        host_bytes_per_s: rate of the host link in common benchmarks (80 % of the bus).
+        name: short name, such as "a100".
+        flops_per_s: peak FLOP/s in bf16 without sparsity.
+        memory_bytes: bytes of GPU memory.
+        nvlink_bytes_per_s: NVLink rate in each direction.
+        host_bytes_per_s: rate between host and GPU in each direction, as common benchmarks measure
+            it (80 % of the PCIe rate).
     """
 
     name: str
@@ -44,13 +53,14 @@ H100: Final = Gpu("h100", 989e12, 80e9, 450e9, 50e9)  # SXM 80 GB, PCIe 5.0 x16
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """GPUs in one machine.
+    """A machine with data-centre GPUs, as a training method.
 
     Attributes:
+        gpu: model of the GPUs.
         gpus: number of GPUs.
-        utilisation: share of the peak that training reaches.
-        host_memory_bytes, host_bytes_per_s: the host's memory and memory bandwidth for offloading,
-            shared by all GPUs.
+        utilisation: share of the GPUs' peak FLOP/s that training reaches.
+        host_memory_bytes, host_bytes_per_s: memory and memory bandwidth of the host, which all GPUs
+            share for offloading.
     """
 
     gpu: Gpu
@@ -64,7 +74,10 @@ class Cloud:
         return f"cloud-{self.gpus}x{self.gpu.name}"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return a row with everything on the GPUs and, if it does not fit, one with offloading."""
+        """Return the outcome without offloading.
+
+        If the model does not fit in GPU memory, add the outcome with the optimizer on the host.
+        """
         resident = self._outcome(conditions, offload=False)
         return [resident] if resident.fits else [resident, self._outcome(conditions, offload=True)]
 
@@ -80,7 +93,7 @@ class Cloud:
             state = _WORKING_LAYERS * 2 * layer.parameters * conditions.element.sent
         else:
             state = weights / gpus + layer.parameters * conditions.element.sent
-        # The smallest micro-batch is one sample; gradients accumulate.
+        # Gradients accumulate over micro-batches, so memory must hold only one sample at a time.
         kept = layers * layer.kept_bytes
         recomputed = layers * layer.boundary_bytes + layer.kept_bytes
         recompute = state + recomputed <= memory < state + kept
@@ -90,7 +103,7 @@ class Cloud:
         compute_s = flops / (gpus * self.utilisation * peak)
         recompute_s = compute_s / 3 if recompute else 0.0
         crossing_s = 3 * (gpus - 1) / gpus * weights / self.gpu.nvlink_bytes_per_s
-        crossings = 3 if streamed else 1  # gradients; and weights twice
+        crossings = 3 if streamed else 1  # gradients once, and streamed weights twice
         crossing_s += crossings * weights / gpus / self.gpu.host_bytes_per_s if offload else 0.0
         parts = [
             Part("compute", compute_s),

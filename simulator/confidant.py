@@ -1,14 +1,15 @@
 """`confidant`: a pipeline with one device per stage (Chen et al. 2023, arXiv 2311.13381).
 
-A dynamic program over layers and devices divides the layers by the devices' compute. For l layers
-on a device,
+A dynamic program over layers and devices minimizes the time T of a step. For a stage time t with l
+layers on a device,
 
     t = max(3 l forward / F, 2 S d e / link)        T = sum t_i + (m - 1) max t_i
 
-with micro-batches of one sample, m = B; 1F1B keeps min(P - p, m) of them in flight. The pipeline
-has at most one device per layer, chosen by the fastest links. Nothing is replicated, so no
-gradients are sent. Devices whose memory cannot hold a layer's state are skipped; if none remains,
-memory is ignored. A lost device means a restart from a checkpoint (`pipeline.restart`).
+Micro-batches have one sample each, so m = B. The 1F1B schedule keeps min(P - p, m) micro-batches in
+flight on stage p. The pipeline has at most one device per layer; devices with the fastest links are
+chosen. Layers are not replicated, so devices send no weight gradients. A device gets only as many
+layers as fit in its memory together with gradients and optimizer state. If that leaves no plan,
+memory limits are ignored. Losing a device means a restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from simulator.work import STATE_BYTES
 
 
 class Confidant:
-    """A pipeline of single devices."""
+    """A pipeline in which each stage is a single device."""
 
     name = "confidant"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one row."""
+        """Return one outcome: the fastest plan that the dynamic program finds."""
         job, rates = PipelineJob.of(conditions), conditions.rates
         fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
         used = rates.take(fastest[: job.layers])
@@ -42,7 +43,7 @@ class Confidant:
             cost = np.full((job.layers + 1, units + 1, units + 1), np.inf)
             cost[:, np.arange(units), np.arange(1, units + 1)] = possible
             cuts = cuts or best_partition(cost, job.batch)
-        assert cuts is not None  # all layers on one device are always possible
+        assert cuts is not None  # a plan with all layers on one device always exists
         stages = [Stage(cut.layers, used.take(np.array([cut.start]))) for cut in cuts]
         memory = pipeline_memory(job, stages, one_f_one_b(len(cuts), job.batch, 1))
         alone = len(cuts) == 1

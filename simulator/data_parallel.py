@@ -1,14 +1,17 @@
-"""`data-parallel`: the whole model on every device, gradients summed by a ring all-reduce.
+"""`data-parallel`: the whole model on every device, with gradients summed by a ring all-reduce.
 
-    compute     whole samples, assigned by throughput; the slowest device sets the time
-    all-reduce  2 (n - 1) steps of P e / n bytes, each as slow as the ring's slowest link (Patarasu
-                and Yuan 2009). A hop takes the lower of the sender's uplink and the receiver's
-                downlink, so the slowest link is the slowest uplink or downlink of all.
+    compute     Each device gets a whole number of samples, by its throughput. The device that
+                finishes last determines the compute time.
+    all-reduce  2 (n - 1) steps of P e / n bytes, each as slow as the ring's slowest hop (Patarasu
+                and Yuan 2009). The rate of a hop is the lower of the sender's uplink and the
+                receiver's downlink. The slowest hop is therefore limited by the lowest uplink or
+                downlink rate in the ring.
 
-The ring has at most one device per sample. Rings of 2, 4, 8 ... devices and of the maximum number
-are tried, among all devices and among those whose memory holds the model. The result is the fastest
-ring that fits, or the fastest of all if none fits. After a loss, the other devices divide the lost
-device's samples and compute them again.
+A ring has at most one device per sample. Rings of 2, 4, 8 ... devices and of the maximum size are
+tried. Each size is tried with the fastest links of all devices, and with the fastest links of the
+devices whose memory holds the model. The result is the fastest ring that fits in memory, or the
+fastest ring if no ring fits. After the loss of a device, the other devices divide and recompute the
+samples of the lost device.
 """
 
 from __future__ import annotations
@@ -28,15 +31,16 @@ class DataParallel:
     """Data parallelism over a ring of devices.
 
     Attributes:
-        every_device: whether to use as many devices as there are samples; otherwise the fastest
-            number of devices.
+        name: name of the method.
+        every_device: True to use as many devices as possible, up to one per sample. False to use
+            the number of devices with the shortest step.
     """
 
     name: str = "data-parallel"
     every_device: bool = False
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one row."""
+        """Return one outcome: the fastest ring that fits in memory, or else the fastest ring."""
         rates = conditions.rates
         fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
         layer, layers = _held(conditions)
@@ -52,7 +56,7 @@ class DataParallel:
         return [min(tried, key=lambda outcome: (not outcome.fits, outcome.step_s))]
 
     def _sizes(self, most: int) -> list[int]:
-        """Return the numbers of devices to try, at most `most`."""
+        """Return the ring sizes to try; none is larger than `most`."""
         if self.every_device or not most:
             return [most] if most else []
         return sorted({*(1 << i for i in range(1, most.bit_length())), most})
@@ -88,7 +92,10 @@ class DataParallel:
 
 
 def _held(conditions: Conditions) -> tuple[LayerWork, float]:
-    """Return a layer's work, and the model's size in layers, counting embedding and head."""
+    """Return the cost of one layer, and the size of the model in layers.
+
+    The size counts the embedding and the LM head as fractions of a layer, by parameters.
+    """
     spec = conditions.spec
     layer = layer_work(spec, conditions.seq, conditions.element.sent)
     return layer, spec.layers + edge_parameters(spec) / layer.parameters

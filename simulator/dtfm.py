@@ -1,22 +1,25 @@
 """`dtfm`: data and pipeline parallelism over peers (Yuan et al., NeurIPS 2022, arXiv 2206.01288).
 
-P stages of R replicas hold the layers, divided as evenly as possible. DT-FM's scheduler
-(`dtfm_search`) models communication only. This module adds compute, set by a stage's slowest
-device, and memory: 16 bytes per parameter and what 1F1B keeps in flight. Micro-batches are single
-samples, m = B / R per pipeline. One model gives three rows:
+The layers are divided as evenly as possible into P stages, and each stage has R replicas. DT-FM's
+scheduler (`dtfm_search`) models only communication: DP is the time of the gradient all-reduce, and
+PP the time between stages. This module adds compute, which a stage's slowest device determines. It
+also adds memory: 16 bytes per parameter, and the activations of the micro-batches that 1F1B keeps
+in flight. A micro-batch is one sample, so each replica runs m = B / R micro-batches. The time of a
+step has three variants, each of which is an outcome:
 
-    (formula)    DP + PP as published, PP with the activations of all m samples at once, and
-                 a perfectly filled pipeline of compute, (m + P - 1) slots
-    (pipelined)  one sample along the whole path forward and backward + (m - 1) slots + DP; a
-                 slot is the slowest stage's compute or the slowest link's activations and
-                 gradients, whichever is longer: all overlapped (exact: `pipeline`)
-    (serial)     m times the whole path forward and backward, nothing overlapped, + DP
+    (formula)    DP + PP as published, where PP sends the activations of all m samples at once, and
+                 compute in a perfectly filled pipeline of (m + P - 1) slots
+    (pipelined)  one sample along all stages forward and backward, then (m - 1) slots, then DP.
+                 All communication overlaps with compute: a slot is the longer of the slowest
+                 stage's compute and the slowest link's transfers (`pipeline` says when this is
+                 exact)
+    (serial)     m times a sample along all stages forward and backward, without overlap, then DP
 
-Each row uses the grid P x R that is fastest for that row, among all grids that B samples and the
-layers allow. Grids that fit in memory come first. Unneeded devices are those with the slowest
-links. `dtfm-all` uses all devices offered, as the published grid does: it tries only grids with at
-least 90 % of the largest grid's devices. A lost device means a restart from a checkpoint
-(`pipeline.restart`).
+Each variant uses the grid P x R that is fastest for the variant, among all grids that the number of
+samples and layers allow. Grids that fit in memory are preferred. A grid that needs fewer devices
+leaves out the devices with the slowest links. `dtfm-all` uses nearly all devices, like the
+published grid: it tries only grids with at least 90 % of the largest grid's devices. Losing a
+device means a restart from a checkpoint (`pipeline.restart`).
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ _POINT_S: Final = 20.0  # approximate time limit of all searches in one call of 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A schedule with its stages and their memory."""
+    """A grid of stages and replicas with devices assigned, and its memory requirement."""
 
     job: PipelineJob
     problem: Problem
@@ -59,7 +62,10 @@ class _Placed:
         return -(-self.job.batch // self.problem.replicas)
 
     def compute_s(self) -> Floats:
-        """Return the seconds per sample, forward and backward, on each stage's slowest device."""
+        """Return each stage's compute seconds per sample, forward and backward.
+
+        The slowest device of a stage determines the seconds.
+        """
         layers = np.array(layers_of_stages(self.job.layers, self.problem.stages), np.float64)
         layers[-1] += self.job.head_layers
         slowest = self.problem.rates.flops[self.schedule.groups].min(axis=1)
@@ -67,7 +73,7 @@ class _Placed:
         return each_s
 
     def flops(self) -> float:
-        """Return the FLOPs of all samples, forward and backward."""
+        """Return the FLOPs of all devices in a step, including recomputed forward passes."""
         rates = self.problem.rates.flops[self.schedule.groups].min(axis=1)
         return float(self.job.batch * (self.compute_s() * rates).sum())
 
@@ -80,7 +86,8 @@ class _Placed:
         )
 
     def pipelined(self) -> tuple[Part, ...]:
-        # A device in the middle sends a sample's activations forward and its gradient back.
+        # A device of a middle stage sends a sample's activations to the next stage and the gradient
+        # of activations to the previous stage.
         rates, stages = self.problem.rates, self.problem.stages
         link_s = 0.0
         if stages > 1:
@@ -102,7 +109,7 @@ class _Placed:
         )
 
     def _hops_s(self) -> float:
-        """Return the seconds of a sample along the whole path, forward and backward."""
+        """Return the seconds to send one sample along all stages, forward and backward."""
         groups = self.schedule.groups
         one = replace(self.problem, c_pp_bytes=self.job.layer.boundary_bytes)
         pairs = (
@@ -123,9 +130,11 @@ class Dtfm:
     """DT-FM: decentralised training of foundation models.
 
     Attributes:
-        every_device: whether to use all devices offered, as far as layers and samples allow, like
-            the published grid; otherwise the fastest number of devices.
-        thorough: whether to run all trials of every search, not only those that fit into 20 s.
+        name: name of the method, without a variant.
+        every_device: True to use nearly all devices, like the published grid, as far as the number
+            of layers and samples allows. False to use the number of devices with the shortest step.
+        thorough: True to run all trials of every search. False to run only as many trials as fit
+            into 20 s by an estimate.
     """
 
     name: str = "dtfm"
@@ -133,7 +142,7 @@ class Dtfm:
     thorough: bool = False
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return three rows: as published, fully pipelined, serial."""
+        """Return three outcomes, one for each of the variants formula, pipelined and serial."""
         job = PipelineJob.of(conditions)
         problems = _problems(conditions, job, every_device=self.every_device)
         guesses = [_placed(job, problem, first_guess(problem)) for problem in problems]
@@ -156,7 +165,16 @@ class Dtfm:
 
 
 def _problems(conditions: Conditions, job: PipelineJob, *, every_device: bool) -> list[Problem]:
-    """Return a problem for each number of layers per stage and 1, 2, 4 ... or all replicas."""
+    """Return a scheduling problem for each grid of stages and replicas to try.
+
+    For each possible number of layers per stage, the grids have 1, 2, 4 ... replicas and the
+    maximum number of replicas.
+
+    Args:
+        conditions: model, batch and fleet.
+        job: layer sizes and batch of these conditions.
+        every_device: True to return only grids that use nearly all devices.
+    """
     rates = conditions.rates
     fastest = np.argsort(-np.minimum(rates.uplink, rates.downlink), kind="stable")
     found = []

@@ -1,8 +1,9 @@
-"""DT-FM's scheduler: assigns devices to stage groups and orders the groups to minimize DP + PP.
+"""DT-FM's scheduler: assigns devices to stages and orders the stages to minimize DP + PP.
 
-Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. With groups C_1..C_P of R devices each,
-c_DP and c_PP bytes, alpha seconds of latency and beta bytes/s between two devices (mean of both
-directions):
+Yuan et al. (NeurIPS 2022, arXiv 2206.01288), section 3. The devices of a stage form a group. Let
+there be groups C_1..C_P of R devices, c_DP bytes of gradients per group and c_PP bytes of
+activations between groups. Two devices have a latency of alpha seconds and a rate of beta bytes/s
+(mean of both directions). Then
 
     DP(C)    = max over d in C of  sum over d' != d in C of  2 (alpha + c_DP / (R beta))
     DP       = max over groups of DP(C)
@@ -10,19 +11,20 @@ directions):
                max over its pairs of  2 (alpha + c_PP / beta)
     PP       = least Hamiltonian path over the groups with weights w
 
-The search is evolutionary, as in the paper: it keeps a population of partitions and makes children
-by a local move on a group's fastest link. If every downlink is as fast as every uplink, beta is the
-mean of two uplinks. The best matching then pairs the fastest device with the slowest, which one
-sort finds. Other fleets use the same matching, which is valid but not always optimal.
+The search is evolutionary, as in the paper. It keeps a population of partitions of the devices into
+groups, and creates a child by swapping two devices between groups. Matchings are found by sorting:
+each group's fastest device is paired with the other group's slowest device. This matching is
+optimal if the fleet's slowest downlink is at least as fast as its fastest uplink, because beta is
+then the mean of two uplink rates. In other fleets the matching is valid, but not always optimal.
 
-The best partition's path is exact up to 16 stages (Held and Karp's program over subsets). Longer
-paths come from 2-opt, with the minimum spanning tree as a lower bound. The estimated cost of a
-child is
+For up to 16 stages, the final order of the groups is optimal (Held and Karp's dynamic program over
+subsets). For more stages, the order comes from 2-opt, and the minimum spanning tree gives a lower
+bound. The estimated time to create and evaluate a child is
 
     1.2 us P^2 (2-opt) + 0.4 us P R (hops) + 15 ns R^2 (gradients)
 
-The number of trials follows from a time limit and this estimate, not from the clock, so that two
-runs find the same schedule.
+The number of trials is computed from a time limit and this estimate. It does not depend on the
+clock, so two runs find the same schedule.
 """
 
 from __future__ import annotations
@@ -39,17 +41,20 @@ Indices = npt.NDArray[np.intp]
 
 POPULATION: Final = 100
 TRIALS: Final = 4900
-_EXACT_PATH: Final = 16  # stages; a dynamic program of 2^P P states
+_EXACT_PATH: Final = 16  # maximum number of stages for the dynamic program, which has 2^P P states
 
 
 @dataclass(frozen=True, slots=True)
 class DtfmSchedule:
-    """Device groups in pipeline order, and their cost.
+    """Device groups in pipeline order, and the communication time of a step.
 
     Attributes:
-        groups: device numbers, (stages, replicas).
-        path_bound_s: lower bound on the path's seconds over all orders of these groups.
-        trials: number of children tried.
+        groups: indices of the devices, (stages, replicas).
+        dp_s: seconds of the gradient all-reduce (DP).
+        pp_s: seconds of communication between stages (PP).
+        path_bound_s: lower bound on `pp_s` over all orders of the groups. `first_guess` computes no
+            bound and stores `pp_s` here.
+        trials: number of children that the search created.
     """
 
     groups: Indices
@@ -65,12 +70,13 @@ class DtfmSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The traffic that a schedule must carry between devices.
+    """A scheduling problem: devices to arrange in a grid, and the traffic between the devices.
 
     Attributes:
-        rates: rates of the participating devices, one per place.
-        c_dp_bytes: bytes of a stage's gradient.
-        c_pp_bytes: bytes of activations between two stages.
+        rates: rates of `stages` times `replicas` devices.
+        stages, replicas: dimensions of the grid.
+        c_dp_bytes: gradient bytes of one stage.
+        c_pp_bytes: bytes of activations that a replica sends from one stage to the next per step.
     """
 
     rates: RateArrays
@@ -80,7 +86,10 @@ class Problem:
     c_pp_bytes: float
 
     def trials_in(self, seconds: float) -> int:
-        """Return the number of children that fit into `seconds`, by the module's estimate."""
+        """Return how many children the search can evaluate in `seconds`, by the module's estimate.
+
+        The result is at most `TRIALS`.
+        """
         p, r = self.stages, self.replicas
         return min(TRIALS, int(seconds / (1.2e-6 * p * p + 4e-7 * p * r + 1.5e-8 * r * r)))
 
@@ -96,25 +105,29 @@ class Problem:
         return total
 
     def hops_s(self, some: Indices, others: Indices) -> Floats:
-        """Return w in seconds for each pair of groups from `some` and `others`, (some, others)."""
+        """Return the cost w in seconds of each pair of groups, (groups in some, groups in others).
+
+        Args:
+            some, others: device indices of each group, (groups, replicas).
+        """
         return self.matched_s(self.slowest_first(some), self.fastest_first(others))
 
     def slowest_first(self, groups: Indices) -> Indices:
-        """Return the groups, each sorted by ascending uplink."""
+        """Return the groups with the devices of each group sorted by ascending uplink rate."""
         return _sorted_by(self.rates.uplink[groups], groups)
 
     def fastest_first(self, groups: Indices) -> Indices:
-        """Return the groups, each sorted by descending uplink."""
+        """Return the groups with the devices of each group sorted by descending uplink rate."""
         return _sorted_by(-self.rates.uplink[groups], groups)
 
     def matched_s(self, slowest_first: Indices, fastest_first: Indices) -> Floats:
-        """Return w as `hops_s` does, for groups that are already sorted."""
+        """Return the same costs as `hops_s` for groups whose devices are already sorted."""
         a, b = slowest_first[:, None, :], fastest_first[None, :, :]
         worst: Floats = self._there_and_back_s(a, b, self.c_pp_bytes).max(axis=2)
         return worst
 
     def beta(self, a: Indices, b: Indices) -> Floats:
-        """Return the bytes/s between devices, the mean of both directions."""
+        """Return the bytes/s between devices `a` and `b`, as the mean of both directions."""
         up, down = self.rates.uplink, self.rates.downlink
         mean: Floats = np.minimum(up[a], down[b])
         mean += np.minimum(up[b], down[a])
@@ -122,32 +135,33 @@ class Problem:
         return mean
 
     def _there_and_back_s(self, a: Indices, b: Indices, nbytes: float, parts: int = 1) -> Floats:
-        """Return the seconds that one of `parts` equal parts of `nbytes` takes there and back."""
+        """Return the seconds to send `nbytes / parts` bytes from `a` to `b` and back."""
         latency = self.rates.latency_s
-        beta = self.beta(a, b)  # changed in place from here on because the arrays may be large
+        beta = self.beta(a, b)  # reused in place below, because the arrays may be large
         beta *= parts
         seconds: Floats = np.divide(nbytes, beta, out=beta)
-        # A fleet's latency_s is a round trip to the PS; half is one way.
+        # `latency_s` is the round-trip time between a device and the PS, and half of it is one way.
         seconds += (latency[a] + latency[b]) / 2
         seconds *= 2
         return seconds
 
 
 def _sorted_by(keys: Floats, groups: Indices) -> Indices:
-    """Return the groups, each sorted by its devices' keys."""
+    """Return the groups with the devices of each group sorted by ascending key."""
     return groups[np.arange(len(groups))[:, None], keys.argsort(axis=1)]
 
 
 @dataclass
 class _Individual:
-    """A partition.
+    """A member of the search's population: a partition of the devices into groups, and its cost.
 
     Attributes:
-        groups: devices of each group.
-        slowest_first, fastest_first: the same groups, each sorted by uplink.
-        dp_s: DP(C) of each group.
-        hops_s: w between all groups.
-        path: order of the groups.
+        groups: device indices of each group, (stages, replicas).
+        slowest_first, fastest_first: `groups` with the devices of each group sorted by ascending
+            and by descending uplink rate.
+        dp_s: DP(C) of each group in seconds.
+        hops_s: cost w in seconds between all pairs of groups, (stages, stages).
+        path: indices of the groups in pipeline order.
     """
 
     groups: Indices
@@ -163,10 +177,12 @@ class _Individual:
 
 
 def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
-    """Return the best schedule found; the same seed gives the same schedule.
+    """Search for the schedule with the least communication time.
 
     Args:
-        trials: number of children to try.
+        problem: devices and traffic.
+        seed: seed of the random generator. The same seed gives the same schedule.
+        trials: number of children that the search creates.
     """
     rng = np.random.default_rng(seed)
     places = problem.stages * problem.replicas
@@ -195,7 +211,7 @@ def search(problem: Problem, seed: int, trials: int = TRIALS) -> DtfmSchedule:
 
 
 def first_guess(problem: Problem) -> DtfmSchedule:
-    """Return a schedule with groups of similar uplinks, without a search."""
+    """Return a schedule without a search: devices with similar uplink rates form a group."""
     by_uplink = np.argsort(-problem.rates.uplink, kind="stable")
     groups = by_uplink.reshape(problem.stages, problem.replicas)
     each = _individual(problem, TwoOpt(problem.stages), groups)
@@ -213,7 +229,11 @@ def _individual(problem: Problem, two_opt: TwoOpt, groups: Indices) -> _Individu
 def _child(
     problem: Problem, two_opt: TwoOpt, parent: _Individual, rng: np.random.Generator
 ) -> _Individual:
-    """Return a child with a device swapped between two groups; one keeps its fastest link."""
+    """Create a child of a partition by swapping a device between two random groups.
+
+    The first group does not give up its two devices with the fastest uplinks. A group of only two
+    devices does not give up its fastest device.
+    """
     changed = rng.choice(problem.stages, 2, replace=False)
     one, other = changed.tolist()
     groups = parent.groups.copy()
@@ -241,22 +261,30 @@ def _length(hops: Floats, path: Indices) -> float:
 
 
 class TwoOpt:
-    """Improves paths over a fixed number of groups by 2-opt.
+    """Shortens paths over a fixed number of groups with the 2-opt heuristic.
 
     Args:
-        size: number of groups.
+        size: number of groups in a path.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        # Excludes reversals that would end before they begin.
+        # Excludes reversals of i..j with j < i.
         self._none = np.where(np.tri(size, k=-1), -np.inf, 0.0)
-        # Zero hops before the first group and after the last.
+        # Adds hops of length zero before the first group and after the last group of a path.
         self._padded = np.zeros((size + 2, size + 2))
         self._gain = np.empty((size, size))
 
     def improved(self, hops: Floats, path: Indices) -> Indices:
-        """Return the path after reversing the most profitable part until no reversal helps."""
+        """Return a path that no reversal of a section shortens, starting from `path`.
+
+        Each iteration reverses the section that shortens the path most. The number of iterations is
+        limited to four times the number of groups.
+
+        Args:
+            hops: cost in seconds between all pairs of groups, (size, size).
+            path: indices of the groups.
+        """
         size, gain = self._size, self._gain
         if size < 3:
             return path
@@ -282,10 +310,11 @@ class TwoOpt:
 
 
 def _shortest_path(hops: Floats) -> Indices:
-    """Return the shortest Hamiltonian path, by Held and Karp's dynamic program.
+    """Return the shortest Hamiltonian path by Held and Karp's dynamic program.
 
-    It processes all subsets of one size at once. best[S, j] is the length of the shortest path
-    through subset S ending in j: the minimum over i in S of best[S without j, i] + hops[i, j].
+    The program processes all subsets of equal size at once. best[S, j] is the length of the
+    shortest path that visits the subset S and ends in j. It is the minimum over i in S of
+    best[S without j, i] + hops[i, j].
     """
     size = len(hops)
     subsets = np.arange(1 << size)
@@ -307,7 +336,7 @@ def _shortest_path(hops: Floats) -> Indices:
 
 
 def _spanning_tree(hops: Floats) -> float:
-    """Return the length of the minimum spanning tree (Prim), a lower bound for every path."""
+    """Return the length of the minimum spanning tree, a lower bound on the length of every path."""
     size, total = len(hops), 0.0
     nearest, out = hops[0].copy(), np.ones(size, np.bool_)
     out[0] = False

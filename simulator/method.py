@@ -1,7 +1,7 @@
-"""The simulator's interface for training methods: `Conditions` in, `Outcome` out.
+"""The simulator's interface for training methods, which turn `Conditions` into an `Outcome`.
 
-Times do not depend on feasibility: `step_s` is the duration of a step given enough memory. `misfit`
-says why the devices' memory is not enough; it is empty if the method fits.
+An outcome has a time even if the method does not fit in the devices' memory. `Outcome.step_s` is
+the duration of a step with enough memory. `Outcome.misfit` says why the memory is not enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cleave.planner.tiles.shape import RateArrays
 from cleave.workload.registry import ModelSpec
 
 PS_FLOPS_PER_S: Final = 500e9
-"""Throughput assumed for a parameter server without accelerators."""
+"""Assumed throughput, in FLOP/s, of a parameter server without accelerators."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,17 @@ class Conditions:
     """The model, the batch and the fleet of a simulation.
 
     Attributes:
-        spec, batch, seq: the model, sequences per step and tokens per sequence.
-        devices: the fleet; methods that bring their own machines ignore it. If payloads travel
-            compressed, link rates are in plain bytes/s (`cleave.planner.coding.payload_rates`).
-        element: bytes per element sent and returned.
+        spec: the model.
+        batch, seq: sequences (samples) per step, and tokens per sequence.
+        devices: rates of the fleet's devices, which cloud methods ignore. On compressed links, the
+            rates count uncompressed bytes per second (`cleave.planner.coding.payload_rates`).
+        element: bytes per element sent to devices and returned by devices.
         ps: rates of the parameter server's network card.
-        seed: seed of every search.
-        fp32_devices: the same devices with fp32 throughput, used for layers by stages; empty means
-            `devices`. Link rates are raw, with flags for the directions that are compressed.
-        ps_flops_per_s: throughput of the parameter server, for losses that no device computes.
+        seed: random seed of all searches.
+        fp32_devices: rates of the same devices with fp32 throughput, for the layers of
+            `cleave-stages`. Link rates count bytes on the wire, and flags mark the directions in
+            which payloads are compressed. Empty means `devices`.
+        ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
     """
 
     spec: ModelSpec
@@ -48,45 +50,51 @@ class Conditions:
 
     @cached_property
     def rates(self) -> RateArrays:
-        """Return the fleet's rates as arrays; latencies are for a round trip."""
+        """Return the fleet's rates as arrays, in which latencies are round-trip times."""
         return RateArrays.of(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A named part of a step's time."""
+    """A named part of the duration of a step or of a recovery."""
 
     name: str
     seconds: float
 
 
 class UnderLosses(Protocol):
-    """A method's own model of step times while devices leave."""
+    """A method's own model of the duration of a step while devices are lost at random."""
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """Return the seconds of a step with device losses; infinite if it never ends."""
+        """Return the average seconds of a step; infinite if the step never ends.
+
+        Args:
+            losses_per_s: rate at which each single device is lost.
+            detection_s: seconds from the loss of a device until the loss is detected.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The cost of one step with one method.
+    """The simulated cost of one training step with one method.
 
     Attributes:
-        method: method name, with the variant in brackets, as in ``dtfm (serial)``.
-        setting: the search's choice, as text.
-        devices_used: number of devices of the fleet, or of cloud GPUs.
-        parts: consecutive parts of the step's time.
-        download_bytes, upload_bytes: bytes per device and step, mean over the devices used.
-        memory_offered_bytes: memory offered by the tightest device, which has the least memory for
-            what it holds.
-        memory_needed_bytes: memory needed by that device.
-        misfit: why the memory is not enough; empty if it is.
-        ps_egress_bytes_per_s, ps_ingress_bytes_per_s: rates that the PS's network card must carry
-            in the busiest part; 0 for methods without a PS.
-        recovery: time added by losing one device, after detection; empty if not modelled.
-        under_losses: the method's own model of losses; None for the formula of `churn`.
-        flops: FLOPs of all devices used in a step, including recomputation; 0 if not counted.
+        method: method name with the variant in brackets, as in ``dtfm (serial)``.
+        setting: text on the parallelism that the method's search chose.
+        devices_used: number of fleet devices or cloud GPUs that the method uses.
+        parts: consecutive parts of the step's duration; empty if the method has no plan.
+        download_bytes, upload_bytes: bytes per device and step, as a mean over the used devices.
+        memory_offered_bytes, memory_needed_bytes: memory that the tightest device offers and needs.
+            This is the device with the highest ratio of needed to offered memory.
+        misfit: text on why the memory is not enough, or why there is no plan; empty if the method
+            fits.
+        ps_egress_bytes_per_s, ps_ingress_bytes_per_s: load of the PS's network card in the busiest
+            part of the step; 0 for methods without a PS.
+        recovery: parts of the time that the loss of one device adds to a step, after the loss is
+            detected; empty if not modelled.
+        under_losses: the method's own model of losses; None means the formula of `churn`.
+        flops: FLOPs of all used devices in a step, including recomputation; 0 if not counted.
     """
 
     method: str
@@ -106,12 +114,15 @@ class Outcome:
 
     @property
     def recovery_s(self) -> float | None:
-        """Return the seconds that a loss adds to a step, after detection; None if not modelled."""
+        """Return the seconds that losing a device adds to a step; None if not modelled.
+
+        The time to detect the loss is not included.
+        """
         return math.fsum(part.seconds for part in self.recovery) if self.recovery else None
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a step, ignoring memory; infinite if the method has no plan."""
+        """Return the seconds of a step with enough memory; infinite if the method has no plan."""
         return math.fsum(part.seconds for part in self.parts) if self.parts else math.inf
 
     @property
@@ -124,14 +135,19 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the method's name, without variants."""
+        """Return the name by which users select the method, without a variant."""
         ...
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Simulate one step; return one row per variant, the best known variant first."""
+        """Simulate one step, and return an outcome per variant, with the main variant first."""
         ...
 
 
 def impossible(method: str, reason: str) -> Outcome:
-    """Return a row for a method that has no plan under these conditions."""
+    """Return the outcome of a method without a plan.
+
+    Args:
+        method: name of the method.
+        reason: text on why the method has no plan under the simulated conditions.
+    """
     return Outcome(method, "", 0, (), 0.0, 0.0, 0.0, 0.0, reason)

@@ -1,7 +1,7 @@
-"""The report on the published claims, each checked against simulated rows.
+"""The report that tests the Cleave paper's claims against simulated results.
 
-The claims and their conditions are those of the Cleave paper (arXiv 2512.22142). If a condition is
-unknown, the report gives results for several.
+The claims and their conditions are from arXiv 2512.22142. Where the paper does not state a
+condition, the report has results for several values of the condition.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ Save = Callable[[Path, Sequence[Row], str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The scope of a report.
+    """The models, device counts and batch for which a report has results.
 
     Attributes:
-        model: model simulated with all device counts in `counts`.
-        others: models simulated only with the device counts in `few`.
-        small_memory: device counts for devices of 512 MB.
-        carded: device counts for each PS network card in `CARDS_GBPS`, with Cleave's methods.
-        roomy: device count for devices of 32 GB.
+        model: name of the main model, which is simulated with all device counts in `counts`.
+        others: names of the other models, which are simulated with the device counts in `few`.
+        small_memory: device counts for the simulations with 512 MB per device.
+        carded: device counts for the simulations with the limited PS network cards in
+            `CARDS_GBPS`, with Cleave's methods only.
+        roomy: device count for the simulation with 32 GB per device.
+        batch, seq: sequences per step, and tokens per sequence.
     """
 
     model: str
@@ -78,7 +80,14 @@ QUICK: Final = Scope("opt-tiny", (4, 8), ("opt-nano",), (8,), (8,), (4, 8), 4, b
 
 @dataclass(frozen=True, slots=True)
 class PaperCells:
-    """All cells of a report, grouped as in `Evidence`."""
+    """The cells (methods under given conditions) of a report; the attributes are as in `Evidence`.
+
+    Attributes:
+        models: maps a model name to its cells with an unlimited PS network card.
+        small: cells for devices with 512 MB.
+        carded: maps the name of a limited PS network card to its cells.
+        roomy: cells for devices with 32 GB.
+    """
 
     models: Mapping[str, Sequence[Cell]]
     small: Sequence[Cell]
@@ -87,7 +96,7 @@ class PaperCells:
 
     @property
     def every(self) -> list[Cell]:
-        """Return all cells in one list."""
+        """Return the cells of all groups in one list."""
         groups = (*self.models.values(), self.small, *self.carded.values(), self.roomy)
         return [cell for group in groups for cell in group]
 
@@ -99,11 +108,14 @@ def paper_cells(
     thorough: bool = False,
     coding: CodingPolicy = CodingPolicy.OFF,
 ) -> PaperCells:
-    """Return the cells of a report.
+    """Return the cells to simulate for a report.
 
     Args:
-        thorough: whether searches run without a time limit.
-        coding: on which links payloads count as compressed, for Cleave and the baselines alike.
+        scope: models, device counts and batch.
+        seed: random seed of all searches.
+        thorough: True to run searches without a time limit.
+        coding: policy that decides on which links payloads are compressed. It applies to Cleave
+            and to the baselines alike.
     """
     every = list(methods(thorough=thorough).values())
     on_devices = [method for method in every if not isinstance(method, Cloud)]
@@ -142,7 +154,14 @@ def evidence_of(
     workers: Workers | None = None,
     done: Callable[[Cell], object] = lambda cell: None,
 ) -> Evidence:
-    """Simulate all cells and return the evidence; arguments are those of `sweep.simulate`."""
+    """Simulate all cells of a report and return the results as evidence.
+
+    Args:
+        scope: scope from which `planned` was created.
+        planned: cells to simulate.
+        workers: workers that simulate the cells; None means this process.
+        done: function that is called with each cell once it is simulated.
+    """
     rows = iter(simulate(planned.every, workers, done))
 
     def found(group: Sequence[Cell]) -> list[Row]:
@@ -156,7 +175,7 @@ def evidence_of(
 
 
 def claims_on(scope: Scope, evidence: Evidence) -> list[Claim]:
-    """Test every claim."""
+    """Test all claims of the paper, and return the claims in the order of the report."""
     return [
         faster_than_dtfm(evidence),
         uses_more_devices(evidence, evidence.layers[scope.model] * scope.batch),
@@ -179,12 +198,16 @@ def write(
     """Test the claims, write `report.md` and its figures, and return the claims.
 
     Args:
-        folder: an existing folder.
-        save_sweep, save_recovery: functions that draw rows into a file.
-        coded: evidence with compressed payloads, for separate verdicts; None if not simulated.
+        folder: existing folder for the report.
+        scope: scope of the simulation.
+        evidence: simulated results with uncompressed payloads.
+        save_sweep, save_recovery: functions that draw results into a file, such as those in
+            `simulator.plots`.
+        coded: simulated results with compressed payloads, which get verdicts of their own; None if
+            not simulated.
 
     Raises:
-        OSError: when the folder cannot be written to.
+        OSError: when a file cannot be written.
     """
     claims = claims_on(scope, evidence)
     rows = evidence.rows[scope.model]

@@ -1,8 +1,8 @@
-"""Memory, samples and fit of methods whose devices hold whole layers and their optimizer.
+"""Memory requirements and the ring all-reduce of methods whose devices hold layers and optimizer.
 
-Unknowns are decided in favour of these methods. They recompute activations only if that makes them
-fit. Embedding and LM head take no memory in a pipeline. Memory of frameworks and buffers is not
-counted. A device may use all the memory that it offers.
+Assumptions favour these methods. A device recomputes activations only if the stage does not fit in
+its memory otherwise. The embedding and the LM head take no memory in a pipeline. The memory of
+frameworks and buffers is not counted. A device may use all the memory that it offers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cleave.planner.tiles.shape import Floats
 from simulator.work import STATE_BYTES, LayerWork
 
 RECOMPUTE = 4 / 3
-"""Factor on a step's compute if activations are recomputed: the forward pass runs twice."""
+"""Ratio of a step's FLOPs with and without recomputation, which runs the forward pass twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The memory that a device needs, and whether the device recomputes activations."""
+    """A device's memory requirement, and whether the device recomputes activations."""
 
     memory_bytes: float
     recompute: bool
@@ -34,14 +34,18 @@ def stage_need(
     state_bytes: float = STATE_BYTES,
     sharded: float = 1.0,
 ) -> Need:
-    """Return the memory need of a device that holds whole layers and their activations.
+    """Return the memory requirement of a device for the layers of a stage and their activations.
 
     Args:
-        layers: number of layers that the device holds, or shares with others.
-        samples: number of samples kept at a time between forward and backward pass.
-        offered_bytes: memory that the device offers; it recomputes only if not all activations fit.
-        state_bytes: bytes of state per parameter.
-        sharded: number of devices that share a layer's activations of a sample.
+        layer: parameters and activations of one layer.
+        layers: number of layers of the stage.
+        samples: number of samples whose activations the device keeps between the forward and the
+            backward pass.
+        offered_bytes: memory that the device offers. The device recomputes activations only if the
+            requirement without recomputation exceeds this memory.
+        state_bytes: bytes of weights, gradients and optimizer state that the device holds per
+            parameter.
+        sharded: number of devices among which a layer's activations of a sample are divided.
     """
     state = state_bytes * layers * layer.parameters
     everything = state + samples * layers * layer.kept_bytes / sharded
@@ -49,12 +53,16 @@ def stage_need(
         return Need(everything, recompute=False)
     inputs = samples * layers * layer.boundary_bytes + layer.kept_bytes / sharded
     less = state + inputs
-    # A device that does not fit either way is timed without recomputation.
+    # If the stage does not fit either way, the device's time is without recomputation.
     return Need(min(less, everything), recompute=less <= offered_bytes)
 
 
 def misfit(needed: Floats, offered: Floats) -> str:
-    """Return text on why devices do not fit what they hold; empty if all fit."""
+    """Return text on devices with too little memory; empty if every device has enough memory.
+
+    Args:
+        needed, offered: bytes that each device needs and offers.
+    """
     short = needed > offered
     if not short.any():
         return ""
@@ -66,17 +74,20 @@ def misfit(needed: Floats, offered: Floats) -> str:
 
 
 def tightest(needed: Floats, offered: Floats) -> tuple[float, float]:
-    """Return the bytes needed and offered by the device with the largest ratio of the two."""
+    """Return the needed and the offered bytes of the device with the highest ratio of the two."""
     worst = int(np.argmax(needed / offered))
     return float(needed[worst]), float(offered[worst])
 
 
 def dealt(count: int, rates: Floats) -> Floats:
-    """Return the number of samples of each device that minimizes the time of the slowest device.
+    """Divide samples among devices so that the last device finishes as early as possible.
 
     Args:
         count: number of samples.
         rates: positive speed of each device, in any unit.
+
+    Returns:
+        Number of samples of each device, as whole numbers in a float array.
     """
     low, high = 0.0, (count + 1) / float(rates.max())
     for _ in range(100):
@@ -91,7 +102,14 @@ def dealt(count: int, rates: Floats) -> Floats:
 
 
 def all_reduce_s(payload_bytes: float, members: int, bytes_per_s: float, latency_s: float) -> float:
-    """Return the seconds of a ring all-reduce: 2 (n - 1) steps, each with 1/n of the payload."""
+    """Return the seconds of a ring all-reduce: 2 (n - 1) steps that each send 1/n of the payload.
+
+    Args:
+        payload_bytes: bytes that each device contributes.
+        members: number n of devices.
+        bytes_per_s: rate of the slowest hop in the ring.
+        latency_s: latency of a hop.
+    """
     if members < 2:
         return 0.0
     return 2 * (members - 1) * (payload_bytes / members / bytes_per_s + latency_s)

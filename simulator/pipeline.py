@@ -1,10 +1,11 @@
-"""Shared parts of pipelined methods: layers of stages, memory of devices, the 1F1B schedule.
+"""Common parts of pipelined methods: layers per stage, memory per device, the 1F1B schedule.
 
-Pipelined methods take ``sum t + (m - 1) max t`` for stages of t_p seconds and m micro-batches. 1F1B
-takes exactly that if all stages are equal (m + P - 1 slots), or if the last stage is the slowest
-(in DT-FM it has the LM head). Otherwise 1F1B is faster, by at most the time of the stages after the
-slowest, which are hidden once, in the first micro-batch. The relative difference is thus at most
-P / m (`tests/simulator/test_pipeline.py` runs the schedule).
+The time of a step with m micro-batches on P stages of t_p seconds is modelled as
+``sum t + (m - 1) max t``. This formula is exact for the 1F1B schedule if all stages take equally
+long (m + P - 1 slots), or if the last stage is the slowest (as in DT-FM, where it has the LM head).
+Otherwise, 1F1B is faster than the formula by at most the time of the stages after the slowest
+stage, which the first micro-batch passes while the slowest stage is busy. The relative difference
+is at most P / m. `tests/simulator/test_pipeline.py` runs the schedule.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from simulator.work import STATE_BYTES, LayerWork, head_flops, layer_work
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """The work of a pipeline: identical layers, and an LM head on the last stage.
+    """The model and batch that a pipeline trains: identical layers, and an LM head at the end.
 
     Attributes:
-        head_layers: FLOPs of the head in units of one layer's; its memory is not counted.
-        element_bytes: bytes per sent element of activations, weights and gradients.
+        layers: number of layers.
+        layer: FLOPs, parameters and activations of one layer.
+        head_layers: FLOPs of the LM head as a multiple of one layer's FLOPs. The memory of the LM
+            head is not counted.
+        batch: samples per step.
+        element_bytes: bytes per element of the activations, weights and gradients that are sent.
     """
 
     layers: int
@@ -37,32 +42,38 @@ class PipelineJob:
 
     @classmethod
     def of(cls, conditions: Conditions) -> PipelineJob:
-        """Return the job for these conditions."""
+        """Return the job for the model and batch of a simulation's conditions."""
         layer = layer_work(conditions.spec, conditions.seq, conditions.element.sent)
         head = head_flops(conditions.spec, conditions.seq) / layer.forward_flops
         return cls(conditions.spec.layers, layer, head, conditions.batch, conditions.element.sent)
 
     def flops(self, layers: float) -> float:
-        """Return the FLOPs of `layers` layers on one sample, forward and backward."""
+        """Return the FLOPs of the forward and backward pass of `layers` layers for one sample."""
         return 3 * layers * self.layer.forward_flops
 
     @property
     def even_layer(self) -> float:
-        """Return the work of a layer plus its share of an evenly spread head, in layers."""
+        """Return the cost of a layer if the LM head is divided evenly among all layers.
+
+        The unit is the cost of a layer alone, so the result is above 1.
+        """
         return 1 + self.head_layers / self.layers
 
     def gradient_bytes(self, layers: float) -> float:
-        """Return the bytes of the layers' gradient, as sent between replicas."""
+        """Return the bytes of the weight gradients of `layers` layers, as replicas send them."""
         return layers * self.layer.parameters * self.element_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A number of layers and the devices that hold them.
+    """A stage of a pipeline: a number of layers, and the devices that hold these layers.
 
     Attributes:
-        state_bytes: bytes that each device holds per parameter.
-        sharded: number of devices that share a layer's activations of a sample.
+        layers: number of layers.
+        members: rates of the devices.
+        state_bytes: bytes of weights, gradients and optimizer state that each device holds per
+            parameter.
+        sharded: number of devices among which a layer's activations of a sample are divided.
     """
 
     layers: int
@@ -73,12 +84,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """The memory of a pipeline's devices.
+    """The memory requirement of a pipeline.
 
     Attributes:
-        again: compute factor of each stage for recomputing activations; 1 without recomputation.
-        needed_bytes, offered_bytes: memory needed and offered by the tightest device.
-        misfit: why devices do not fit; empty if all do.
+        again: for each stage, `RECOMPUTE` if the stage recomputes activations, else 1.
+        needed_bytes, offered_bytes: memory that the tightest device needs and offers.
+        misfit: text on devices with too little memory; empty if every device has enough memory.
     """
 
     again: Floats
@@ -88,17 +99,23 @@ class StageMemory:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[int]:
-    """Divide layers as evenly as possible; the last stages get fewer because of the head."""
+    """Return the number of layers of each stage, divided as evenly as possible.
+
+    The last stages get fewer layers, because the last stage also has the LM head.
+    """
     return [layers // stages + (s < layers % stages) for s in range(stages)]
 
 
 def pipeline_memory(
     job: PipelineJob, stages: Sequence[Stage], in_flight: Sequence[float]
 ) -> StageMemory:
-    """Return the memory of a pipeline's devices, and whether each can hold its stage.
+    """Return the memory requirement of a pipeline, and whether the devices can meet it.
 
     Args:
-        in_flight: for each stage, the samples that one device keeps between forward and backward.
+        job: layer sizes.
+        stages: stages in pipeline order.
+        in_flight: for each stage, the number of samples whose activations one device keeps between
+            the forward and the backward pass.
     """
     again, needed, offered = [], [], []
     for stage, samples in zip(stages, in_flight, strict=True):
@@ -113,10 +130,16 @@ def pipeline_memory(
 
 
 def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[Part, ...]:
-    """Return the cost of a lost device with a restart from a checkpoint, taken in every step.
+    """Return the recovery time after the loss of a device, for restarts from a checkpoint.
 
-    A spare device downloads the largest stage's states at the pipeline's median downlink. The step
-    starts over; on average, half of it was done.
+    A checkpoint is saved in every step. A spare device downloads the state of the largest stage at
+    the pipeline's median downlink rate. The step then starts over, which on average repeats half a
+    step.
+
+    Args:
+        job: layer sizes.
+        stages: stages of the pipeline.
+        step_s: seconds of a step.
     """
     largest = max(stages, key=lambda stage: stage.layers * stage.state_bytes)
     state = largest.state_bytes * largest.layers * job.layer.parameters
@@ -125,9 +148,15 @@ def restart(job: PipelineJob, stages: Sequence[Stage], step_s: float) -> tuple[P
 
 
 def one_f_one_b(stages: int, micro_batches: int, each: float) -> list[float]:
-    """Return the samples in flight by stage: min(P - p, m) micro-batches of `each` samples.
+    """Return the number of samples in flight on each stage with the 1F1B schedule.
 
-    A stage starts one micro-batch for itself and each later stage (PipeDream, Narayanan et al.
+    Stage p of P starts one micro-batch for itself and one for each later stage before its first
+    backward pass. It thus has min(P - p, m) micro-batches in flight (PipeDream, Narayanan et al.
     2019).
+
+    Args:
+        stages: number P of stages.
+        micro_batches: number m of micro-batches per step.
+        each: samples per micro-batch.
     """
     return [min(stages - p, micro_batches) * each for p in range(stages)]

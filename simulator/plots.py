@@ -1,4 +1,4 @@
-"""Print-quality figures of simulated rows."""
+"""Draws figures of simulated results with matplotlib."""
 
 from __future__ import annotations
 
@@ -25,13 +25,20 @@ _PANELS: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
     ("PS in, Gbit/s, busiest part", lambda o: o.ps_ingress_bytes_per_s * 8e-9),
     ("seconds that losing one device adds", lambda o: o.recovery_s or 0.0),
 )
-_DASHES = {"cleave": "-", "dtfm": "--", "cloud": ":"}  # by name prefix; others are dash-dotted
+# Line styles by prefix of the method name. The lines of other methods are dash-dotted.
+_DASHES = {"cleave": "-", "dtfm": "--", "cloud": ":"}
 
 
 def save_sweep(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw time, bytes, PS bandwidth and recovery against the number of devices, with slopes.
+    """Draw step time, bytes, PS bandwidth and recovery time against the number of devices.
 
-    Hollow points do not fit their devices' memory. Clouds that fit are horizontal lines.
+    Each method is a curve, and the legend gives its slope. Hollow points stand for methods that do
+    not fit in the devices' memory. Clouds in whose memory the model fits are horizontal lines.
+
+    Args:
+        path: image file to write.
+        rows: simulated results of one model.
+        title: title of the figure.
 
     Raises:
         OSError, ValueError: when the file cannot be written.
@@ -82,7 +89,15 @@ def _dash(method: str) -> str:
 
 
 def save_recovery(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw each method's time lost to one lost device, log scale; hollow bars do not fit.
+    """Draw the seconds that the loss of one device adds to a step, with one bar per method.
+
+    Hollow bars stand for methods that do not fit in the devices' memory. Methods without a recovery
+    model have no bar.
+
+    Args:
+        path: image file to write.
+        rows: simulated results of one model with the same number of devices.
+        title: title of the figure.
 
     Raises:
         OSError, ValueError: when the file cannot be written.

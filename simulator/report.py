@@ -1,4 +1,4 @@
-"""The report on the published claims, in Markdown."""
+"""The Markdown text of the report on the Cleave paper's claims."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METHODS: Final = {
     "cloud-1xa100": "data-centre GPUs, one or eight (`cloud-8xa100`) A100 or H100 (`cloud-1xh100`, "
     "`cloud-8xh100`) of 80 GB; `(offload)` has the optimizer on the host",
 }
-"""Description of each method, by name."""
+"""Maps the name of each method to its description in the report."""
 
 
 def report(
@@ -36,13 +36,15 @@ def report(
     figures: Sequence[tuple[str, str, str]],
     coded: Sequence[Claim] = (),
 ) -> str:
-    """Return the whole report.
+    """Return the Markdown text of the whole report.
 
     Args:
-        conditions: text on the conditions of all results.
-        figures: caption, file name and reading instructions of each figure.
-        coded: the claims with payloads compressed, for Cleave and the baselines alike; empty if not
-            simulated.
+        title: heading of the report.
+        conditions: text on the conditions under which all results were simulated.
+        claims: tested claims with uncompressed payloads.
+        figures: caption, file name and explanation of each figure.
+        coded: the same claims, tested with compressed payloads for Cleave and the baselines alike;
+            empty if not simulated.
     """
     lines = [
         f"# {title}",
@@ -78,7 +80,10 @@ def report(
 
 
 def summary(claim: Claim) -> str:
-    """Return a claim's title and, one line per method, its result and verdict."""
+    """Return text for the terminal: a claim's title, and one line per Cleave method.
+
+    Each line has the method's range of results and its verdict.
+    """
     width = max(map(len, OURS))
     lines = (f"  {name:{width}}  {_reached_and_verdict(claim, name)}" for name in OURS)
     return "\n".join((claim.title, *lines))
@@ -104,13 +109,17 @@ def _reached_and_verdict(claim: Claim, method: str) -> str:
 
 
 def _conditions_of(claim: Claim, method: str) -> str:
-    """Return a method's verdict and the common conditions of the trials in which it holds."""
+    """Return text on a method's verdict and on the trials in which the claim holds."""
     verdict, only_if = claim.verdict(method), claim.only_if(method)
     return f"{verdict.value}: {only_if}" if only_if else f"{verdict.value}"
 
 
 def _about_coding(plain: Sequence[Claim], coded: Sequence[Claim]) -> str:
-    """Return text on what is compressed and which verdicts that changes."""
+    """Return text on the compressed payloads and the verdicts that compression changes.
+
+    Args:
+        plain, coded: the same claims, tested without and with compressed payloads.
+    """
     changed = [
         f"*{before.title}*, `{name}`: {before.verdict(name).value} with plain payloads, "
         f"{after.verdict(name).value} with coded ones"
@@ -128,7 +137,11 @@ def _about_coding(plain: Sequence[Claim], coded: Sequence[Claim]) -> str:
 
 
 def sweep_reading(rows: Sequence[Row]) -> str:
-    """Return a sentence on how tiles and the fastest other method scale as devices join."""
+    """Return a sentence that compares tiles on the fewest and on the most devices.
+
+    The sentence also names the fastest other method that fits in memory on the most devices. It is
+    empty if tiles fit on no number of devices.
+    """
     points = [r for r in rows if r.outcome.method == "cleave" and r.devices and r.outcome.fits]
     if not points:
         return ""
@@ -151,7 +164,7 @@ def sweep_reading(rows: Sequence[Row]) -> str:
 
 
 def marked_quick(text: str) -> str:
-    """Return the report marked as a quick trial with toy models."""
+    """Mark a report as a quick trial with toy models, in its title and in a first paragraph."""
     title, rest = text.split("\n", 1)
     return (
         f"{title}: QUICK, toy models\n\n**QUICK: toy models on a few devices, to try the report "

@@ -1,12 +1,14 @@
-"""`cleave-stages`: whole layers on devices for a step, as Cleave's own planner places them.
+"""`cleave-stages`: devices hold whole layers for a step, as Cleave's own planner assigns them.
 
 The planner (`cleave.planner.stages.search`) chooses the stages and simulates the step event by
-event, as for training and `cleave plan`. Layers run in fp32. The loss is computed by a device of
-the last stage, or by the parameter server (PS) if that is faster or no device can hold it.
+event, as it does for training and for `cleave plan`. Layers run in fp32. A device of the last stage
+computes the loss. The parameter server (PS) computes the loss if this is faster, or if no device
+has enough memory for the loss.
 
-A lost device loses its accumulated gradients. On average it had done half of its micro-batches,
-which the stage's other devices compute again. If it was the stage's only device, another device
-downloads the weights and computes them.
+The gradients that a lost device has accumulated are lost as well. On average, the device had
+completed half of its micro-batches. The stage's other devices recompute these micro-batches. If the
+stage has no other device, a device from elsewhere downloads the stage's weights and recomputes the
+micro-batches.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from simulator.method import Conditions, Outcome, Part, impossible
 
 
 class Stages:
-    """Whole layers on devices for a step, with all traffic through the PS."""
+    """Cleave's method of training by stages. All traffic is between devices and the PS."""
 
     name = "cleave-stages"
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one row."""
+        """Return one outcome, which is that of the planner's fastest plan."""
         element = conditions.element.sent
         whole = StageSizes(conditions.spec, conditions.seq, element, element)
         devices = conditions.fp32_devices or conditions.devices
@@ -45,11 +47,12 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """A step by stages.
+    """A planned training step by stages.
 
     Attributes:
-        model, plan: the batch as split into micro-batches, and the stages.
-        devices: the fleet, by id.
+        model: sizes of the layers and of the micro-batches.
+        plan: stages with their devices, and the predicted duration and traffic of the step.
+        devices: maps a device ID to the rates of the device.
     """
 
     model: StageModel
@@ -57,17 +60,21 @@ class StagedStep:
     devices: dict[int, DeviceRates]
 
     def costs(self, stage: PlannedStage) -> list[LayerCost]:
-        """Return the costs of a stage's layers and of its loss or loss slice, if it has one."""
+        """Return the costs of a stage's layers, and of the loss or loss slice that it computes."""
         return costs_of(self.model, stage)
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs of all devices, including the recomputed forward pass."""
+        """Return the FLOPs of all devices in the step, including the recomputed forward pass."""
         costs = (cost for stage in self.plan.planned for cost in self.costs(stage))
         return sum(self.model.tokens) * math.fsum(cost.flops for cost in costs)
 
     def recoveries(self) -> Iterator[tuple[float, float]]:
-        """Yield for each place in a stage the seconds to load weights and to recompute."""
+        """Yield, for the loss of each device of each stage, the two parts of the recovery time.
+
+        These are the seconds to download the stage's weights (0 if the stage has other devices),
+        and the seconds to recompute the lost micro-batches.
+        """
         tokens, ratio = sum(self.model.tokens), self.model.coded_ratio
         for stage in self.plan.planned:
             costs, count = self.costs(stage), len(stage.devices)
@@ -76,7 +83,8 @@ class StagedStep:
             activation = self.model.width * self.model.element_bytes
             for number in stage.devices:
                 device = self.devices[number]
-                again = tokens / (2 * count * max(1, count - 1))  # tokens for each other device
+                # tokens to recompute on each remaining device of the stage
+                again = tokens / (2 * count * max(1, count - 1))
                 again_s = again * max(
                     flops / device.flops_per_s,
                     2 * device.down_bytes(activation, ratio) / device.downlink_bytes_per_s,
@@ -113,5 +121,5 @@ def _outcome(name: str, step: StagedStep) -> Outcome:
 
 
 def offered(step: StagedStep, device: int) -> float:
-    """Return the bytes that a device offers."""
+    """Return the bytes of memory that the device with this ID offers."""
     return float(step.devices[device].memory_bytes)

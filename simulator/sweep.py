@@ -1,4 +1,7 @@
-"""Simulation of methods over device counts; each method and count form a cell of a table."""
+"""Simulation of several methods with several device counts.
+
+A cell is one method with one device count. Its simulation gives one row per variant of the method.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,12 @@ from simulator.workers import ThisProcess, Workers
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An outcome and the number of devices offered; None for methods that need no devices."""
+    """An outcome, and the number of devices offered to the method.
+
+    Attributes:
+        devices: number of devices offered; None for cloud methods, which use no devices.
+        outcome: simulated cost of a step.
+    """
 
     devices: int | None
     outcome: Outcome
@@ -25,10 +33,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A method under given conditions.
+    """A method to simulate, and the conditions of the simulation.
 
     Attributes:
-        devices: number of devices offered; None for methods that need no devices.
+        devices: number of devices offered; None for cloud methods, which use no devices.
+        method: training method.
+        conditions: model, batch and fleet.
     """
 
     devices: int | None
@@ -37,19 +47,26 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return the display name: model, method and number of devices."""
+        """Return a name for progress output: model, method and number of devices."""
         devices = "" if self.devices is None else f" on {self.devices}"
         return f"{self.conditions.spec.name}, {self.method.name}{devices}"
 
     def rows(self) -> list[Row]:
-        """Simulate the cell and return its rows."""
+        """Simulate a step with the method, and return one row per variant of the method."""
         return [Row(self.devices, outcome) for outcome in self.method.outcomes(self.conditions)]
 
 
 def fleet_rates(
     fleet: str, devices: int | None, *, dtype: str, stragglers: float = 0.0, seed: int = 42
 ) -> list[DeviceRates]:
-    """Return the planner's rates of a fleet's devices; see `profiles.fleets.find_fleet`.
+    """Look up a fleet and return the rates of its devices for the planner.
+
+    Args:
+        fleet: name of a built-in fleet, or path of a fleet file.
+        devices: number of devices; None uses the size in the name or in the file.
+        dtype: dtype of the throughput that each device reports.
+        stragglers: share of devices whose compute and link rates are divided by ten.
+        seed: seed for the draws of links and stragglers.
 
     Raises:
         UsageError: when the fleet is unknown or invalid.
@@ -89,13 +106,23 @@ def cells(
     coding: CodingPolicy = CodingPolicy.OFF,
     memory_bytes: int | None = None,
 ) -> list[Cell]:
-    """Return a cell for every method and device count; methods without devices once, last.
-
-    With `coding`, all payloads count as compressed on links where compression pays, whatever the
-    method. Stages count the compressed bytes of each link; other methods get faster links.
+    """Return one cell for each method and device count; cloud methods get one cell, at the end.
 
     Args:
-        memory_bytes: memory of each device; None for the fleet's own.
+        spec, batch, seq: model, sequences per step, and tokens per sequence.
+        fleet: name of a built-in fleet, or path of a fleet file.
+        counts: device counts.
+        methods: training methods.
+        element: bytes per element sent to devices and returned by devices.
+        ps: rates of the parameter server's network card.
+        dtype: dtype in which devices multiply matrices. Layers of `cleave-stages` run in fp32.
+        stragglers: share of devices whose compute and link rates are divided by ten.
+        seed: random seed of the methods' searches.
+        ps_flops_per_s: throughput of the parameter server, for a loss that no device computes.
+        coding: policy that decides on which links payloads are compressed, for all methods. With
+            `cleave-stages`, compressed links carry fewer bytes. With other methods, compressed
+            links have higher rates.
+        memory_bytes: memory of each device; None means the memory in the fleet.
 
     Raises:
         UsageError: when the fleet is unknown or invalid.
@@ -137,11 +164,12 @@ def simulate(
     workers: Workers | None = None,
     done: Callable[[Cell], object] = lambda cell: None,
 ) -> list[list[Row]]:
-    """Return the rows of each cell, in the order of the cells.
+    """Simulate all cells, and return a list of rows for each cell, in the order of the cells.
 
     Args:
-        workers: workers that compute the cells; this process if None.
-        done: function called with each computed cell.
+        every: cells to simulate.
+        workers: workers that simulate the cells; None means this process.
+        done: function that is called with each cell once it is simulated.
     """
     workers = workers or ThisProcess()
     longest_first = sorted(range(len(every)), key=lambda i: -_size(every[i]))
@@ -153,5 +181,5 @@ def simulate(
 
 
 def _size(cell: Cell) -> int:
-    """Return a number that grows with a cell's simulation time."""
+    """Return devices times layers, a rough measure of how long the simulation of a cell takes."""
     return (cell.devices or 0) * cell.conditions.spec.layers

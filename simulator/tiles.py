@@ -1,11 +1,13 @@
-"""`cleave` and `cleave-2d`: tiles from Cleave's planner, and attention as tasks.
+"""`cleave` and `cleave-2d`: Linears as tiles from Cleave's planner, and attention as tasks.
 
-The Linear GEMMs, with the LM head, run one after another, as published. Each takes the time that
-`cleave plan` predicts; actual training submits both gradients of a Linear together. A layer's
-attention is split into tasks (`attention`), once forward and once backward.
+The GEMMs of all Linears, including the LM head, run one after another, as in the paper. The
+duration of a GEMM is the prediction of `cleave plan`. (Actual training runs the two gradient GEMMs
+of a Linear concurrently.) The attention of a layer is divided into tasks (`attention`), once in the
+forward and once in the backward pass.
 
-Losing a device costs only its tile. The others compute that tile again, which delays its GEMM once,
-however many devices are lost during it. With n devices, each lost at a rate lambda,
+When a device is lost, the other devices recompute its current tile. This delays the tile's GEMM
+once, even if several devices are lost during the GEMM. With n devices, each of which is lost at the
+rate lambda, the average duration of a step is
 
     T = sum over GEMMs and attentions of  t + (1 - exp(-n lambda t)) (detection + tile again)
 """
@@ -32,12 +34,12 @@ from simulator.method import Conditions, Outcome, Part, impossible
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Stateless tiles, one GEMM at a time.
+    """Cleave's method of training by tiles: devices hold no state, and GEMMs run one at a time.
 
     Attributes:
         name: name of the method.
-        shape: shape of tiles; two-dimensional tiles are the published scheme.
-        fused: whether Linears that read the same input form one GEMM.
+        shape: whether tiles cut a GEMM in two dimensions (as in the paper) or three.
+        fused: True to combine Linears with the same input (such as Q, K and V) into one GEMM.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Tiles:
     fused: bool
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one row."""
+        """Return one outcome, which has no parts if the planner finds no plan for a GEMM."""
         try:
             planner = TilePlanner(conditions.ps, self.shape)
             step = TiledStep.of(conditions, planner, fused=self.fused)
@@ -55,25 +57,25 @@ class Tiles:
 
 
 class Share(NamedTuple):
-    """A part of a step: its seconds, and the bytes of all devices together."""
+    """The cost of a part of a step: its duration, and the total traffic of all devices."""
 
     seconds: float
     download_bytes: float
     upload_bytes: float
 
     def times(self, count: float) -> Share:
-        """Return `count` repetitions of this share, one after another."""
+        """Return the cost of running this part `count` times in sequence."""
         return Share(*(count * value for value in self))
 
 
 @dataclass(frozen=True, slots=True)
 class TileLosses:
-    """The loss formula in the module's docstring.
+    """The module's formula for the average duration of a step while devices are lost.
 
     Attributes:
-        times: seconds and number of occurrences of each GEMM or attention.
-        devices: n, the number of devices.
-        again_s: seconds to compute a lost tile again.
+        times: for each GEMM and each attention, its seconds and its number of runs per step.
+        devices: number n of devices.
+        again_s: seconds to recompute a lost tile.
     """
 
     times: tuple[tuple[float, float], ...]
@@ -81,19 +83,26 @@ class TileLosses:
     again_s: float
 
     def with_losses_s(self, losses_per_s: float, detection_s: float) -> float:
-        """See `UnderLosses.with_losses_s`."""
+        """Return the average seconds of a step.
+
+        Args:
+            losses_per_s: rate lambda at which each single device is lost.
+            detection_s: seconds from the loss of a device until the loss is detected.
+        """
         rate, delay_s = self.devices * losses_per_s, detection_s + self.again_s
         return math.fsum(n * (t - math.expm1(-rate * t) * delay_s) for t, n in self.times)
 
 
 @dataclass(frozen=True)
 class TiledStep:
-    """Every Linear of a step as planned, and attention as tasks.
+    """A planned training step by tiles: the GEMMs of all Linears, and the attention tasks.
 
     Attributes:
-        planner: planner of the Linears.
-        gemms, report: the Linears and their plans.
-        attention: attention of one layer, forward and backward.
+        conditions: model, batch and fleet.
+        planner: planner that divides GEMMs into tiles.
+        gemms: GEMMs of all Linears. A GEMM that runs several times is listed once with its count.
+        report: plan of each GEMM.
+        attention: cost of the attention of one layer in the forward and in the backward pass.
     """
 
     conditions: Conditions
@@ -104,10 +113,15 @@ class TiledStep:
 
     @classmethod
     def of(cls, conditions: Conditions, planner: TilePlanner, *, fused: bool) -> TiledStep:
-        """Plan a step.
+        """Plan the GEMMs and attention tasks of a step.
+
+        Args:
+            conditions: model, batch and fleet.
+            planner: planner that divides GEMMs into tiles.
+            fused: True to combine Linears with the same input into one GEMM.
 
         Raises:
-            PlanError: when a GEMM of the step fits no device.
+            PlanError: when a GEMM of the step has no plan on these devices.
         """
         spec, ps = conditions.spec, conditions.ps
         gemms = step_gemms(spec, conditions.batch, conditions.seq, fused)
@@ -121,7 +135,7 @@ class TiledStep:
         return cls(conditions, planner, gemms, report, attention)
 
     def linears(self, wanted: Callable[[StepGemm], bool]) -> Share:
-        """Return the total share of all occurrences of the selected Linears."""
+        """Return the total cost of all GEMMs for which `wanted` returns True."""
         shares = [
             (
                 gemm.count * of.predicted_s,
@@ -135,7 +149,7 @@ class TiledStep:
 
     @property
     def losses(self) -> TileLosses:
-        """Return the model of losses."""
+        """Return the model of the step's average duration while devices are lost."""
         layers = self.conditions.spec.layers
         times = [
             (of.predicted_s, float(gemm.count))
@@ -147,7 +161,7 @@ class TiledStep:
 
     @cached_property
     def devices_used(self) -> int:
-        """Return the number of devices that get a tile or an attention task."""
+        """Return the number of devices that run at least one tile or attention task."""
         conditions, ps = self.conditions, self.conditions.ps
         used = {tile.device for of in self.report.reports for tile in of.plan.tiles}
         behind = conditions.rates.throttled(ps.egress_bytes_per_s, ps.ingress_bytes_per_s)
@@ -158,7 +172,7 @@ class TiledStep:
 
     @property
     def flops(self) -> float:
-        """Return the FLOPs of all devices, including recomputed attention scores."""
+        """Return the FLOPs of all devices in the step, including recomputed attention scores."""
         spec = self.conditions.spec
         tasks = sum(task.flops for task in _tasks(self.conditions))
         attention = spec.layers * self.conditions.batch * spec.kv_heads * tasks
@@ -166,12 +180,12 @@ class TiledStep:
 
     @property
     def attention_bytes(self) -> float:
-        """Return the memory that a device needs for attention: two tasks."""
+        """Return the bytes of two attention tasks, which a device must hold at the same time."""
         return max(2 * task.memory_bytes for task in _tasks(self.conditions))
 
     @property
     def peaks_bytes_per_s(self) -> tuple[float, float]:
-        """Return the egress and ingress rates of the PS's network card in the busiest part."""
+        """Return the PS's egress and ingress in bytes/s, each in the busiest part of the step."""
         out = [task.download_bytes / task.seconds for task in self.attention]
         in_ = [task.upload_bytes / task.seconds for task in self.attention]
         report = self.report
@@ -182,7 +196,10 @@ class TiledStep:
 
     @cached_property
     def recovery(self) -> tuple[Part, ...]:
-        """Return the cost of losing the longest tile at its end and replanning it on the others."""
+        """Return the time to recompute the longest tile after its device is lost.
+
+        The tile is planned again on all other devices. The result is empty if there are none.
+        """
         tile = max((t for r in self.report.reports for t in r.plan.tiles), key=lambda t: t.time_s)
         conditions, box = self.conditions, tile.tile
         others = [d for d in conditions.devices if d.device != tile.device]
@@ -193,7 +210,10 @@ class TiledStep:
         return (Part("tile again", part.makespan_s + part.fill_s),)
 
     def tightest_bytes(self) -> tuple[float, float]:
-        """Return the bytes of the tile that fills its device most, and its device's memory."""
+        """Return the bytes of the tile that takes the largest share of its device's memory.
+
+        The second value is the memory of this device in bytes.
+        """
         offers = {d.device: d.memory_bytes for d in self.conditions.devices}
         tile = max(
             (of.tightest for of in self.report.reports),
@@ -208,7 +228,12 @@ def _tasks(conditions: Conditions) -> tuple[AttentionTask, AttentionTask]:
 
 
 def tiled_outcome(name: str, step: TiledStep) -> Outcome:
-    """Return the row of a step that consists of tiles and attention tasks."""
+    """Return the outcome of a planned step by tiles.
+
+    Args:
+        name: name of the method.
+        step: planned step.
+    """
     layers, used = step.conditions.spec.layers, step.devices_used
     head = step.linears(lambda gemm: gemm.name == "lm_head")
     attention = [share.times(layers) for share in step.attention]

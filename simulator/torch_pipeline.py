@@ -1,15 +1,18 @@
 """`pipeline`: `torch.distributed.pipelining` with one device per stage.
 
+The time t of a stage and the time T of a step are
+
     t = layers on a sample + receiving      T = sum t_i + (m - 1) max t_i + all-reduce
 
-with micro-batches of one sample, m = B. A stage requests its neighbour's result only when its turn
-comes, so transfers add to the compute time instead of overlapping it. The last stage has the head.
-If the head is tied to the embedding, the first and last device sum its gradients at the end of a
-step (a ring all-reduce of two).
+Micro-batches have one sample each, so m = B. A stage starts to receive its neighbour's result only
+when it needs the result, so transfers do not overlap with compute. The last stage has the LM head.
+If the LM head shares its weight with the embedding, the first and the last device sum the gradients
+of this weight at the end of a step (a ring all-reduce between two devices).
 
-The formulae of published pipelines (`confidant`, `asteroid`) divide the head's work evenly, hide
-transfers and send no such gradient. They predict far shorter times than measured
-(`benchmarks.side_by_side.simulated`), so comparisons favour these pipelines.
+The formulae of published pipelines (`confidant`, `asteroid`) divide the LM head evenly among the
+stages, overlap all transfers with compute, and do not all-reduce the shared weight. They predict
+far shorter times than those measured with `torch.distributed.pipelining`
+(`benchmarks.side_by_side.simulated`), so comparisons by these formulae favour pipelines.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ from simulator.work import edge_parameters
 
 
 class TorchPipeline:
-    """A pipeline of single devices with given stages.
+    """A pipeline in which each stage is a single device and has a given number of layers.
 
     Args:
-        layers_of_stages: number of layers of each device, in order. The last also has the head.
+        layers_of_stages: number of layers of each device, in pipeline order. The last device also
+            has the LM head.
     """
 
     name = "pipeline"
@@ -38,7 +42,7 @@ class TorchPipeline:
         self._layers = layers_of_stages
 
     def outcomes(self, conditions: Conditions) -> list[Outcome]:
-        """Return one row."""
+        """Return one outcome. The first devices of the fleet run the stages, in the given order."""
         job, rates, spec = PipelineJob.of(conditions), conditions.rates, conditions.spec
         last = len(self._layers) - 1
         held = [float(n) for n in self._layers]
@@ -46,7 +50,7 @@ class TorchPipeline:
         slots = [job.flops(n) / rates.flops[stage] for stage, n in enumerate(held)]
         for stage in range(last):
             slots[stage + 1] += _hop_s(job, rates, stage, stage + 1)  # activations
-            slots[stage] += _hop_s(job, rates, stage + 1, stage)  # their gradients
+            slots[stage] += _hop_s(job, rates, stage + 1, stage)  # gradients of activations
         pipeline_s = float(sum(slots) + (job.batch - 1) * max(slots))
         parts = [Part("pipeline", pipeline_s)]
         sent = 2 * job.batch * job.layer.boundary_bytes * last / (last + 1)
@@ -77,5 +81,5 @@ class TorchPipeline:
 def _hop_s(job: PipelineJob, rates: RateArrays, sender: int, receiver: int) -> float:
     """Return the seconds to send one sample's activations from one device to another."""
     link = min(rates.uplink[sender], rates.downlink[receiver])
-    latency_s = (rates.latency_s[sender] + rates.latency_s[receiver]) / 2  # rates have round trips
+    latency_s = (rates.latency_s[sender] + rates.latency_s[receiver]) / 2  # from round-trip times
     return float(job.layer.boundary_bytes / link + latency_s)

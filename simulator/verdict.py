@@ -1,4 +1,4 @@
-"""Claims with their trials, one per condition, and their verdicts."""
+"""Claims, the trials that test a claim under several conditions, and the verdicts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 from typing import Final
 
 OURS: Final[tuple[str, ...]] = ("cleave-2d", "cleave", "cleave-stages")
-"""Published tiles, tiles as Cleave plans them, and whole layers on devices."""
+"""Names of Cleave's methods: the paper's tiles, tiles from Cleave's planner, and stages."""
 
 
 class Verdict(Enum):
-    """Whether a claim holds, over all conditions tried."""
+    """Whether a claim holds in all, some or none of its trials."""
 
     HOLDS = "holds"
     SOMETIMES = "holds only under some conditions"
@@ -22,15 +22,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimTrial:
-    """A claim under one condition.
+    """The test of a claim under one set of conditions.
 
     Attributes:
-        method: Cleave's method.
-        devices: number of devices offered.
-        against: baseline or way of counting; empty if there is only one.
-        card: name of the PS's network card.
-        model: trained model.
-        reached: the figure that the claim is about; None without a plan.
+        method: Cleave method for which the claim is tested.
+        devices: number of devices offered to the method.
+        against: baseline, or variant of the tested figure; empty if the claim has neither.
+        card: name of the parameter server's network card.
+        model: name of the trained model.
+        held: whether the claim holds.
+        reached: figure that the claim is about, in `Claim.unit`; None if there is no plan.
     """
 
     method: str
@@ -44,13 +45,15 @@ class ClaimTrial:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim, its results, and how to read them.
+    """A tested claim, and its section in the report.
 
     Attributes:
-        holds_at: threshold at which the claim holds, as text like "4x or more".
+        title: the claim as a heading.
+        holds_at: threshold from which the claim holds, as text like "4x or more".
+        reading: text on how to read the table.
+        columns, rows: headings and cells of the table of results.
         trials: trials that decide the verdicts.
-        columns, rows: table of the results.
-        unit: unit of the claim's figure, as written after numbers.
+        unit: unit that is written after the claim's figure.
     """
 
     title: str
@@ -62,13 +65,14 @@ class Claim:
     unit: str = "x"
 
     def verdict(self, method: str) -> Verdict:
-        """Return the verdict over trials with this method."""
+        """Return whether the claim holds in all, some or none of the trials with a method."""
         return _verdict(self._of(method))
 
     def reached(self, method: str) -> str:
-        """Return text on a method's range of results and the number of trials in which it holds.
+        """Return text on a method's range of results, such as "2x to 5.1x, 3 of 8".
 
-        The text is empty if the method was not tried.
+        The last two numbers are the trials in which the claim holds, and all trials with this
+        method. The text is empty if the method has no trials.
         """
         trials = self._of(method)
         if not trials:
@@ -80,7 +84,10 @@ class Claim:
         return f"{reached}, {sum(trial.held for trial in trials)} of {len(trials)}{without}"
 
     def only_if(self, method: str) -> str:
-        """Return the conditions of the trials that hold; empty if all trials hold or none does."""
+        """Return text on the conditions under which the claim holds for a method.
+
+        The text is empty if the claim holds in all trials or in none.
+        """
         trials = self._of(method)
         if _verdict(trials) is not Verdict.SOMETIMES:
             return ""
@@ -105,7 +112,11 @@ class Claim:
 
 
 def figure(value: float) -> str:
-    """Return a number with two significant digits, all integer digits from 99 on, or ">10000"."""
+    """Format a number for a table.
+
+    Numbers below 99 get two significant digits, and larger numbers are rounded to an integer.
+    Numbers above 10 000 become ">10000".
+    """
     if value > 10_000:
         return ">10000"
     return f"{value:.2g}" if value < 99 else f"{value:.0f}"

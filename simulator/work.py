@@ -1,8 +1,8 @@
-"""The work and memory of a training step, for methods that hold whole layers.
+"""FLOPs and memory of a training step, for methods whose devices hold whole layers.
 
-All methods use the same conventions. A multiply-add is two floating-point operations. Attention
-scores are the full square of a sequence (no causal half). The backward pass is twice the forward
-pass. Elementwise operations are not counted.
+All methods use the same conventions. A multiply-add counts as two FLOPs. Attention computes the
+full S x S scores of a sequence, not only the causal half. The backward pass takes twice the FLOPs
+of the forward pass. Elementwise operations are not counted.
 """
 
 from __future__ import annotations
@@ -14,31 +14,45 @@ from cleave.workload.stages import kept_elements
 from cleave.workload.step import linear_shapes, step_flops
 
 STATE_BYTES = 16
-"""Bytes of state per parameter with mixed-precision Adam (Rajbhandari et al., ZeRO, section 3.1):
-weight and gradient of 2 bytes each, master weight and two moments of 4."""
+"""Bytes of state per parameter with mixed-precision Adam (Rajbhandari et al., ZeRO, section 3.1).
+The weight and its gradient have 2 bytes each; the master weight and the two moments have 4 each."""
 
 
 def attention_flops(spec: ModelSpec, samples: float, seq: int) -> float:
-    """Return the FLOPs of scores and weighted values, forward: ``2 * 2 S^2 q`` for each sample."""
+    """Return the FLOPs of attention in the forward pass of one layer.
+
+    The scores and the weighted sum of values take ``2 S^2 q`` FLOPs each per sample.
+
+    Args:
+        spec: the model, with a total width q of all query heads.
+        samples: number of samples.
+        seq: tokens S per sample.
+    """
     return 4.0 * samples * seq * seq * spec.query_width
 
 
 def train_flops(spec: ModelSpec, batch: int, seq: int) -> float:
-    """Return the FLOPs of a whole step: every Linear and the attention, forward and backward."""
+    """Return the FLOPs of all Linears and attentions in a step, forward and backward.
+
+    Args:
+        spec: the model.
+        batch: samples per step.
+        seq: tokens per sample.
+    """
     attention = spec.layers * attention_flops(spec, batch, seq)
     return step_flops(spec, batch, seq) + 3 * attention
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """The FLOPs and memory of one decoder layer on one sample.
+    """The FLOPs and memory of one decoder layer for one sample.
 
     Attributes:
-        parameters: number of parameters.
-        forward_flops: FLOPs of the forward pass; the backward pass takes twice as many.
-        boundary_bytes: bytes of activations passed to the next layer.
-        kept_bytes: bytes of activations kept between forward and backward without recomputation
-            (`cleave.workload.stages.kept_elements`).
+        parameters: number of parameters of the layer.
+        forward_flops: FLOPs of the forward pass. The backward pass takes twice as many.
+        boundary_bytes: bytes of the activations that the layer passes to the next layer.
+        kept_bytes: bytes of the activations that the layer keeps from the forward to the backward
+            pass if it does not recompute them (`cleave.workload.stages.kept_elements`).
     """
 
     parameters: float
@@ -48,7 +62,13 @@ class LayerWork:
 
 
 def layer_work(spec: ModelSpec, seq: int, element_bytes: int) -> LayerWork:
-    """Return the work and memory of a layer; see `LayerWork`."""
+    """Return the FLOPs and memory of a decoder layer for one sample.
+
+    Args:
+        spec: the model.
+        seq: tokens per sample.
+        element_bytes: bytes per element of activations.
+    """
     linears = [s for s in linear_shapes(spec) if s.count == spec.layers and s.name != "lm_head"]
     weights = sum(s.inputs * s.outputs for s in linears)
     return LayerWork(
@@ -60,10 +80,13 @@ def layer_work(spec: ModelSpec, seq: int, element_bytes: int) -> LayerWork:
 
 
 def edge_parameters(spec: ModelSpec) -> float:
-    """Return the parameters of embedding and LM head, without positions and last norm."""
+    """Return the number of parameters of the token embedding and the LM head.
+
+    A weight that both share counts once. Position embeddings and the final norm do not count.
+    """
     return float((1 if spec.tied_head else 2) * spec.vocabulary * spec.embedding_width)
 
 
 def head_flops(spec: ModelSpec, seq: int) -> float:
-    """Return the FLOPs of the LM head on one sample, forward."""
+    """Return the FLOPs of the LM head in the forward pass of one sample of `seq` tokens."""
     return 2.0 * seq * spec.vocabulary * spec.embedding_width

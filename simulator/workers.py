@@ -1,7 +1,7 @@
-"""Workers for the independent parts of a simulation: this process, several, or a Ray cluster.
+"""Runs the independent tasks of a simulation in this process, in several, or on a Ray cluster.
 
-Results do not depend on the choice: they are functions of the arguments alone, and searches use
-seeds, not clocks.
+Results do not depend on this choice. Each result is a function of the task's arguments alone, and
+searches depend on seeds, not on clocks.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ Result = TypeVar("Result")
 
 
 class Workers(Protocol):
-    """Calls a function for each of several tasks."""
+    """Calls a function once for each of several tasks, possibly in other processes."""
 
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Yield each task's index and result in order of completion.
+        """Call `work` with each task, and yield each task's index and result upon completion.
 
-        Tasks start in the given order, so put the longest first.
+        Tasks start in the given order. Put the longest tasks first to finish early.
 
         Args:
-            work: a module-level function; it and the tasks are sent to other processes.
+            work: module-level function, which is pickled for other processes.
+            tasks: arguments of `work`, one per call, which are pickled as well.
         """
         ...
 
 
 class ThisProcess:
-    """Runs one task after another in this process."""
+    """Workers that run one task after another in this process."""
 
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """See `Workers.run`."""
+        """Yield each task's index and result, in the order of the tasks."""
         for index, task in enumerate(tasks):
             yield index, work(task)
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Several processes on this machine.
+    """Workers that run tasks in several processes on this machine.
 
     Attributes:
-        count: number of concurrent processes.
+        count: maximum number of concurrent processes.
     """
 
     count: int
@@ -60,12 +61,12 @@ class Processes:
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """See `Workers.run`.
+        """Yield each task's index and result upon completion.
 
         Raises:
-            CleaveError: when the system ends one of the processes.
+            CleaveError: when a process is killed, for example because memory ran out.
         """
-        # Not forked: a progress bar's thread may hold a lock at that moment.
+        # Do not fork: a progress bar's thread may hold a lock, which would stay locked in a fork.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.count, mp_context=context) as pool:
             futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
@@ -83,10 +84,11 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The nodes of a running Ray cluster, each with Cleave installed.
+    """Workers that run tasks on the nodes of a Ray cluster. Each node must have Cleave installed.
 
     Attributes:
-        address: the head node's address as Ray writes it, host:port, or "auto" on a node.
+        address: address of the head node (host:port), or "auto" if this machine is a node of the
+            cluster.
     """
 
     address: str
@@ -94,10 +96,10 @@ class RayCluster:
     def run(
         self, work: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """See `Workers.run`.
+        """Yield each task's index and result upon completion.
 
         Raises:
-            UsageError: when there is no cluster at the address.
+            UsageError: when no cluster is running at the address.
         """
         with ray_cluster(self.address) as ray:
             remote = ray.remote(work)
@@ -112,10 +114,14 @@ class RayCluster:
 
 
 def workers(jobs: int, ray_address: str | None) -> Workers:
-    """Return the workers that `--jobs` and `--ray` select.
+    """Return the workers that the options `--jobs` and `--ray` select.
+
+    Args:
+        jobs: number of processes on this machine; 1 means this process.
+        ray_address: address of a Ray cluster; None means this machine.
 
     Raises:
-        UsageError: when both are given, or Ray is not installed.
+        UsageError: when `jobs` is above 1 and `ray_address` is given, or Ray is not installed.
     """
     if ray_address is None:
         return Processes(jobs) if jobs > 1 else ThisProcess()

@@ -1,1 +1,1 @@
-"""Measurement of a device and its link, for a profile."""
+"""Measurement of the figures in a device profile: this machine's compute, and its link to a PS."""

@@ -1,8 +1,9 @@
-"""Measures how much concurrently multiplying processes slow each other down.
+"""Measures how much concurrent matrix multiplication processes slow each other down.
 
-Every process is pinned to its own core and multiplies on one thread, so it is slowed only by shared
-resources: memory bandwidth, caches and heat. Run as a program, this module is one such process. It
-reads start time and seconds from stdin and answers with the median time of one product.
+Each process is pinned to its own core and multiplies on one thread. Processes therefore slow each
+other down only through shared resources: memory bandwidth, caches and heat. This module, run as a
+program, is one such process. Each line that the process reads from stdin gives a start time and a
+duration in seconds. For each line, the process prints the median time of one multiplication.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ SIDE: Final = 384
 """Side of the square fp32 tile that every process multiplies."""
 
 _THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_START_S: Final = 0.05  # from the request for a round to its start, so that all start together
+_START_S: Final = 0.05  # delay from the request for a round to its start, common to all processes
 
 
 def process_counts(cores: int) -> list[int]:
-    """Return the process counts to measure: 1 to 8, then steps of 50 %, and all cores."""
+    """Return the process counts to measure on a machine with `cores` cores.
+
+    The counts are 1 to 8. After 8, each count is 50 % larger than the previous count. The last
+    count is `cores`.
+    """
     counts = [1]
     while counts[-1] < cores:
         last = counts[-1]
@@ -37,17 +42,22 @@ def process_counts(cores: int) -> list[int]:
 def measure_contention(
     backend: str, seconds: float, progress: Callable[[int], None] | None = None
 ) -> tuple[float, ...]:
-    """Return the slowdown of a tile with 1, 2, ... processes, up to one per core.
+    """Measure the slowdown of a tile when 1, 2, ... processes multiply, up to one per core.
 
-    Counts that were not measured are interpolated.
+    Only the process counts of `process_counts` are measured; the slowdowns for other counts are
+    interpolated.
 
     Args:
-        backend: name of the backend.
-        seconds: duration of the measurement of each count.
-        progress: called after each count.
+        backend: name of the matrix multiplication backend.
+        seconds: duration of the measurement for each process count.
+        progress: called with the process count after each measurement.
+
+    Returns:
+        For each process count, the median tile time divided by the tile time of a single process.
 
     Raises:
-        OSError, ValueError: when the processes cannot be started, or one fails.
+        OSError: when a process cannot be started.
+        ValueError: when a process ends early.
     """
     cores = usable_cores()
     measured: dict[int, float] = {}
@@ -73,7 +83,7 @@ def _interpolated(measured: dict[int, float], count: int) -> float:
 
 
 class _Worker:
-    """A process that runs this module."""
+    """The parent's handle to a process that runs this module, pinned to one core."""
 
     def __init__(self, backend: str, core: int) -> None:
         self._process = subprocess.Popen(
@@ -112,7 +122,11 @@ class _Worker:
 
 
 def work(arguments: Sequence[str]) -> None:
-    """Run a worker process with arguments `EXECUTOR CORE` and commands from stdin."""
+    """Run a worker process: multiply tiles for each line on stdin and print the median time.
+
+    Args:
+        arguments: name of the backend, and number of the core to which to pin this process.
+    """
     backend_name, core = arguments
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core)})
@@ -125,7 +139,7 @@ def work(arguments: Sequence[str]) -> None:
     hold_strips_well()
     bench = Bench(backend_named(backend_name), 2 * SIDE * SIDE)
     order = bench.order(SIDE, SIDE, SIDE, Layout.NN, DType.FP32, DType.FP32)
-    bench.once(order)  # loads kernels
+    bench.once(order)  # makes the backend load its kernels before the measurement
     sys.stdout.write("0\n")
     sys.stdout.flush()
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Measures this machine as a device, for `cleave profile device`."""
+"""Measures a device profile of this machine, for `cleave profile device`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from profiles.measuring.sustained import (
 from profiles.performance import Layout, TimedTile
 
 Progress = Callable[[str, float], None]
-"""Called with the name of the current measurement and the estimated seconds done so far."""
+"""Called with the name of the current measurement and the seconds of measurement completed so far,
+which are an estimate."""
 
 _IDLE_S: Final = 3.0
 _ASSUMED_MEMORY_BYTES: Final = 10**9
@@ -44,20 +45,20 @@ _ASSUMED_MEMORY_BYTES: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the measurement.
+    """Settings of `measure_device`.
 
     Attributes:
-        name, title: name and title of the profile.
+        name, title: identifier and human-readable name of the profile.
         date: date of the measurement, such as 2026-11-21.
-        quick: whether to measure fewer dtypes and layouts.
-        grid_s: seconds for the grid of shapes, all dtypes and layouts together.
-        sustained_s: seconds of the sustained run; 0 for none.
-        contention_s: seconds per process count; 0 for no measurement of contention.
-        kind: kind of device; None means a laptop if the machine has a battery, else a desktop.
-        memory_bytes: memory to offer; 0 means half of the installed memory.
-        threads: number of threads of the backend; 0 means all.
-        seed: seed of shapes and numbers.
-        grid: the shapes.
+        quick: True to measure only the most common dtypes and layouts.
+        grid_s: total duration of the tile time measurements for all shapes, dtypes and layouts.
+        sustained_s: duration of the measurement under sustained load; 0 skips it.
+        contention_s: duration of the contention measurement for each process count; 0 skips it.
+        kind: kind of device. None means a laptop if the machine has a battery, else a desktop.
+        memory_bytes: memory that the device offers; 0 means half of the installed memory.
+        threads: number of threads of the backend; 0 means one thread per core.
+        seed: seed of the drawn shapes and of the matrix elements.
+        grid: number and size range of the measured shapes.
     """
 
     name: str
@@ -75,23 +76,23 @@ class Settings:
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """Return the measured dtypes of inputs and results."""
+        """Return the pairs of input dtype and result dtype to measure."""
         return QUICK_VARIANTS if self.quick else ALL_VARIANTS
 
     @property
     def layouts(self) -> Sequence[Layout]:
-        """Return the measured layouts; only a full measurement transposes both operands."""
+        """Return the layouts to measure. A quick measurement leaves out `Layout.TT`."""
         return QUICK_LAYOUTS if self.quick else tuple(Layout)
 
     @property
     def contention_total_s(self) -> float:
-        """Return the seconds for all contention counts, including process start-up."""
+        """Return the approximate seconds of all contention measurements and process start-up."""
         counts = contention.process_counts(len(machine.usable_cores()))
         return self.contention_s * len(counts) + 3 if self.contention_s else 0.0
 
     @property
     def total_s(self) -> float:
-        """Return the approximate duration of the measurement in seconds."""
+        """Return the approximate duration of `measure_device` in seconds."""
         return self.grid_s + self.sustained_s + self.contention_total_s
 
 
@@ -106,20 +107,22 @@ def measure_device(
     timer: TileTimer | None = None,
     graphs: Callable[[Clock], schema.GraphProfile | None] = measure_graphs,
 ) -> schema.DeviceProfile:
-    """Measure this machine; takes about `settings.total_s`.
+    """Measure this machine and return its device profile. This takes about `settings.total_s`.
 
     Args:
-        settings: settings of the measurement.
-        backend: backend that multiplies, with its threads set.
-        progress: called with the current measurement and the seconds done so far.
-        clock, sleep: clock and sleep function.
-        sensors: sensors; None means this machine's.
-        timer: timer of the grid of shapes; None means the backend in this process.
-        graphs: measures layers as graphs; returns None if they cannot run.
+        settings: profile name, durations and extent of the measurements.
+        backend: matrix multiplication backend, already set to `settings.threads` threads.
+        progress: called with the name of the current measurement and the seconds completed so far.
+        clock, sleep: replacements for `time.perf_counter` and `time.sleep` in tests.
+        sensors: source of temperature, frequency and power. None means this machine's sensors.
+        timer: timer that measures the tile times of all shapes. None means that `backend` runs the
+            tiles in this process.
+        graphs: function that measures layers as graphs. It returns None if graphs cannot run.
 
     Raises:
-        ValueError: when a model cannot be fitted (scipy is missing), or a process ends early.
-        OSError: when the processes that measure contention cannot be started.
+        ValueError: when a performance model cannot be fitted (for example because scipy is
+            missing), or a process that measures contention ends early.
+        OSError: when a process that measures contention cannot be started.
     """
     here, sensors = machine.this_machine(), sensors or Sensors()
     rng = np.random.default_rng(settings.seed)
@@ -135,7 +138,7 @@ def measure_device(
             idle.sample()
             sleep(_IDLE_S / 3)
     sustained = None
-    if settings.sustained_s:  # first, while the machine is cool
+    if settings.sustained_s:  # the first measurement, while the machine is cool
         before_c = sensors.temperature_c()
         sustained = measure_sustained(
             bench, settings.sustained_s, sensors, busy, lambda s: progress("sustained run", s)
@@ -205,10 +208,10 @@ def measure_device(
 
 
 def refit(profile: schema.DeviceProfile) -> schema.DeviceProfile:
-    """Fit all models of a profile again from its samples.
+    """Return the profile with performance and thermal models fitted again to its stored samples.
 
     Raises:
-        ValueError: when the profile has no or too few samples, or scipy is missing.
+        ValueError: when the profile has no samples or too few of them, or scipy is missing.
     """
     if not any(entry.samples for entry in profile.compute.values()):
         raise ValueError(
@@ -259,6 +262,6 @@ def _memory_assumption(settings: Settings, here: machine.Machine) -> list[str]:
 
 
 def valid_name(text: str) -> str:
-    """Return a valid profile name derived from a machine's name."""
+    """Replace the characters of a machine's name that a profile name may not contain."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in text.lower())
     return kept.strip(".-")[:64] or "device"

@@ -1,7 +1,7 @@
-"""Times multiplications with the code that multiplies tiles.
+"""Times matrix multiplications with the code that devices use for tiles.
 
-A measurement covers a `Compute` of the device's core, arrays as bytes as received over a socket, a
-backend, and packing the block for sending.
+A measured time includes reading the operands from bytes as received over a socket, multiplying the
+operands with the backend, and packing the result for sending.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ Shape = tuple[int, int, int]
 
 _ENOUGH_S: Final = 0.02
 REPEATS: Final = 3
-"""Minimum number of timed repetitions."""
+"""Minimum number of timed repetitions of each multiplication."""
 
 
 class TileTimer(Protocol):
-    """Times tiles as a device computes them."""
+    """Measures how long a device takes for a tile."""
 
     @property
     def strips(self) -> Sequence[int]:
-        """Return the numbers of strips per side that tiles may have."""
+        """Return the numbers of strips per side of a tile that `block_s` supports."""
         ...
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
-        """Return the mean seconds of a block of a tile; see `TimedTile`.
+        """Time a tile once and return the mean seconds per block of the tile.
 
         Args:
-            shape: rows, columns, depth of a block.
-            strips: strips per side of the tile; one of `strips`.
-            layout, dtype, out: layout, input dtype and result dtype of the product.
+            shape: rows, columns and depth of one block.
+            strips: strips per side of the tile, which then has strips x strips blocks. It must be
+                one of the values of the property `strips`.
+            layout, dtype, out: storage layout, input dtype and result dtype of the multiplication.
         """
         ...
 
@@ -50,14 +51,14 @@ class TileTimer(Protocol):
 class Bench:
     """Times tiles on a backend in this process (a `TileTimer`).
 
-    In a device process tiles take longer, small ones twice as long, because its caches hold other
-    data; `profiles.measuring.tile_timer` times tiles there.
+    Tiles take longer in a device process, and small tiles take twice as long, because the caches
+    hold other data. `profiles.measuring.tile_timer` times tiles in a device process.
 
     Args:
-        backend: backend that multiplies.
-        elements: maximum number of elements of both inputs together.
-        clock: clock in seconds.
-        rng: generator of the operands.
+        backend: matrix multiplication backend to measure.
+        elements: maximum number of elements of both operands together.
+        clock: function that returns the current time in seconds.
+        rng: random generator for the elements of the operands.
     """
 
     def __init__(
@@ -74,7 +75,13 @@ class Bench:
         self._bytes: dict[DType, memoryview] = {}
 
     def order(self, a: int, b: int, c: int, layout: Layout, dtype: DType, out: DType) -> Compute:
-        """Return an a x c by c x b product to time, with operands stored as `layout` says."""
+        """Return the task of multiplying an a x c matrix by a c x b matrix, for `once`.
+
+        Args:
+            a, b, c: rows, columns and depth of the multiplication.
+            layout: which of the two operands are stored transposed.
+            dtype, out: dtypes of the operands and of the result.
+        """
         transpose_a, transpose_b = (letter == "t" for letter in layout.value)
         left = self._array(0, (c, a) if transpose_a else (a, c), dtype)
         right = self._array(a * c, (b, c) if transpose_b else (c, b), dtype)
@@ -87,10 +94,10 @@ class Bench:
         return StoredArray(*shape, dtype, self._bytes[dtype][begin : begin + nbytes], nbytes)
 
     def once(self, order: Compute) -> float:
-        """Return the seconds of one multiplication, until the block is ready to be sent.
+        """Run one multiplication and return its seconds, including packing the result for sending.
 
-        Operands are new in memory, as if just received over a socket. Products of recently used
-        operands would be up to a third faster.
+        The operands are copied to new memory first, as if they had just arrived over a socket.
+        Multiplying recently used operands would be up to a third faster.
         """
         pairs = [(_as_received(left), _as_received(right)) for left, right in order.pairs]
         arrived = replace(order, pairs=pairs)
@@ -99,16 +106,21 @@ class Bench:
         return self.clock() - began_s
 
     def block_s(self, shape: Shape, strips: int, layout: Layout, dtype: DType, out: DType) -> float:
-        """See `TileTimer.block_s`; tiles here have one block each."""
+        """Time a tile of one block, which is the only kind that `Bench` supports, in seconds."""
         return self.once(self.order(*shape, layout, dtype, out))
 
     def seconds(self, order: Compute, enough_s: float = _ENOUGH_S) -> float:
-        """Return the median of at least three multiplications that take `enough_s` in all.
+        """Repeat a multiplication and return its median time in seconds.
 
-        A short first multiplication is a warm-up and does not count.
+        A first multiplication that is shorter than `enough_s` is a warm-up and does not count.
+
+        Args:
+            order: multiplication from `Bench.order`.
+            enough_s: minimum total duration of all repetitions. There are at least `REPEATS`
+                repetitions.
         """
         took = [self.once(order)]
-        if took[0] < enough_s:  # a cold start does not matter for longer ones
+        if took[0] < enough_s:  # a cold start does not matter for a long multiplication
             took.clear()
         while len(took) < REPEATS or sum(took) < enough_s:
             took.append(self.once(order))

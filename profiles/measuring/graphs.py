@@ -1,7 +1,7 @@
-"""Times a transformer layer as a graph, as devices run the layers of a stage.
+"""Times a transformer layer as an ONNX graph, which is how devices run the layers of a stage.
 
-A profile's products run on torch or numpy, but graphs run on ONNX Runtime, which has other kernels.
-On one core of an AMD server, torch reaches 112 GFLOP/s and a layer's graph 195.
+Tiles run on torch or numpy, but graphs run on ONNX Runtime, whose kernels differ. On one core of an
+AMD server, torch reaches 112 GFLOP/s, and ONNX Runtime reaches 195 GFLOP/s for the layer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Session(Protocol):
-    """A graph that is ready to run."""
+    """A loaded graph that can be run."""
 
     def run(self, given: Mapping[str, Array]) -> object:
-        """Run the graph on inputs by name."""
+        """Run the graph. `given` maps the name of each input to an array."""
         ...
 
 
@@ -43,14 +43,17 @@ _MOST_RUNS: Final = 200
 def measure_graphs(
     clock: Clock = time.perf_counter, make_session: Callable[[bytes], Session] | None = None
 ) -> GraphProfile | None:
-    """Time the forward pass of a layer of OPT-125M's size, 2 x 512 tokens, for about a second.
+    """Time the forward pass of a layer as wide as OPT-125M's on 2 sequences of 512 tokens.
+
+    The measurement takes about a second.
 
     Args:
-        clock: clock in seconds.
-        make_session: makes a session for a graph; None means the best provider on this machine.
+        clock: function that returns the current time in seconds.
+        make_session: function that loads a serialized graph. None means ONNX Runtime with this
+            machine's best execution provider.
 
     Returns:
-        The throughput; None if this machine cannot run graphs.
+        The throughput of the layer; None if this machine cannot run graphs.
     """
     if make_session is None and not available():
         return None
@@ -74,13 +77,16 @@ def measure_graphs(
 
 
 def layer_flops() -> float:
-    """Return the FLOPs of the layer's products; a multiply-add is two."""
+    """Return the FLOPs of the matrix multiplications in `layer`; a multiply-add counts as two."""
     tokens = _ROWS * _TOKENS
     return 2 * tokens * 12 * _WIDTH**2 + 2 * tokens * 2 * _TOKENS * _WIDTH
 
 
 def layer() -> bytes:
-    """Return the serialized graph: multi-head attention and an MLP of four times the width."""
+    """Return the measured layer as a serialized ONNX graph.
+
+    The layer has multi-head attention and an MLP whose hidden size is four times the width.
+    """
     nodes = [
         Node("LayerNormalization", ["x", "scale", "shift"], ["normal"]),
         *(Node("MatMul", ["normal", f"w_{name}"], [f"{name}_flat"]) for name in "qkv"),

@@ -1,8 +1,10 @@
-"""Measures the link to a parameter server by joining, being probed and leaving, several times.
+"""Measures the link between this machine and a parameter server (PS).
 
-The PS times ordinary `put` and `run` messages. A row times a column is all download, a column times
-a row all upload, so the directions do not mix (`cleave.scheduler.sessions.probe`). The PS returns
-the rates in a `measured` message. The device's `hello` asks only for this, so it gets no tasks.
+For each measurement, this machine joins the PS as a device, lets the PS probe the link, and leaves.
+The PS times ordinary `put` and `run` messages. Multiplying a row by a column is nearly all
+download, and multiplying a column by a row nearly all upload, so each direction is timed separately
+(`cleave.scheduler.sessions.probe`). The PS returns the link rates in a `measured` message. The
+`hello` message of this device requests only a measurement, so the PS sends no training tasks.
 """
 
 from __future__ import annotations
@@ -25,23 +27,24 @@ from cleave.transport.join_url import JoinUrl, parse_join_url
 from profiles.device_profile import LinkProfile, Quantiles
 
 MEMORY_BYTES: Final = 64 * 2**20
-"""Memory offered to the PS, enough for its largest probes."""
+"""Memory that the device offers to the PS, in bytes: enough for the largest probe of the PS."""
 
 PATIENCE_S: Final = 300.0
-"""Timeout of one measurement, in seconds."""
+"""Timeout of one link measurement, in seconds."""
 
 
 async def measure_connection(connection: Connection, hello: messages.Hello) -> LinkRates:
-    """Let the PS probe this device once, and close the connection.
+    """Let the PS measure the link once, close the connection, and return the link rates.
 
     Args:
-        connection: connection to the PS.
-        hello: the device's description of itself; `measure` is set here.
+        connection: new connection to the PS.
+        hello: device description to send. This function sets its `measure` flag.
 
     Raises:
-        CleaveError: when the PS refuses, disconnects, or does not measure links.
+        CleaveError: when the PS rejects the device, disconnects, sends training tasks, or does not
+            respond within `PATIENCE_S`.
     """
-    # Probes are products of vectors, which finish before a thread would start.
+    # Probes multiply vectors, which takes less time than starting a thread.
     computer = ComputeThread(NumpyBackend(), inline_flops=math.inf)
     session = DeviceSession(connection, computer, replace(hello, measure=True), check=_refuse_work)
     lost = "the connection was lost while it was measured"
@@ -74,17 +77,19 @@ async def measure_link(
     progress: Callable[[int, LinkRates], None] | None = None,
     keys: Callable[[JoinUrl], tuple[str, str]] | None = None,
 ) -> list[LinkRates]:
-    """Measure the link to a server `repeats` times, each time on a new connection.
+    """Measure the link to a parameter server `repeats` times, each time on a new connection.
 
     Args:
-        url: join URL for devices.
+        url: join URL that the server prints for devices.
         repeats: number of measurements.
-        progress: called after each measurement with the count so far and the rates.
-        keys: returns the credential and code for `hello`; None means the URL's credential.
+        progress: called after each measurement with the number of measurements so far and the
+            latest link rates.
+        keys: function that returns a device credential and a join code for a parsed URL. None
+            means the credential in the URL, and no join code.
 
     Raises:
-        UsageError: for a malformed URL, or fewer than one repeat.
-        CleaveError: when the server is unreachable, refuses, or does not measure links.
+        UsageError: when the URL is malformed, or `repeats` is below 1.
+        CleaveError: when the server is unreachable, rejects the device, or does not measure links.
     """
     if repeats < 1:
         raise UsageError(f"the link cannot be measured {repeats} times; give 1 or more")
@@ -102,7 +107,12 @@ async def measure_link(
 
 
 def summarise(measured: Sequence[LinkRates], source: str = "") -> LinkProfile:
-    """Return the quantiles of several measurements, as in a profile."""
+    """Return a link profile with the quantiles of several link measurements.
+
+    Args:
+        measured: at least one measurement of the same link.
+        source: text for `LinkProfile.source`.
+    """
     return LinkProfile(
         downlink_bytes_per_s=_spread([m.downlink_bytes_per_s for m in measured]),
         uplink_bytes_per_s=_spread([m.uplink_bytes_per_s for m in measured]),

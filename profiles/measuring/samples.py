@@ -1,4 +1,4 @@
-"""Measures tile times of many shapes on this machine and fits models to the samples."""
+"""Measures tile times of many shapes on this machine, and fits performance models to the times."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from profiles import device_profile as schema
 from profiles.measuring.gemm_timer import REPEATS, Clock, Shape, TileTimer
 from profiles.performance import Layout, TimedTile, fit_and_judge
 
-_ALIGNMENTS: Final = (4, 8, 16, 32, 48)  # of regular sides: where planners cut and kernels are fast
-_LEAST_SAMPLES: Final = 15  # minimum per model, however short the time
+# Regular sides are multiples of these. Planners cut tiles there, and kernels are fast for them.
+_ALIGNMENTS: Final = (4, 8, 16, 32, 48)
+_LEAST_SAMPLES: Final = 15  # minimum number of samples per model, however short the time limit
 
 
 @dataclass(frozen=True, slots=True)
 class SampleGrid:
-    """The measured shapes.
+    """The number and size range of the shapes to measure.
 
     Attributes:
-        regular: number of shapes with sides that are multiples of 4 to 48.
+        regular: number of shapes whose sides are multiples of 4, 8, 16, 32 or 48.
         irregular: number of shapes with arbitrary sides.
-        sides, depths: smallest and largest value.
+        sides: minimum and maximum number of rows, and of columns.
+        depths: minimum and maximum depth.
     """
 
     regular: int = 100
@@ -38,15 +40,15 @@ class SampleGrid:
 
     @property
     def elements(self) -> int:
-        """Return the maximum number of elements of both inputs of one shape."""
+        """Return the maximum number of elements of both operands of a shape together."""
         return 2 * self.sides[1] * self.depths[1]
 
     def shapes(self, rng: np.random.Generator, volume: float) -> list[Shape]:
-        """Draw shapes spread evenly on a log scale, in random order.
+        """Draw shapes uniformly on a logarithmic scale, and return them in random order.
 
         Args:
-            rng: generator of the shapes.
-            volume: maximum a*b*c of a shape; up to 64^3 is always allowed.
+            rng: random generator for sides and order.
+            volume: maximum product of rows, columns and depth; at least 64^3 is always allowed.
         """
         found: list[Shape] = []
         while len(found) < self.regular + self.irregular:
@@ -68,14 +70,14 @@ class SampleGrid:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The dtypes of the inputs and the result."""
+    """A pair of dtypes: the dtype of both operands, and the dtype of the result."""
 
     dtype: DType
     out: DType
 
     @property
     def name(self) -> str:
-        """Return the variant's name in profiles."""
+        """Return the key of `DeviceProfile.compute` for this variant, such as `bf16>fp32`."""
         return self.dtype.value if self.dtype is self.out else f"{self.dtype.value}>fp32"
 
 
@@ -101,17 +103,22 @@ def measure_samples(
     rng: np.random.Generator,
     clock: Clock = time.perf_counter,
 ) -> list[TimedTile]:
-    """Time all shapes of a grid in turn, repeatedly, until the time is up.
+    """Time all shapes of a grid in turn, and repeat this until the time is up.
 
-    A shape's median is thus over tiles minutes apart, between other shapes, as in training.
+    The repetitions of a shape are thus minutes apart, with other shapes in between, as in training.
 
     Args:
-        timer: timer of the tiles.
-        variant, layout: dtypes and layout of the products.
-        grid: the shapes; shapes that would take more than half a percent of the time are left out.
-        seconds: duration of the measurement; at least 15 shapes are measured in any case.
-        rng: generator of the shapes.
-        clock: clock in seconds.
+        timer: timer that runs the tiles.
+        variant, layout: dtypes and storage layout of the multiplications.
+        grid: number and size range of the shapes. Shapes that would take more than 0.5 % of
+            `seconds` are not drawn.
+        seconds: duration of the measurement. At least 15 shapes are measured, even if this takes
+            longer.
+        rng: random generator for the shapes.
+        clock: function that returns the current time in seconds.
+
+    Returns:
+        One sample for each measured shape, with the median of its tile times.
     """
 
     def block_s(shape: Shape, strips: int) -> float:
@@ -135,21 +142,22 @@ def measure_samples(
         took_s[place].append(block_s(*tiles[place]))
     samples = []
     for (shape, strips), times in zip(tiles, took_s, strict=False):
-        # The first run builds kernels for a new shape; a clock may not advance during a small tile.
+        # The first run of a shape may build kernels, so leave it out. The clock may be too coarse
+        # for a small tile, so the result is at least 1e-8 s.
         typical_s = max(statistics.median(times[1:] or times), 1e-8)
         samples.append(TimedTile(*shape, layout, float(f"{typical_s:.4g}"), strips))
     return samples
 
 
 def fitted(samples: Sequence[TimedTile], source: str = "") -> schema.ComputeProfile:
-    """Fit a model to the samples of every layout, and judge it on held-out samples.
+    """Fit one performance model per layout, and measure its error on held-out samples.
 
     Args:
-        samples: samples of one dtype, in any layouts.
-        source: source of the samples.
+        samples: samples of one dtype with any number of layouts.
+        source: text for `ComputeProfile.source`.
 
     Raises:
-        ValueError: when there are too few samples, or scipy is missing.
+        ValueError: when a layout has too few samples, or scipy is missing.
     """
     models, fits = {}, {}
     for layout in dict.fromkeys(s.layout for s in samples):

@@ -1,4 +1,4 @@
-"""Measures a device's speed over minutes of load."""
+"""Measures how a device's multiplication speed changes over minutes of load."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from profiles.performance import Layout
 from profiles.thermal import fit_thermal
 
 FITTED_FROM_S: Final = 60.0
-"""Minimum duration of a run from which a thermal model is fitted; shorter runs show no heating."""
+"""Minimum duration, in seconds, of a sustained run to which a thermal model is fitted. A shorter
+run does not show how much the device slows down when hot."""
 
 LARGEST_CUBE: Final = 1024
-"""Maximum side of the multiplied tile, in elements."""
+"""Maximum number of rows, columns and depth of the multiplied tile."""
 
 _RESTS_AT_MOST_S: Final = 90.0
 
@@ -32,14 +33,14 @@ def measure_sustained(
     meter: PowerMeter | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> schema.Sustained:
-    """Multiply a large fp32 tile repeatedly and record the speed.
+    """Multiply a large fp32 tile repeatedly, and record speed, temperature and clock frequency.
 
     Args:
-        bench: bench that runs the multiplications.
-        seconds: duration of the run.
-        sensors: sensors to read in each of about sixty windows.
-        meter: power meter to sample in each window.
-        progress: called with the elapsed seconds.
+        bench: timer that runs the multiplications in this process.
+        seconds: duration of the run, which is divided into about 60 windows.
+        sensors: sensors whose temperature and frequency are read once per window.
+        meter: power meter that is sampled once per window; None for no power measurement.
+        progress: called once per window with the elapsed seconds.
     """
     side = _side_for(bench, 0.02)
     order = bench.order(side, side, side, Layout.NN, DType.FP32, DType.FP32)
@@ -80,19 +81,26 @@ def measure_sustained(
 
 
 def _full_speed(rates: Sequence[float]) -> float:
-    """Return a cool device's speed: that of the start, or the 90 % quantile if higher."""
+    """Return the speed of the cool device, in the unit of `rates`.
+
+    This is the median of the first three rates or the 90 % quantile of all rates, whichever is
+    higher.
+    """
     return max(statistics.median(rates[:3]), float(np.quantile(rates, 0.9)))
 
 
 def with_thermal(sustained: schema.Sustained) -> schema.Sustained:
-    """Return the run with a fitted thermal model; without one if the run was too short."""
+    """Fit a thermal model to a sustained run, and return the run with this model.
+
+    The run gets no model if it is shorter than `FITTED_FROM_S`, or if the device did not slow down.
+    """
     long = sustained.speeds[-1][0] >= FITTED_FROM_S
     thermal = fit_thermal(sustained.speeds) if long else None
     return msgspec.structs.replace(sustained, thermal=thermal)
 
 
 def _side_for(bench: Bench, seconds: float) -> int:
-    """Return the side of a cube whose multiplication takes about `seconds`."""
+    """Return the number n, up to `LARGEST_CUBE`, for which an n x n x n tile takes `seconds`."""
     once_s = bench.seconds(bench.order(256, 256, 256, Layout.NN, DType.FP32, DType.FP32))
     side = float(256 * (seconds / max(once_s, 1e-9)) ** (1 / 3))
     return min(LARGEST_CUBE, max(128, round(side / 16) * 16))
@@ -105,7 +113,17 @@ def rest(
     sustained: schema.Sustained,
     sleep: Callable[[float], None],
 ) -> None:
-    """Let the device cool after a sustained run, so that the grid is measured at full speed."""
+    """Wait until the device has cooled, so that later measurements run at full speed.
+
+    Wait at most 90 seconds or half the duration of the sustained run, whichever is shorter.
+
+    Args:
+        bench: timer whose clock is used.
+        sensors: sensors that measure the current temperature.
+        before_c: temperature before the sustained run; None if unknown.
+        sustained: result of the sustained run.
+        sleep: function that sleeps for a number of seconds.
+    """
     ran_s = sustained.speeds[-1][0]
     slowed = sustained.speeds[-1][1] < 0.97
     until_s = bench.clock() + min(_RESTS_AT_MOST_S, ran_s / 2)

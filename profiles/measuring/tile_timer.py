@@ -1,8 +1,8 @@
-"""Times tiles on a real device process, which receives them over a socket and times them itself.
+"""Times tiles in a real device process, which receives tiles over a socket and reports their times.
 
-A tile's time depends on the device's recent activity: arrays fresh from a socket, an event loop and
-codec in the caches, a sleeping thread. So `cleave profile device` times the products of a device
-that joined it, not its own.
+A tile's time depends on what the device did just before. Its operands have just arrived over a
+socket, the event loop and the codec occupy the caches, and the compute thread may have been asleep.
+`cleave profile device` therefore starts a device process that joins a server in this process.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from profiles.performance import Layout
 
 _POOL_ELEMENTS: Final = 2**23
 _PAUSE_S: Final = 0.004
-"""Pause before each tile, because devices wait for most tiles and idle units power down."""
+"""Pause before each tile, in seconds. In training, devices are idle before most tiles, and idle
+processors lower their clock rates."""
 
 _LEAST_S: Final = 1e-9
 
 _LOOK_S: Final = 1.0
-"""Interval of checks that the device is still connected during a tile, in seconds."""
+"""Interval, in seconds, at which to check during a tile that the device process is still alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class InStrips:
-    """Plans a GEMM as one tile on the first device.
+    """A planner that assigns each GEMM to the first device as a single tile.
 
-    Args:
-        strips: strips per side of the tile.
+    Attributes:
+        strips: number of strips into which each side of the tile is cut.
     """
 
     strips: int
@@ -49,23 +50,24 @@ class InStrips:
         devices: Sequence[DeviceRates],
         residencies: Sequence[Residency] = (),
     ) -> Plan:
-        """See `Planner.plan`."""
+        """Plan a GEMM as one tile on `devices[0]`; other arguments than `gemm` have no effect."""
         whole = Tile(Span(0, gemm.m), Span(0, gemm.n), Span(0, gemm.k))
         cut = cut_tile(whole, self.strips, self.strips)
         return Plan(gemm, (PlannedTile(devices[0].device, cut, 0, 0, 0.0),), 0.0)
 
 
 class SessionTimer:
-    """Times tiles on the one device of a server (a `TileTimer`).
+    """Times tiles on the only device of a server (a `TileTimer`).
 
     Args:
-        server: server that a device has joined or is about to join.
-        rng: generator of the operands.
-        patience_s: time limit for the device to join.
-        ended: returns whether the device process has ended.
+        server: server that one device has joined or is about to join.
+        rng: random generator for the elements of the operands.
+        patience_s: seconds to wait for the device to join.
+        ended: function that returns True once the device process has ended.
 
     Raises:
-        FleetError: when no device joins in time.
+        FleetError: when no device joins within `patience_s`, or the device process ends before it
+            joins.
     """
 
     strips = (1, 3)
@@ -97,10 +99,15 @@ class SessionTimer:
         dtype: DType,
         out: DType,
     ) -> float:
-        """See `TileTimer.block_s`.
+        """Run a tile on the device and return the mean seconds per block of the tile.
+
+        Args:
+            shape: rows, columns and depth of one block.
+            strips: strips per side of the tile: 1 or 3.
+            layout, dtype, out: storage layout, input dtype and result dtype of the multiplication.
 
         Raises:
-            FleetError: when the device has left.
+            FleetError: when the device process has ended.
         """
         self._server.fleet.planner = InStrips(strips)
         a, b, c = shape
@@ -111,7 +118,8 @@ class SessionTimer:
         product = empty(rows, columns, out)
         time.sleep(_PAUSE_S)
         before_s = self._compute_s()
-        # New operands each time, because the device is not sent those that it already holds.
+        # Create new operands for each tile: the server does not resend operands that the device
+        # already holds.
         a_side = Side(self._server.fleet.operand(left), turn_a)
         b_side = Side(self._server.fleet.operand(right), turn_b)
         future = self._server.fleet.submit(a_side, b_side, product)
@@ -122,15 +130,16 @@ class SessionTimer:
         return max(_LEAST_S, (self._compute_s() - before_s) / strips**2)
 
     def _compute_s(self) -> float:
-        """Return the seconds of computing that the device has reported so far."""
+        """Return the total compute seconds that the device has reported so far."""
         return sum(float(str(d["compute_s"])) for d in self._server.describe_devices())
 
     def _matrix(self, shape: tuple[int, int], dtype: DType) -> Buffer:
-        """Return a matrix of random numbers, which repeat in large matrices."""
+        """Return a matrix of random numbers. A large matrix repeats the numbers of the pool."""
         pool = self._pools.get(dtype)
         if pool is None:
             pool = self._pools[dtype] = Buffer(narrow(self._numbers, dtype)[None, :], dtype)
         size = shape[0] * shape[1]
-        # Avoid a copy if the pool is large enough: the device may share a cache with this process.
+        # Avoid a copy if the pool is large enough. A copy would fill caches that the device may
+        # share with this process.
         flat = pool.array[0, :size] if size <= pool.array.size else np.resize(pool.array[0], size)
         return Buffer(flat.reshape(shape), dtype)

@@ -1,4 +1,4 @@
-"""Ratios of the study's rows under given conditions."""
+"""Energy and carbon ratios of the study's rows under given conditions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from simulator.study.rows import GpuRun, StudyRow
 
 
 class Accountant:
-    """Computes ratios of rows, with typical figures for values that device profiles lack.
+    """Computes the ratios of the GPU's energy and carbon to the devices' energy and carbon.
+
+    Values that device profiles lack are replaced by typical figures.
 
     Attributes:
-        of_energy, of_carbon: all combinations of a claim's conditions, the central case first.
-        middle: the central case.
+        typical: figures that replace missing values.
+        of_energy, of_carbon: all combinations of conditions for claims about energy and about
+            carbon, each with its settings and state. The first combination is the central case.
+        middle: state of the central case.
     """
 
     def __init__(self) -> None:
@@ -41,12 +45,15 @@ class Accountant:
         card: DeviceProfile | None = None,
         ps: Ps | None = None,
     ) -> ComparisonQuestion:
-        """Return the comparison of a row with the GPU in a state.
+        """Return the comparison of a row's devices with the GPU, before ratios are computed.
 
         Args:
-            typical: figures for values that profiles lack; None means the usual ones.
-            card: profile of the GPU; None means its own.
-            ps: the parameter server's energy; not counted if None.
+            row: set-up and method whose devices are compared.
+            gpu: the same training steps on the GPU.
+            state: assumptions, and training speeds as shares of multiplication speed.
+            typical: figures that replace values missing in profiles; None means `self.typical`.
+            card: profile of the GPU; None means the profile in `gpu`.
+            ps: energy of the parameter server; None means that it does not count.
         """
         cloud = gpu.at(state.gpu_share)
         cloud = replace(cloud, profile=card or cloud.profile)
@@ -54,11 +61,17 @@ class Accountant:
         return ComparisonQuestion(usages, self._profiles, typical or self.typical, ps, cloud)
 
     def ratios(self, row: StudyRow, gpu: GpuRun, state: ConditionState) -> Ratios:
-        """Return the ratios of a row in a state."""
+        """Return the ratios of the GPU's energy and carbon to those of a row's devices.
+
+        Args:
+            row: set-up and method whose devices are compared.
+            gpu: the same training steps on the GPU.
+            state: assumptions, and training speeds as shares of multiplication speed.
+        """
         return self.question(row, gpu, state).ratios(state.case)
 
 
 def start() -> ConditionState:
-    """Return Cleave's own assumptions, with the electricity of the median country."""
+    """Return Cleave's default assumptions with the median country's carbon intensity."""
     middle = grids()[1]
     return ConditionState(Case(load_assumptions(), middle, middle))

@@ -1,4 +1,4 @@
-"""Cells and tables of the report."""
+"""Formats numbers and Markdown tables for the study's report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from simulator.claims import Verdict
 
 
 def between(values: Iterable[float]) -> str:
-    """Return the range of the ratios as text; empty without ratios."""
+    """Format the minimum and maximum of ratios, such as "0.5 to 3"; empty without ratios."""
     found = sorted(values)
     if not found:
         return ""
@@ -17,24 +17,32 @@ def between(values: Iterable[float]) -> str:
 
 
 def quantity(value: float) -> str:
-    """Return a number with three significant digits; all integer digits from 100 on."""
+    """Format a number with three significant digits; round numbers from 100 on to an integer."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def span(claim: tuple[float, float]) -> str:
-    """Return the range of a claim as text."""
+    """Format the two ends of a claimed range, such as "1.5 to 4"."""
     return f"{claim[0]:g} to {claim[1]:g}"
 
 
 def ratio(value: float | None) -> str:
-    """Return a ratio as text; "unknown" for None."""
+    """Format a ratio with two significant digits, or as an integer from 100 on.
+
+    None becomes "unknown".
+    """
     if value is None:
         return "unknown"
     return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
+    """Return the lines of a Markdown table, with vertical bars in the cells escaped.
+
+    Args:
+        columns: headings.
+        rows: one cell per heading for each row.
+    """
     lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
     return lines + [
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
@@ -42,7 +50,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def only_if_text(verdict: Verdict, settings: Mapping[str, str]) -> str:
-    """Return a cell with what a claim needs; "-" for a claim that holds always or never."""
+    """Return a table cell with the conditions under which a claim holds.
+
+    Args:
+        verdict: whether the claim holds in all, some or no combinations of conditions. For all
+            verdicts but `Verdict.SOMETIMES`, the cell is "-".
+        settings: maps a condition to the setting that the claim needs.
+    """
     if verdict is not Verdict.SOMETIMES:
         return "-"
     text = "; ".join(f"{name}: {setting}" for name, setting in settings.items())

@@ -1,8 +1,9 @@
-"""The conditions that decide whether the paper's claims hold: what is counted, what is assumed.
+"""The conditions under which the paper's claims are tested: what counts, and what is assumed.
 
-Each axis has a few settings. The first settings form the central case: what the published formulae
-count, plus the machine around the GPU, with equal shares of speed. Claims about energy are tested
-on all combinations of the first five axes, claims about carbon on those of all seven.
+Each condition is an axis with a few settings. The first setting of every axis together form the
+central case. It counts what the paper's formulae count, and the machine around the GPU. Devices and
+GPU train at the same share of their multiplication speed. Claims about energy are tested on all
+combinations of the first five axes, and claims about carbon on all combinations of all seven axes.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from simulator.study.setups import EQUAL_SHARE, OTHER_SHARES
 
 @dataclass(frozen=True, slots=True)
 class ConditionState:
-    """The assumptions and speeds from which a ratio is computed.
+    """The assumptions and training speeds from which a ratio is computed.
 
     Attributes:
-        device_share, gpu_share: training speed as a share of the speed in multiplication alone.
+        case: assumptions about energy and carbon.
+        device_share, gpu_share: training speed of a device and of the GPU, as a share of its speed
+            in matrix multiplication alone.
     """
 
     case: Case
@@ -34,7 +37,12 @@ class ConditionState:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value of a condition, and the function that applies it."""
+    """One setting of a condition.
+
+    Attributes:
+        title: name of the setting in the report.
+        applied: function that returns a copy of a state with this setting.
+    """
 
     title: str
     applied: Callable[[ConditionState], ConditionState]
@@ -42,14 +50,19 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A condition and its settings, the central case's first."""
+    """A condition and its possible settings.
+
+    Attributes:
+        name: name of the condition in the report.
+        settings: settings to test. The first setting is that of the central case.
+    """
 
     name: str
     settings: tuple[Setting, ...]
 
 
 def energy_axes() -> tuple[Axis, ...]:
-    """Return the conditions that affect energy."""
+    """Return the five conditions that affect both energy and carbon."""
     network = load_assumptions().network_j_per_byte
 
     def with_network(made: Assumptions) -> Assumptions:
@@ -103,7 +116,7 @@ def energy_axes() -> tuple[Axis, ...]:
 
 
 def carbon_axes() -> tuple[Axis, ...]:
-    """Return the further conditions that affect carbon."""
+    """Return the two conditions that affect only carbon."""
     low, middle, high = grids()
     pairs = {
         f"{middle:.0f} both": (middle, middle),
@@ -141,7 +154,15 @@ def carbon_axes() -> tuple[Axis, ...]:
 def combinations(
     axes: Sequence[Axis], start: ConditionState
 ) -> Iterator[tuple[Mapping[str, str], ConditionState]]:
-    """Yield the settings by axis and the state of every combination, the central case first."""
+    """Yield all combinations of settings, with the central case first.
+
+    Args:
+        axes: conditions to combine.
+        start: state to which the settings are applied.
+
+    Yields:
+        A mapping from the name of each axis to the title of its setting, and the resulting state.
+    """
     for settings in product(*(axis.settings for axis in axes)):
         state = start
         for setting in settings:
@@ -151,32 +172,38 @@ def combinations(
 
 
 def grids() -> tuple[float, float, float]:
-    """Return the 10 %, 50 % and 90 % quantiles of the countries' gCO2e/kWh."""
+    """Return the 10 %, 50 % and 90 % quantiles of all countries' carbon intensity, in gCO2e/kWh."""
     found = sorted(grid.gco2e_per_kwh for grid in load_grids())
     last = len(found) - 1
     return found[len(found) // 10], found[len(found) // 2], found[last - len(found) // 10]
 
 
-# --- changes to what is assumed ---
+# --- changes to assumptions ---
 
 
 def lossy(made: Assumptions) -> Assumptions:
-    """Return the assumptions with the highest charger losses."""
+    """Set the losses of all chargers and power supplies to the high end of their range."""
     return replace(made, supply_ratio=_highest(made.supply_ratio))
 
 
 def without_host(made: Assumptions) -> Assumptions:
-    """Return the assumptions without the machine around the GPU: the card and the building."""
+    """Leave out the power of the machine around the GPU, but not the data centre's PUE."""
     return replace(made, host_share=replace(made.host_share, value=0.0))
 
 
 def bare_gpu(made: Assumptions) -> Assumptions:
-    """Return the assumptions for the card alone: neither the machine nor the building."""
+    """Leave out the power of the machine around the GPU and the data centre's PUE."""
     return replace(without_host(made), pue=replace(made.pue, value=1.0))
 
 
 def lasting(made: Assumptions, years: float, utilisation: float) -> Assumptions:
-    """Return the assumptions with this lifetime in years and this share of it in use."""
+    """Set the lifetime of all machines, and the share of the lifetime in which they are in use.
+
+    Args:
+        made: assumptions to change.
+        years: lifetime in years.
+        utilisation: share of the lifetime, 0 to 1.
+    """
     used = replace(made.utilisation, value=utilisation)
     return replace(made, one_lifetime_years=years, utilisation=used)
 
@@ -207,7 +234,8 @@ def _fed(state: ConditionState, fleet: float, cloud: float) -> ConditionState:
 
 
 LAPTOPS_AT_ALL: Final = "laptops 100 %, GPU 50 %"
-"""The setting of training speed that favours laptops over the GPU."""
+"""Title of the speed setting that favours laptops: they train at full multiplication speed, and the
+GPU at half of its multiplication speed."""
 ENERGY_CLAIM: Final = (1.5, 4.0)
 CARBON_CLAIM: Final = (3.5, 8.0)
-"""Published ranges of the GPU's energy or carbon over the devices'."""
+"""Ranges that the paper claims for the GPU's energy and carbon divided by those of the devices."""

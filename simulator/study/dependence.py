@@ -1,4 +1,4 @@
-"""The dependence of a row's ratio on its conditions, one at a time."""
+"""Sensitivity analysis: how a row's ratio changes if one condition or assumption changes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from simulator.study.conditions import ConditionState, carbon_axes, energy_axes,
 from simulator.study.rows import GpuRun, StudyRow, simulated
 from simulator.study.setups import OTHER_SHARES
 
-WAITING_PHONE_W: Final = 1.0  # Boavizta's average of a phone in use
-GPU_LEAST: Final = 0.7  # of its board power: chosen
-PS_W: Final = (0.0, 26.1)  # none; a laptop that multiplies
+WAITING_PHONE_W: Final = 1.0  # average power of a phone in use, by Boavizta
+GPU_LEAST: Final = 0.7  # lowest assumed power of the GPU, as a share of its board power
+PS_W: Final = (0.0, 26.1)  # power of the parameter server: none, or that of a laptop under load
 LIFETIMES_YEARS: Final = (2.0, 3.0, 4.0)
 UTILISATIONS: Final = tuple(share / 100 for share in range(20, 85, 5))
 
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """The dependence of a row's ratio on each assumption.
+    """The sensitivity of a row's energy or carbon ratio to each assumption.
 
     Attributes:
-        of: "energy", or "carbon" (attributed).
+        row: set-up and method whose ratio is analysed.
+        of: "energy", or "carbon" for the ratio of attributed carbon.
         middle: ratio in the central case.
-        bars: ratio at both ends of each assumption, the widest bar first.
+        bars: for each assumption, the ratio at the low and at the high end of its range. The
+            widest bar is first.
     """
 
     row: StudyRow
@@ -55,7 +57,15 @@ class _Ends:
 def dependences(
     accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
 ) -> list[Dependence]:
-    """Return the dependences of a row's energy ratio and carbon ratio."""
+    """Return the sensitivity of a row's energy ratio and of its attributed carbon ratio.
+
+    Args:
+        accountant: computes the ratios.
+        row: set-up and method to analyse.
+        gpu: the same training steps on the GPU.
+        middle: state of the central case.
+        seed: random seed of simulations with other device speeds.
+    """
     asked: dict[str, Callable[[Ratios], float | None]] = {
         "energy": lambda found: found.energy,
         "carbon": lambda found: found.attributed,
@@ -84,7 +94,11 @@ def dependences(
 def _ends(
     accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState, seed: int
 ) -> Iterator[_Ends]:
-    """Yield the ratios at both ends of this study's own assumptions: GPU, speed, phones, PS."""
+    """Yield the ratios at both ends of each assumption that only this study makes.
+
+    These are the training speeds and the power of the GPU, the device speed, the power of waiting
+    phones, and the power of the parameter server.
+    """
     case, central = middle.case, accountant.ratios(row, gpu, middle)
     low_share, high_share = OTHER_SHARES
     percents = (f"{low_share:.0%}", f"{high_share:.0%}")
@@ -145,10 +159,12 @@ def _waiting(typical: Typical, watts: float) -> Typical:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The ratios of a row in the central case with one condition changed.
+    """The ratios of a row if one condition differs from the central case.
 
     Attributes:
-        axis, setting: the changed condition.
+        axis: name of the changed condition.
+        setting: title of its setting.
+        ratios: ratios with this setting.
     """
 
     axis: str
@@ -157,7 +173,10 @@ class Changed:
 
 
 def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Changed]:
-    """Return the ratios for each setting of each condition, the others as in the central case."""
+    """Return the ratios of a row for each setting of each condition.
+
+    All other conditions are those of the central case.
+    """
     axes = (*energy_axes(), *carbon_axes())
     middle = accountant.middle
     return [
@@ -170,7 +189,10 @@ def one_by_one(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> list[Chang
 def in_use(
     accountant: Accountant, row: StudyRow, gpu: GpuRun, middle: ConditionState
 ) -> Mapping[float, Sequence[float]]:
-    """Return the ratios of attributed carbon at each of `UTILISATIONS`, by lifetime in years."""
+    """Return a mapping from lifetime in years to the ratios of attributed carbon.
+
+    Each lifetime has one ratio per item of `UTILISATIONS`, in the same order.
+    """
 
     def at(years: float, share: float) -> float:
         made: Assumptions = lasting(middle.case.assumptions, years, share)

@@ -1,4 +1,4 @@
-"""The study as one JSON document."""
+"""Export of the study's results as a JSON document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from simulator.study.verdicts import Found
 
 
 def document(found: Sequence[SetupStudy], figures: Sequence[Input]) -> dict[str, Any]:
-    """Return the whole study as one machine-readable document."""
+    """Return the results of the study as nested dictionaries and lists for JSON.
+
+    Args:
+        found: results for each set-up.
+        figures: input figures of the study.
+    """
     return {
         "basis": "modelled",
         "claims": {"energy": list(ENERGY_CLAIM), "carbon": list(CARBON_CLAIM)},

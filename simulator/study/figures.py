@@ -1,4 +1,4 @@
-"""The study's figures; the report explains them."""
+"""Draws the figures of the study's report with matplotlib."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ _BAND = {"color": "tab:green", "alpha": 0.15}
 
 
 def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw every figure into a folder.
+    """Draw all figures of the report into a folder.
+
+    Args:
+        folder: existing folder.
+        found: results for each set-up.
 
     Raises:
         OSError, UsageError: when a figure cannot be written.
@@ -48,7 +52,10 @@ def save_all(folder: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy, int]]:
-    """Yield for each tornado plot its file name, set-up and the index of its dependence."""
+    """Yield the file name of each tornado plot, and the dependence that the plot shows.
+
+    The dependence is given as a set-up's results and an index into `SetupStudy.dependences`.
+    """
     for study in found:
         for at, dependence in enumerate(study.dependences):
             slug = study.setup.name.replace(" ", "-")
@@ -56,7 +63,7 @@ def tornado_files(found: Sequence[SetupStudy]) -> Iterator[tuple[str, SetupStudy
 
 
 def save_energy(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the watt-hours of the rows that fit, by part, and of the GPU."""
+    """Draw stacked bars of the watt-hours of the GPU and of each row that fits in memory."""
     figure = Figure(figsize=(11, 2 + 0.35 * sum(len(_fitting(s)) + 2 for s in found)))
     figure.set_layout_engine("constrained")
     heights = [len(_fitting(study)) + 2 for study in found]
@@ -98,7 +105,10 @@ _COLOURS = (
 
 
 def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the ratios of energy and carbon: range over all conditions, and central case."""
+    """Draw the energy and carbon ratios of all rows.
+
+    A bar is the range over all combinations of conditions, and a dot is the central case.
+    """
     rows = [(study, judged) for study in found for judged in study.rows]
     figure = Figure(figsize=(16, 1.8 + 0.28 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
@@ -127,7 +137,7 @@ def save_ratios(path: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the energy ratio against the speed of a device."""
+    """Draw the energy ratio against the multiplication speed of a device, per method and set-up."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
     for axes, study in zip(panels, found, strict=False):
@@ -148,7 +158,7 @@ def save_speeds(path: Path, found: Sequence[SetupStudy]) -> None:
 
 
 def save_in_use(path: Path, found: Sequence[SetupStudy]) -> None:
-    """Draw the ratio of attributed carbon against utilisation, by lifetime."""
+    """Draw the attributed carbon ratio against utilisation, with one curve per lifetime."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     panels = figure.subplots(2, -(-len(found) // 2), squeeze=False).flat
     for axes, study in zip(panels, found, strict=False):

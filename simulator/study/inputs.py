@@ -1,4 +1,4 @@
-"""The input figures of the study, with their sources and certainty."""
+"""The input figures of the study, with the source and the certainty of each figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.study.setups import EQUAL_SHARE, GPU, LINK_BYTES_PER_S, Setup, Se
 
 
 class Standing(Enum):
-    """How certain a figure is."""
+    """How certain an input figure is."""
 
     STATED = "stated by the paper"
     PUBLISHED = "published"
@@ -27,11 +27,14 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input figure of the study.
+    """An input figure of the study, as texts for the report.
 
     Attributes:
-        used: the value used, with its unit.
-        range: range in the sensitivity analysis; empty without one.
+        name: what the figure describes.
+        used: value that the study uses, with its unit.
+        range: range of values in the sensitivity analysis; empty if the value is not varied.
+        standing: certainty of the figure.
+        source: publication or measurement of the figure; empty if the study chose the value.
     """
 
     name: str
@@ -48,7 +51,13 @@ _DOING = {
 
 
 def inputs(scope: SetupScope, made: Assumptions, typical: Typical) -> list[Input]:
-    """Return all input figures, in the order of the report."""
+    """Return all input figures, in the order of the report.
+
+    Args:
+        scope: set-ups of the study.
+        made: assumptions about energy and carbon.
+        typical: figures that replace values missing in device profiles.
+    """
     found = [
         Input(
             "links",
@@ -217,5 +226,5 @@ def _assumed(name: str, figure: Figure, standing: Standing) -> Input:
 
 
 def unconfirmed(found: Sequence[Input]) -> list[Input]:
-    """Return the figures that no source kept in this project confirms."""
+    """Return the figures that no source in this repository confirms."""
     return [each for each in found if each.standing is Standing.UNCONFIRMED]

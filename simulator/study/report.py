@@ -1,4 +1,4 @@
-"""The study as a report in Markdown, for readers who do not know the paper."""
+"""The Markdown report of the study, for readers who do not know the paper."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def report(found: Sequence[SetupStudy], figures: Sequence[Input], tornados: Iter
     """Return the text of `report.md`.
 
     Args:
-        found: the study of each set-up.
-        figures: the figures that went into the study.
-        tornados: file names from `figures.tornado_files`.
+        found: results for each set-up.
+        figures: input figures of the study.
+        tornados: file names of the tornado plots, in the order of `figures.tornado_files`.
     """
     lines = [
         *_what(found),
@@ -129,7 +129,7 @@ def _claims(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def _by_cleave(found: Sequence[SetupStudy]) -> list[str]:
-    """Return the section on Cleave's methods, side by side."""
+    """Return the lines of the section that compares Cleave's methods with each other."""
     views: tuple[tuple[str, tuple[float, float], Callable[[Judged], Found]], ...] = (
         ("energy", ENERGY_CLAIM, lambda j: j.found.energy),
         ("carbon, attributed", CARBON_CLAIM, lambda j: j.found.attributed),
@@ -138,7 +138,7 @@ def _by_cleave(found: Sequence[SetupStudy]) -> list[str]:
     rows = []
     for study in found:
         by_method = {name: study.by(name) for name in OURS}
-        if not any(by_method.values()):  # a device alone
+        if not any(by_method.values()):  # a set-up with a single device
             continue
         for what, claim, held in views:
             cells = (_central([held(j) for j in each]) for each in by_method.values())
@@ -162,7 +162,7 @@ def _central(each: Sequence[Found]) -> str:
 
 
 def _one_by_one(found: Sequence[SetupStudy]) -> list[str]:
-    """Return the section on the effect of each single condition."""
+    """Return the lines of the section on the effect of each condition by itself."""
     rows = []
     for settings in zip(*(study.changed for study in found), strict=True):
         cells = []
@@ -280,7 +280,11 @@ def _figures(figures: Sequence[Input]) -> list[str]:
 
 
 def _only_if(each: Sequence[Found]) -> str:
-    """Return the common conditions of all claims that hold somewhere."""
+    """Return a table cell with the settings that a claim needs for every row in which it can hold.
+
+    Args:
+        each: tests of the same claim on several rows.
+    """
     holding = [found.only_if for found in each if found.held]
     if not holding:
         return "-"

@@ -1,4 +1,4 @@
-"""Device usage of a set-up with each method, from the simulator's times and bytes."""
+"""The rows of the study: device usage for each set-up and method, from simulated steps."""
 
 from __future__ import annotations
 
@@ -27,26 +27,31 @@ from simulator.study.setups import (
 
 METHODS = ("dtfm-all", "dtfm", "cleave", "cleave-2d", "cleave-stages")
 _PLAIN: Final = ("cleave", "cleave-2d")
-"""Methods that run at the full speed of multiplication, because a tile is a multiplication."""
+"""Methods that train at the full multiplication speed, because a tile is a matrix
+multiplication."""
 _PS_FLOPS_PER_S: Final = 1e9
-"""So slow that devices compute the loss, because the server's work is not counted."""
+"""Throughput of the parameter server, so low that the planner lets devices compute the loss. The
+study does not count the energy of the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRow:
-    """A set-up, trained with one method.
+    """The simulated training of a set-up with one method.
 
     Attributes:
+        setup: devices, model and batch.
         method: display name of the method.
-        memory: the offer of memory; several offers if they make no difference.
-        offered_bytes, needed_bytes: memory offered and needed by the tightest device.
-        misfit: why that memory is not enough; empty if it is.
-        through_ps: whether all traffic is with a parameter server, whose own energy is not counted.
-        step_s: seconds of one step, ignoring memory.
+        memory: memory offers for which this row holds. There are several if the offers give the
+            same result.
+        offered_bytes, needed_bytes: memory that the tightest device offers and needs.
+        misfit: text on why the memory is not enough; empty if the method fits.
+        through_ps: True if all traffic is with a parameter server. Its energy is not counted.
+        step_s: seconds of one step with enough memory.
         flops: FLOPs of all devices in all steps.
-        usage: usage of the devices over all steps.
-        other_spells: usages if training reaches a share other than `EQUAL_SHARE` of the speed in
-            multiplication alone, by share.
+        usage: seconds and bytes of the devices in all steps, if training reaches `EQUAL_SHARE` of
+            the multiplication speed.
+        other_spells: maps another share of the multiplication speed that training may reach to the
+            devices' usage.
     """
 
     setup: Setup
@@ -62,7 +67,11 @@ class StudyRow:
     other_spells: Mapping[float, DeviceUsage] = field(default_factory=dict)
 
     def spell_at(self, share: float) -> DeviceUsage:
-        """Return the usage if training reaches this share of the speed in multiplication alone."""
+        """Return the devices' usage if training reaches this share of the multiplication speed.
+
+        Args:
+            share: `EQUAL_SHARE`, or a key of `other_spells`.
+        """
         return self.usage if share == EQUAL_SHARE else self.other_spells[share]
 
     @property
@@ -71,22 +80,30 @@ class StudyRow:
 
     @property
     def duration_s(self) -> float:
-        """Return the seconds of all steps."""
+        """Return the seconds of all steps of the set-up."""
         return self.step_s * self.setup.steps
 
     @property
     def name(self) -> str:
-        """Return the display name: the method and the offers of memory."""
+        """Return a name for the report: the method, and the memory per device."""
         return f"{self.method}, {' or '.join(self.offered)}"
 
     @property
     def offered(self) -> list[str]:
-        """Return each offer's memory per device as text."""
+        """Return the memory per device of each offer as text, such as "3 GB"."""
         return [f"{offer.memory_bytes / 1e9:g} GB" for offer in self.memory]
 
 
 def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
-    """Return the rows of all methods and memory offers; offers with equal results share a row."""
+    """Simulate a set-up with all methods and memory offers, and return the rows.
+
+    Memory offers with which a method has the same result share a row. A `dtfm` row is left out if
+    it has the same result as the `dtfm-all` row.
+
+    Args:
+        setup: devices, model and batch.
+        seed: random seed of the methods' searches.
+    """
     found: list[StudyRow] = []
     for offer in setup.offers:
         others = {
@@ -100,7 +117,7 @@ def rows_of(setup: Setup, seed: int) -> list[StudyRow]:
             }
             row = replace(equal, other_spells=usages)
             if row.method.startswith("dtfm ") and any(_same_work(row, other) for other in found):
-                continue  # same result as with all devices
+                continue  # `dtfm` chose the same plan as `dtfm-all`
             same = next((i for i, other in enumerate(found) if _alike(row, other)), None)
             if same is None:
                 found.append(row)
@@ -128,15 +145,19 @@ def simulated(
     names: Sequence[str] = METHODS,
     share: float = EQUAL_SHARE,
 ) -> Iterator[StudyRow]:
-    """Yield the rows of each method with one offer of memory, under the simulator's names.
+    """Simulate a set-up with one memory offer, and yield a row for each method and variant.
 
-    A single device does all the work itself. DT-FM appears in all variants, on all devices as
-    published (`dtfm-all`) and on the fastest number of devices (`dtfm`).
+    A set-up with one device has only the row "alone", in which the device trains by itself. Methods
+    without a plan have no row.
 
     Args:
-        speed: factor on the devices' speed in multiplication.
-        names: names of methods.
-        share: share of that speed reached in training whole layers, if `Setup.trains_slower`.
+        setup: devices, model and batch.
+        offer: memory that each device offers.
+        seed: random seed of the methods' searches.
+        speed: factor on the multiplication speed of the devices.
+        names: names of the methods to simulate.
+        share: share of the multiplication speed that devices reach when they train whole layers.
+            It applies only if `setup.trains_slower` is True.
     """
 
     def at(speed: float) -> Conditions:
@@ -191,11 +212,12 @@ def _row(setup: Setup, offer: Offer, outcome: Outcome, speed: float) -> StudyRow
 
 @dataclass(frozen=True, slots=True)
 class GpuRun:
-    """The same steps on the GPU.
+    """The training of a set-up's model on the GPU, with the same batch and number of steps.
 
     Attributes:
-        needed_bytes, misfit: memory needed, and why it does not fit, as in `StudyRow`.
-        cloud: the run, with the GPU at `EQUAL_SHARE` of its speed in multiplication.
+        needed_bytes: memory requirement of the training.
+        misfit: text on why the GPU's memory is not enough; empty if the training fits.
+        cloud: usage of the GPU, if it reaches `EQUAL_SHARE` of its multiplication speed.
     """
 
     needed_bytes: float
@@ -204,22 +226,25 @@ class GpuRun:
 
     @property
     def installed_bytes(self) -> int:
-        """Return the bytes of memory on the card."""
+        """Return the bytes of GPU memory."""
         memory = self.profile.memory
         return memory.installed_bytes or memory.bytes
 
     @property
     def profile(self) -> DeviceProfile:
-        """Return the GPU's profile."""
+        """Return the device profile of the GPU."""
         return self.cloud.profile
 
     def at(self, share: float) -> CloudSpell:
-        """Return the run with the GPU at another share of its speed in multiplication."""
+        """Return the usage of the GPU if it trains at this share of its multiplication speed."""
         return replace(self.cloud, time_s=self.cloud.time_s * EQUAL_SHARE / share)
 
 
 def gpu_run(setup: Setup) -> GpuRun:
-    """Return a set-up's run on the A5000, with the FLOPs of the simulator's clouds."""
+    """Simulate the training of a set-up's model on one A5000 GPU.
+
+    FLOPs and memory are counted as for cloud GPUs (`simulator.cloud`).
+    """
     profile = load_profile(GPU)
     model = profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
     memory = profile.memory.installed_bytes or profile.memory.bytes

@@ -1,4 +1,4 @@
-"""The sections of the report that cover the rows of the study."""
+"""Sections 2 to 7 of the study's report, as lines of Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PHONE_OVER_CLOUD: Final = 12
 
 
 def fits(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 2: memory and time of every row."""
+    """Return section 2 of the report, on the memory requirement and step time of each row."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -66,7 +66,7 @@ def _gigabytes(judged: Judged) -> float:
 
 
 def energy(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 3: energy."""
+    """Return section 3 of the report, on the energy of devices and GPU."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -102,7 +102,7 @@ def energy(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def carbon(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 4: carbon in both views."""
+    """Return section 4 of the report, on carbon: attributed, and as a sunk cost."""
     rows = []
     for study in found:
         for judged in study.rows:
@@ -147,7 +147,7 @@ def carbon(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def speed(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 5: speed."""
+    """Return section 5 of the report, on the device speed that the energy claim needs."""
     rows = []
     for study in found:
         slow, fast = study.setup.measured_flops_per_s
@@ -190,7 +190,7 @@ def speed(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def contrary(found: Sequence[SetupStudy]) -> list[str]:
-    """Return section 6: another paper's contrary finding, checked on the study's phones."""
+    """Return section 6 of the report, which tests another paper's contrary finding on phones."""
     rows = []
     for study in found:
         if study.setup.profile.kind is not DeviceKind.PHONE:
@@ -236,7 +236,12 @@ def contrary(found: Sequence[SetupStudy]) -> list[str]:
 
 
 def depends(found: Sequence[SetupStudy], tornados: Sequence[str]) -> list[str]:
-    """Return section 7: dependence of the ratios on assumptions, with the tornado plots."""
+    """Return section 7 of the report, on the sensitivity of the ratios to each assumption.
+
+    Args:
+        found: results for each set-up.
+        tornados: file names of the tornado plots, in the order of `figures.tornado_files`.
+    """
     lines = [
         "",
         "## 7. What it depends on",

@@ -1,7 +1,8 @@
-"""The experiments of the edge-sustainability paper (arXiv 2507.01803), and their stand-ins.
+"""The experiments of the edge-sustainability paper (arXiv 2507.01803), for the simulator.
 
-The paper states models, devices and their numbers, batch, tokens, steps, links and Wi-Fi power. It
-does not state a device's memory, power or multiplication speed, nor the number format.
+The paper states the models, the types and numbers of devices, the batch size, tokens per sequence,
+steps, link rates and Wi-Fi power. It does not state the devices' memory, power and multiplication
+speed, or the dtype. Device profiles and assumptions of this project replace these figures.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ LINK_BYTES_PER_S: Final = 10e6
 DTYPE: Final = "bf16"
 GPU: Final = "a5000"
 EQUAL_SHARE: Final = 0.5
-"""Training speed as a share of the speed in multiplication alone, for GPU and devices alike."""
+"""Training speed as a share of multiplication speed in the central case, for GPU and devices."""
 OTHER_SHARES: Final = (0.25, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An amount of memory that each device gives to training.
+    """An amount of memory that each device offers for training.
 
     Attributes:
-        title: display name of the terms, such as "lent".
+        title: name of the offer in the report, such as "lent".
+        memory_bytes: bytes per device.
     """
 
     title: str
@@ -36,17 +38,21 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One experiment.
+    """One experiment of the paper.
 
     Attributes:
-        title: display name of the devices.
-        profile: profile that represents each device.
-        offers: offers of memory, the larger one first.
-        trains_slower: whether the profile's speed is that of multiplication alone, so that training
-            whole layers reaches only a share, as on the GPU. Otherwise the speed was measured end
-            to end.
-        measured_flops_per_s: slowest and fastest figure for such devices in the library, or a
-            maker's peak; the range of the sensitivity analysis.
+        title: number and type of the devices, as text such as "4 laptops".
+        model: name of the trained model.
+        profile: profile that stands for each device.
+        devices: number of devices.
+        offers: memory offers to simulate, with the largest offer first.
+        trains_slower: True if the profile's speed was measured in matrix multiplication alone.
+            Training whole layers then reaches only a share of this speed, as on the GPU. False if
+            the speed was measured end to end.
+        measured_flops_per_s: lowest and highest speed of similar devices, as measured or as stated
+            by a manufacturer. This is the range of the sensitivity analysis.
+        batch, seq: sequences per step, and tokens per sequence.
+        steps: number of training steps.
     """
 
     title: str
@@ -62,17 +68,20 @@ class Setup:
 
     @property
     def flops_per_s(self) -> float:
-        """Return the FLOP/s of one device in multiplication, sustained when hot."""
+        """Return the FLOP/s that one device sustains in matrix multiplication when hot."""
         model = self.profile.compute_model().model(DTYPE, DTYPE, Layout.NN)
         sustained = self.profile.sustained
         hot = sustained.thermal.sustained_speed if sustained and sustained.thermal else 1.0
         return model.flops_per_s * hot
 
     def rates(self, offer: Offer, speed: float = 1.0) -> list[DeviceRates]:
-        """Return the devices' rates for the planner; latency is 0 because the paper states none.
+        """Return the rates of all devices for the planner.
+
+        The latency is 0, because the paper states no latency.
 
         Args:
-            speed: factor on the devices' speed in multiplication.
+            offer: memory that each device offers.
+            speed: factor on the multiplication speed of the devices.
         """
         link = LINK_BYTES_PER_S
         return [
@@ -82,16 +91,18 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Return the display name: model and devices."""
+        """Return a name for the report: the model and the devices."""
         return f"{self.model} on {self.title}"
 
 
 @dataclass(frozen=True, slots=True)
 class SetupScope:
-    """The scope of a report.
+    """The set-ups and device speeds for which a report has results.
 
     Attributes:
-        speeds: factors on the devices' speed in multiplication, to find the speed they need.
+        setups: experiments to simulate.
+        speeds: ascending factors on the devices' multiplication speed. They are simulated to find
+            the speed at which the energy claim holds.
     """
 
     setups: tuple[Setup, ...]
@@ -99,12 +110,12 @@ class SetupScope:
 
 
 def published() -> SetupScope:
-    """Return the paper's experiments."""
+    """Return the four experiments of the paper."""
     laptop, phone = load_profile("macbook-pro-14-m1-pro"), load_profile("snapdragon-888")
     laptops = (Offer("given over", 12_000_000_000), Offer("lent", laptop.memory.bytes))
     phones = (Offer("given over", 6_000_000_000), Offer("lent", phone.memory.bytes))
-    # Laptops: M2 measured in PyTorch to the M2 Pro's datasheet peak. Phones: this phone's GPU in
-    # ncnn, hot, to the fastest phone measured.
+    # Laptops range from an M2 measured in PyTorch to the datasheet peak of the M2 Pro. Phones range
+    # from the Snapdragon 888's GPU in ncnn when hot to the fastest phone that was measured.
     laptop_speeds, phone_speeds = (2.0e12, 6.8e12), (0.5 * 3.47e10, 1.112e12)
     return SetupScope(
         (
@@ -118,7 +129,7 @@ def published() -> SetupScope:
 
 
 def quick() -> SetupScope:
-    """Return a quick scope: one laptop and four phones with very small models."""
+    """Return a scope for quick trials: one laptop and four phones train very small models."""
     laptop, _, _, phones = published().setups
     setups = (
         replace(laptop, model="opt-nano", batch=4, seq=64, steps=2),

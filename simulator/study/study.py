@@ -1,4 +1,4 @@
-"""The study: every set-up with every method, tests of the claims, sensitivity of the results."""
+"""The study: simulates all set-ups with all methods, tests the claims, analyses the sensitivity."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ _SHOWN: Final = ("alone", "dtfm-all (pipelined)", "dtfm (pipelined)", "cleave", 
 
 @dataclass(frozen=True, slots=True)
 class StudyJudgement:
-    """The findings for a row, independent of its memory.
+    """Energy, carbon and tested claims of a row. They do not depend on the row's memory.
 
     Attributes:
-        fleet, gpu: footprints in the central case.
-        ratios: ratios in the central case.
-        energy, attributed, sunk_cost: tests on all conditions of the claims about energy and, in
-            both views, carbon.
-        compute_over_gpu: the devices' joules for multiplying over those of the bare GPU.
+        fleet, gpu: energy and carbon of the devices and of the GPU in the central case.
+        ratios: ratios of the GPU to the devices in the central case.
+        energy: test of the energy claim under all combinations of conditions.
+        attributed, sunk_cost: tests of the carbon claim under all combinations of conditions, with
+            and without the embodied carbon of the devices.
+        compute_over_gpu: joules that the devices spend on multiplication, divided by the joules of
+            the GPU alone.
     """
 
     fleet: Footprint
@@ -50,7 +52,7 @@ class StudyJudgement:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A row and its findings."""
+    """A row of the study together with its energy, carbon and tested claims."""
 
     row: StudyRow
     found: StudyJudgement
@@ -58,15 +60,20 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class SetupStudy:
-    """The findings for a set-up.
+    """The results for a set-up.
 
     Attributes:
-        speeds: by method, a device's FLOP/s in multiplication and the energy ratio in the central
-            case at unchanged power; only for rows that fit in memory.
-        best: the row with the best energy ratio among those that fit.
-        changed: ratios of the best row with conditions changed one by one.
-        dependences: dependences of the best row.
-        in_use: result of `dependence.in_use` for the best row.
+        setup: devices, model and batch.
+        gpu: the same training on the GPU.
+        rows: results for each method and memory offer.
+        speeds: maps a method to pairs of a device's multiplication speed in FLOP/s and the energy
+            ratio at this speed. The ratio is that of the central case with unchanged device power.
+            Only methods that fit in memory are included.
+        best: row with the highest energy ratio of all rows that fit in memory.
+        changed: ratios of the best row if one condition changes.
+        dependences: sensitivity of the best row's ratios to each assumption.
+        in_use: carbon ratios of the best row for several lifetimes and utilisations
+            (`dependence.in_use`).
     """
 
     setup: Setup
@@ -79,21 +86,28 @@ class SetupStudy:
     in_use: Mapping[float, Sequence[float]]
 
     def published(self) -> list[Judged]:
-        """Return the rows of the paper's methods that fit: one device alone, DT-FM on all."""
+        """Return the rows with the paper's methods that fit in memory.
+
+        The paper's methods are training on one device alone, and DT-FM on all devices.
+        """
         ours = ("alone", "dtfm-all")
         return [j for j in self.rows if j.row.fits and j.row.method.startswith(ours)]
 
     def by(self, method: str) -> list[Judged]:
-        """Return the rows of a method that fit."""
+        """Return the rows with this method that fit in memory."""
         return [j for j in self.rows if j.row.fits and j.row.method == method]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """An independent part of the study.
+    """A part of the study that can be computed independently of other parts.
 
     Attributes:
-        speed: factor on the devices' speed; None for the full study of the set-up.
+        accountant: computes the ratios.
+        setup: devices, model and batch.
+        seed: random seed of the methods' searches.
+        speed: factor on the multiplication speed of the devices, for the energy ratios at this
+            speed. None for all other results of the set-up.
     """
 
     accountant: Accountant
@@ -107,14 +121,19 @@ class _Part:
         return f"{self.setup.name}{faster}"
 
     def found(self) -> SetupStudy | list[tuple[str, float]]:
-        """Return the set-up's study without `speeds`, or the methods and ratios at `speed`."""
+        """Compute this part.
+
+        Returns:
+            If `speed` is None, the set-up's results with empty `speeds`. Otherwise, the name and
+            energy ratio of each method at this speed.
+        """
         if self.speed is None:
             return _setup_study(self.accountant, self.setup, self.seed)
         return list(_ratios_at(self.accountant, self.setup, self.seed, self.speed))
 
 
 def steps_of(scope: SetupScope) -> int:
-    """Return the number of times that `study` calls `done`."""
+    """Return the number of times that `study` calls its argument `done` for this scope."""
     return len(scope.setups) * (1 + len(scope.speeds))
 
 
@@ -124,16 +143,18 @@ def study(
     workers: Workers | None = None,
     done: Callable[[str], object] = lambda what: None,
 ) -> list[SetupStudy]:
-    """Simulate every set-up, and test the claims on it.
+    """Simulate all set-ups, test the claims, and return the results for each set-up.
 
     Args:
-        workers: workers that compute the parts; this process if None.
-        done: function called with the name of each computed part, `steps_of` times.
+        scope: set-ups and device speeds.
+        seed: random seed of the methods' searches.
+        workers: workers that compute the parts of the study; None means this process.
+        done: function that is called with the name of each computed part (`steps_of` times).
     """
     workers, accountant = workers or ThisProcess(), Accountant()
     parts = [
         _Part(accountant, setup, seed, speed)
-        for speed in (None, *scope.speeds)  # first the set-ups, which take longest
+        for speed in (None, *scope.speeds)  # None comes first, because it takes longest
         for setup in reversed(scope.setups)
     ]
     studies: dict[str, SetupStudy] = {}
@@ -198,7 +219,16 @@ def _setup_study(accountant: Accountant, setup: Setup, seed: int) -> SetupStudy:
 
 
 def judged(accountant: Accountant, row: StudyRow, gpu: GpuRun) -> StudyJudgement:
-    """Test the claims on a row under all conditions."""
+    """Test the energy and carbon claims on a row under all combinations of conditions.
+
+    Args:
+        accountant: computes the ratios.
+        row: set-up and method to test.
+        gpu: the same training on the GPU.
+
+    Raises:
+        ValueError: when the power or the embodied carbon of a device or of the GPU is unknown.
+    """
     middle = accountant.middle
     case, cloud = middle.case, gpu.at(middle.gpu_share)
     fleet = accountant.question(row, gpu, middle).fleet(case)
@@ -228,18 +258,21 @@ def _known(value: float | None) -> float:
 
 
 def needed_flops_per_s(points: Sequence[tuple[float, float]], ratio: float) -> float | None:
-    """Return the speed at which a ratio is reached, interpolated linearly between logarithms.
+    """Return the device speed at which the energy ratio reaches a given value.
 
-    A ratio of 1 at 1 TFLOP/s and of 4 at 4 TFLOP/s is 2 at 2 TFLOP/s:
+    The speed is interpolated between the points, linearly in the logarithms of speed and ratio. If
+    the ratio is 1 at 1 TFLOP/s and 4 at 4 TFLOP/s, it is 2 at 2 TFLOP/s:
 
         >>> round(needed_flops_per_s([(1e12, 1.0), (4e12, 4.0)], 2.0) / 1e12, 6)
         2.0
 
     Args:
-        points: FLOP/s (ascending) and ratios.
+        points: pairs of a speed in FLOP/s and the energy ratio at this speed, by ascending speed.
+        ratio: energy ratio to reach.
 
     Returns:
-        The speed in FLOP/s; the first point's if it reaches the ratio, None if no point does.
+        Speed in FLOP/s. If the first point reaches the ratio, this is the speed of the first point.
+        None if no point reaches the ratio.
     """
     for at, (flops_per_s, found) in enumerate(points):
         if found >= ratio:

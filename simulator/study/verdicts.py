@@ -1,4 +1,4 @@
-"""Whether a published ratio holds for a row of the study, over all combinations of conditions."""
+"""Tests whether a row of the study reaches a claimed ratio under all combinations of conditions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A ratio over all combinations of conditions.
+    """The result of testing a claimed ratio under all combinations of conditions.
 
     Attributes:
         central: ratio in the central case of `conditions`.
-        least, most: smallest and largest ratio of all combinations.
-        held, tried: number of combinations that reach the claimed ratio, and of all combinations.
-        only_if: settings common to all combinations that hold, by axis.
+        least, most: lowest and highest ratio of all combinations.
+        held: number of combinations with at least the claimed ratio.
+        tried: number of all combinations.
+        only_if: maps a condition to text on the settings with which the claim can hold. Conditions
+            that allow all settings are left out.
     """
 
     central: float
@@ -31,7 +33,7 @@ class Found:
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict over all combinations."""
+        """Return whether the claim holds in all, some or no combinations of conditions."""
         if self.held == self.tried:
             return Verdict.HOLDS
         return Verdict.SOMETIMES if self.held else Verdict.FAILS
@@ -40,12 +42,12 @@ class Found:
 def held_against(
     axes: Sequence[Axis], tried: Sequence[tuple[Settings, float]], claimed: float
 ) -> Found:
-    """Test a claim on combinations of conditions.
+    """Test a claimed ratio under given combinations of conditions.
 
     Args:
-        axes: the conditions.
-        tried: settings and ratio of each combination, the central one first.
-        claimed: lower end of the claimed range.
+        axes: conditions with their settings.
+        tried: settings and ratio of each combination. The first combination is the central case.
+        claimed: lower end of the claimed range of ratios.
     """
     ratios = [found for _, found in tried]
     holding = [settings for settings, found in tried if found >= claimed]
@@ -55,10 +57,14 @@ def held_against(
 
 
 def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
-    """Return by axis the settings with which a claim can hold.
+    """Map the name of each condition to text on the settings with which a claim can hold.
 
-    Axes that do not matter are left out. The text names the settings with which the claim holds, or
-    the others if those are fewer.
+    Conditions are left out if the claim can hold with all their settings. The text lists the
+    settings with which the claim can hold, or those with which it cannot hold if they are fewer.
+
+    Args:
+        axes: conditions with their settings.
+        holding: settings of all combinations with at least the claimed ratio.
     """
     needed = {}
     for axis in axes:
@@ -73,6 +79,6 @@ def _needed(axes: Sequence[Axis], holding: Sequence[Settings]) -> Settings:
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the common verdict if all agree, else `Verdict.SOMETIMES`."""
+    """Return the verdict that all verdicts agree on, or `Verdict.SOMETIMES` if they differ."""
     found = set(verdicts)
     return found.pop() if len(found) == 1 else Verdict.SOMETIMES
